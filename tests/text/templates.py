@@ -1,6 +1,9 @@
 """Chat templates in the formats of published models, and conversations for them."""
 
+import functools
 from typing import Any
+
+from tinylm.text.chat_template import ChatTemplate
 
 # As Llama 2: no generation prompt, the end token by name, contents trimmed, the system turn inside of the user's.
 LLAMA_2 = (
@@ -43,6 +46,12 @@ SPECIAL_TOKENS = (
 )
 
 System, User, Assistant = ("system", "user", "assistant")
+
+
+@functools.lru_cache(maxsize=8)
+def compiled(source: str) -> ChatTemplate:
+    """A template with the special tokens; its process is used by many tests."""
+    return ChatTemplate(source, SPECIAL)
 
 
 def messages(*turns: tuple[str, str]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.text.corpora import unreported
-from tests.text.templates import CONVERSATIONS, LLAMA_2, LLAMA_3, QWEN, QWEN_3, SPECIAL, SPECIAL_TOKENS, messages
+from tests.text.templates import CONVERSATIONS, LLAMA_2, LLAMA_3, QWEN, QWEN_3, SPECIAL_TOKENS, compiled, messages
 from tinylm.errors import UsageError
 from tinylm.text import answer_spans
 from tinylm.text.answer_spans import ChatFormat
@@ -24,7 +24,7 @@ ANSWERS = {
 
 
 def chat(template: str, train_on: str = "assistant") -> ChatFormat:
-    return ChatFormat(ChatTemplate(template, SPECIAL), SPECIAL_TOKENS, train_on)
+    return ChatFormat(compiled(template), SPECIAL_TOKENS, train_on)
 
 
 def conversation(turns: list[dict[str, Any]]) -> Conversation:
@@ -38,57 +38,18 @@ def test_answers_with_their_end_tokens_are_scored_and_nothing_else(template: str
         expected = [match.span(1) for match in re.finditer(ANSWERS[template], text, re.DOTALL)]
         assert [(span.start, span.stop) for span in spans] == expected
         assert len(spans) == sum(turn["role"] == "assistant" for turn in turns)
-        assert text == ChatTemplate(template, SPECIAL).render(turns)
+        assert text == compiled(template).render(turns)
         assert chat(template, "last").render(conversation(turns)) == (text, spans[-1:])
         assert chat(template, "all").render(conversation(turns)) == (text, [range(len(text))])
 
 
-# As in Qwen 3: the reasoning is dropped from answers before the last question. A conversation needs a question.
-REASONING = (
-    "{%- set found = namespace(last=-1) %}"
-    "{%- for m in messages[::-1] %}"
-    "{%- if found.last < 0 and m.role == 'user' %}{%- set found.last = messages | length - loop.index %}{%- endif %}"
-    "{%- endfor %}"
-    "{%- if found.last < 0 %}{{- raise_exception('There is no question.') }}{%- endif %}"
-    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"
-    "{%- set content = m.content %}{%- set reasoning = m.reasoning_content or '' %}"
-    "{%- if m.role == 'assistant' and '</think>' in content %}"
-    "{%- set reasoning = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}"
-    "{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{%- endif %}"
-    "{%- if m.role == 'assistant' and loop.index0 > found.last and (loop.last or reasoning) %}"
-    "{{- '<think>\\n' + reasoning + '\\n</think>\\n\\n' }}{%- endif %}"
-    "{{- content + '<|im_end|>\\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-)
-THOUGHTS = {
-    "no reasoning": [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")],
-    "reasoning in the contents": [
-        *(("system", "s"), ("user", "a"), ("assistant", "<think>\nx\n</think>\n\nb"), ("user", "c")),
-        ("assistant", "<think>\ny\n</think>\n\nd"),
-    ],
-    "calls of tools": [
-        *(("user", "a"), ("assistant", "<think>x</think>b"), ("tool", "c"), ("assistant", "<think>y</think>d")),
-    ],
-    "a question at the end": [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"), ("user", "e")],
-}
-
-
-@pytest.mark.parametrize("name", THOUGHTS)
-def test_the_last_answer_is_found_where_earlier_reasoning_is_dropped(name: str) -> None:
-    """Reference: transformers' text of the messages up to the last answer, and a pattern of its answers."""
-    turns = messages(*THOUGHTS[name])
-    upto = turns[: max(i for i, turn in enumerate(turns) if turn["role"] == "assistant") + 1]
-    (expected,), _ = render_jinja_template([upto], chat_template=REASONING)
-    text, spans = chat(REASONING, "last").render(conversation(turns))
+def test_the_last_answer_is_found_where_only_earlier_ones_change() -> None:
+    text, spans = chat(QWEN_3, "last").render(conversation(CONVERSATIONS[2]))
+    assert [text[span.start : span.stop] for span in spans] == ["<think>\n\n</think>\n\nf, g<|im_end|>"]
+    followed = [*CONVERSATIONS[2], *messages(("user", "g"))]  # what follows the answer is left out
+    assert chat(QWEN_3, "last").render(conversation(followed)) == (text, spans)
+    (expected,), _ = render_jinja_template([CONVERSATIONS[2]], chat_template=QWEN_3)
     assert text == expected
-    answers = [match.span(1) for match in re.finditer(ANSWERS[QWEN], expected, re.DOTALL)]
-    assert [(span.start, span.stop) for span in spans] == answers[-1:]
-    assert text[spans[-1].start :].startswith("<think>\n")
-    if name == "calls of tools":  # all of them follow the last question
-        assert len(chat(REASONING).render(conversation(turns)).spans) == 2
-    else:
-        with pytest.raises(UsageError, match="set `train_on` to last, which works here, or to all"):
-            chat(REASONING).render(conversation(turns))
 
 
 # Templates that read the first message, as most published ones do, and cannot render a conversation without messages.
@@ -157,11 +118,9 @@ def test_ordinary_text_is_what_is_between_special_tokens() -> None:
     assert list(ChatFormat(ChatTemplate(CHATML)).ordinary_text(text)) == [text]
 
 
-# An answer that is not scored, between two that are.
-WEIGHTS = messages(
-    ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"), ("user", "e"), ("assistant", "f")
-)
-WEIGHTS = [{**turn, "weight": turn["content"] != "d"} for turn in WEIGHTS]
+# The answer d is not scored.
+TURNS = messages(*zip(("user", "assistant") * 3, "abcdef", strict=True))
+WEIGHTS = [{**turn, "weight": turn["content"] != "d"} for turn in TURNS]
 
 
 @pytest.mark.parametrize("template", ANSWERS)
@@ -169,14 +128,14 @@ def test_answers_with_the_weight_0_are_context(template: str) -> None:
     text, spans = chat(template).render(conversation(WEIGHTS))
     answers = [range(*match.span(1)) for match in re.finditer(ANSWERS[template], text, re.DOTALL)]
     assert spans == [answers[0], answers[2]]
-    assert text == ChatTemplate(template, SPECIAL).render(WEIGHTS)
+    assert text == compiled(template).render(WEIGHTS)
     everything = chat(template, "all").render(conversation(WEIGHTS))
     assert everything == (text, [range(answers[1].start), range(answers[1].stop, len(text))])
     # The last answer that is scored, without what follows it.
-    for turns, count in ((WEIGHTS[:4], 2), (WEIGHTS, 6)):
+    for turns, count, answer in ((WEIGHTS[:4], 2, "b"), (WEIGHTS, 6, "f")):
         last = chat(template, "last").render(conversation(turns))
-        assert last.text == ChatTemplate(template, SPECIAL).render(turns[:count])
-        assert last.text[last.spans[0].start :].strip().startswith("b" if count == 2 else "f") and len(last.spans) == 1
+        assert last.text == compiled(template).render(turns[:count])
+        assert [last.text[span.start :].strip()[0] for span in last.spans] == [answer]
     unscored = [{**turn, "weight": 0} for turn in WEIGHTS]
     assert chat(template).render(conversation(unscored)).spans == []
 

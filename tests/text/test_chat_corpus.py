@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import tinylm
 from tests.text.corpora import documents_of, unreported, write_file
 from tests.text.templates import CONVERSATIONS
 from tinylm.errors import TinyLMError, UsageError
@@ -25,7 +24,7 @@ from tinylm.text.corpus_encoding import SplitCorpus, draw_records, encode_split
 from tinylm.text.corpus_loading import TextSource, encode_recorded_text, load_text
 from tinylm.text.format_detection import is_chat
 from tinylm.text.run_tokens import reopen_ids, reopen_tokens
-from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_char
+from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer
 from tinylm.text.tokenizer_choice import choose_tokenizer
 
 PAIRS = [{"prompt": f"What is {i}?", "completion": f"It is {i}."} for i in range(20)]
@@ -78,20 +77,11 @@ def test_conversations_are_detected_by_their_keys() -> None:
     assert [text for text in OTHERS if is_chat(text)] == []
 
 
-def test_a_file_of_conversations_is_read_as_such_whatever_its_name(tmp_path: Path) -> None:
-    for name in ("chat.jsonl", "chat.txt", "chat"):
-        file = write_file(tmp_path / name, lines([{"messages": turns} for turns in CONVERSATIONS]))
-        split = loaded(tmp_path, file, val_fraction=0.5)
-        assert isinstance(split.corpus, ChatCorpus)
-        assert [list(c.messages) for c in split.corpus.conversations()] == CONVERSATIONS
-        assert split.stats.documents == 3
-
-
 def test_documents_have_no_special_tokens_and_the_alphabet_is_theirs(tmp_path: Path) -> None:
-    file = write_file(
-        tmp_path / "a.jsonl", lines([{"prompt": "ab", "completion": "c"}, {"prompt": "d", "completion": "e"}])
-    )
+    records = [{"prompt": "ab", "completion": "c"}, {"prompt": "d", "completion": "e"}]
+    file = write_file(tmp_path / "a.txt", lines(records))  # whatever the name
     split = loaded(tmp_path, file, val_fraction=0.4)
+    assert (split.stats.documents, split.corpus.kind) == (2, "chat")
     assert documents_of(split.corpus.stream()) == ["user\nab\nassistant\nc\n", "user\nd\nassistant\ne\n"]
     assert split.alphabet == "".join(sorted(set("user\nabassistant\ncde")))
     assert len(list(split.train_documents())) == len(list(split.val_documents())) == 1
@@ -163,19 +153,6 @@ def test_special_tokens_in_contents_are_text_and_are_counted_in_a_warning(
     texts = [tokenizer.decode(part.tokens(i)[0]) for part in (train, val) for i in range(len(part))]
     assert f"user\n{forged}\nassistant\nc<|im_end|>\n" in texts  # special tokens are skipped
     assert tokenizer.unknown_characters("<|>") == ""
-
-
-def test_special_tokens_of_a_given_tokenizer_are_text_in_contents(tmp_path: Path) -> None:
-    chats = write_file(tmp_path / "a.jsonl", lines([*PAIRS, {"prompt": "a[X]b", "completion": "[X]"}]))
-    file = write_file(tmp_path / "tokenizer.json", train_char("".join(map(chr, range(10, 127))), ("[X]",)).to_str())
-    sizes: dict[str, Any] = {"layers": 1, "heads": 1, "width": 8, "context": 64, "steps": 1}
-    run = tinylm.train(chats, tmp_path / "run", tokenizer=str(file), **sizes)
-    tokenizer = run.load().tokenizer
-    (special,) = tokenizer.encode_with_special("[X]")[0]
-    config = run.load().config.data
-    assert config is not None
-    codes = [reopen_ids(tmp_path / "run", config, tokenizer, part) for part in ("train", "val")]
-    assert special not in np.concatenate(codes) and "a[X]b" in tokenizer.decode(np.concatenate(codes))
 
 
 def test_a_run_opens_its_conversations_again_and_encodes_them_again(tmp_path: Path) -> None:

@@ -29,21 +29,15 @@ CONVERSATION = [
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 TEMPLATES = {
     "chatml": CHATML,
-    # As Llama 2: text before and after, trimmed contents, special tokens by name, a loop with a condition.
-    "llama": (
-        "{{ bos_token }}{% for m in messages if m['role'] != 'system' %}"
-        "{% if m.role == 'user' %}[INST] {{ m['content'] | trim }} [/INST]"
-        "{% else %}{{ ' ' + m['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
-    ),
     # A namespace, a macro, slices, loop variables, tests, and tools as JSON.
     "tools": (
         "{% macro head(role) %}<|{{ role }}|>{% endmacro %}{% set ns = namespace(n=0) %}"
         "{% if tools %}{{ tools | tojson(indent=2) }}\n{% endif %}"
         "{% for m in messages[1:] %}{% set ns.n = ns.n + 1 %}{{ head(m.role) }}{{ ns.n }}/{{ loop.length }}"
-        "{% if loop.last and not m.tool_calls is defined %}!{% endif %}{{ m.content }}{% endfor %}"
+        "{% if loop.last and not m.tool_calls is defined %}!{% endif %}{{ m.content }}"
+        "{% if loop.index > 4 %}{% break %}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ head('assistant') }}{% endif %}"
     ),
-    "break": "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
     # As Mistral: the last of the messages that a filter selects, compared with each message.
     "selected": (
         "{% set users = messages | selectattr('role', 'equalto', 'user') | list %}{{ users | length }}"
@@ -126,13 +120,13 @@ def by_transformers(template: str, **options: Any) -> tuple[str, list[tuple[int,
     return texts[0], [tuple(span) for span in spans[0]]
 
 
-@pytest.mark.parametrize("prompt", [False, True])
-@pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_renders_as_transformers_does(name: str, tools: Any, prompt: bool) -> None:
-    expected, _ = by_transformers(TEMPLATES[name], tools=tools, add_generation_prompt=prompt)
+def test_a_template_renders_as_transformers_does(name: str) -> None:
     template = ChatTemplate(TEMPLATES[name], SPECIAL)
-    assert template.render(CONVERSATION, tools, add_generation_prompt=prompt) == expected
+    for tools in (None, TOOLS):
+        for prompt in (False, True):
+            expected, _ = by_transformers(TEMPLATES[name], tools=tools, add_generation_prompt=prompt)
+            assert template.render(CONVERSATION, tools, add_generation_prompt=prompt) == expected
 
 
 def test_chatml_is_the_published_format_and_marks_each_answer_with_its_end() -> None:
@@ -144,31 +138,21 @@ def test_chatml_is_the_published_format_and_marks_each_answer_with_its_end() -> 
     assert (text, [(span.start, span.stop) for span in spans]) == (expected_text, expected_spans)
 
 
-def test_a_template_can_refuse_a_conversation_with_its_own_words() -> None:
-    template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(UsageError, match="roles must alternate"):
-        template.render(CONVERSATION)
-
-
-@pytest.mark.parametrize("place", ["messages", "tools"])
-@pytest.mark.parametrize(("character", "name"), [("\ufdd0", "FDD0"), ("\ufdd1", "FDD1"), ("\ud800", "D800")])
-def test_a_conversation_has_no_marks_of_answers_and_no_lone_surrogates(place: str, character: str, name: str) -> None:
-    value = {"role": "user", "content": f"a{character}b"}
-    messages, tools = ([value], None) if place == "messages" else (CONVERSATION, [value])
-    with pytest.raises(UsageError, match=f"U\\+{name}"):
-        ChatTemplate(CHATML).marked(messages, tools)
+def test_a_conversation_or_a_template_with_what_is_not_a_character_is_refused() -> None:
+    for character, name in (("\ufdd0", "FDD0"), ("\ufdd1", "FDD1"), ("\ud800", "D800")):
+        value = {"role": "user", "content": f"a{character}b"}
+        for messages, tools in (([value], None), (CONVERSATION, [value])):
+            with pytest.raises(UsageError, match=f"U\\+{name}"):
+                ChatTemplate(CHATML).marked(messages, tools)
+    for source, name in (("{{ '\\ud800' }}", "D800"), ("{{ '\\ufdd0' }}", "FDD0")):
+        with pytest.raises(TinyLMError, match=rf"writes U\+{name}, which is not a character"):
+            ChatTemplate(source).render(CONVERSATION)
 
 
 def test_marks_that_a_template_itself_writes_do_not_appear_in_the_text() -> None:
     nested = "{% generation %}a{% generation %}b{% endgeneration %}c{% endgeneration %}"
     template = ChatTemplate(nested + "{{ '\\ufdd1' }}d{{ '\\ufdd0' }}e")
     assert template.render(CONVERSATION) == template.marked(CONVERSATION)[0] == "abcde"
-
-
-@pytest.mark.parametrize("source", ["{{ '\\ud800' }}", "{{ '\\ufdd0' }}"])
-def test_a_template_that_writes_what_is_not_a_character_is_refused(source: str) -> None:
-    with pytest.raises(TinyLMError, match=r"writes U\+(D800|FDD0), which is not a character"):
-        ChatTemplate(source).render(CONVERSATION)
 
 
 # Texts that cannot be compiled, with a part of the error.
@@ -186,13 +170,13 @@ NOT_TEMPLATES = {
 }
 
 
-@pytest.mark.parametrize("source", NOT_TEMPLATES, ids=lambda source: source[:40])
-def test_what_cannot_be_compiled_is_an_error_in_one_line(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_compiled_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "SECONDS", 0.4)
-    with pytest.raises(TinyLMError) as info:
-        ChatTemplate(source).render(CONVERSATION)
-    assert NOT_TEMPLATES[source] in str(info.value)
-    assert str(info.value).isprintable()
+    for source, words in NOT_TEMPLATES.items():
+        with pytest.raises(TinyLMError) as info:
+            ChatTemplate(source).render(CONVERSATION)
+        assert words in str(info.value), source[:40]
+        assert str(info.value).isprintable(), source[:40]
 
 
 def test_reasons_are_one_line_of_printable_characters() -> None:
@@ -254,7 +238,10 @@ ATTACKS = {
 }
 
 
-PROGRAM = """
+@pytest.mark.slow
+def test_a_hostile_template_ends_without_effect() -> None:
+    """All run in one process, which prints each name, its text or error, the seconds, and the most memory so far."""
+    program = """
 import json, resource, sys, time
 from tinylm.errors import TinyLMError
 from tinylm.text import chat_template
@@ -270,32 +257,24 @@ for name, source in attacks.items():
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
     print(json.dumps([name, text[:1000], time.monotonic() - start, memory]), flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def attacked() -> dict[str, tuple[str, float, float]]:
-    """Of each attack, run in order: text or error, seconds, and MB of the template's process at the most so far."""
     data = json.dumps([CONVERSATION, {"nothing": ""} | ATTACKS])
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        output, _ = process.communicate(data, timeout=200)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, _ = process.communicate()
-    return {name: tuple(result) for name, *result in map(json.loads, output.splitlines())}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ATTACKS)
-def test_a_hostile_template_ends_without_effect(name: str, attacked: dict[str, tuple[str, float, float]]) -> None:
-    assert name in attacked, "it did not end"
-    text, seconds, memory = attacked[name]
-    assert text.isprintable() and len(text) < 400
-    assert "root" not in text and "class '" not in text  # what is denied is an empty text
-    assert seconds < 20
-    assert memory < template_worker.MEMORY / 1e6
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, input=data, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    results = {name: result for name, *result in map(json.loads, done.stdout.splitlines())}
+    assert set(results) == {"nothing", *ATTACKS}
+    wrong = [
+        f"{name}: {result}"
+        for name, result in results.items()
+        for text, seconds, memory in [result]
+        if not text.isprintable()
+        or len(text) >= 400
+        or "root" in text
+        or "class '" in text  # what is denied is an empty text
+        or seconds >= 20
+        or memory >= template_worker.MEMORY / 1e6
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 IN_PROCESS = "import sys; sys.path += sys.argv[1:]; from tinylm.text.template_worker import lock_down; "
@@ -307,10 +286,6 @@ def in_worker(code: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env={"TOKEN": "secret"}).stdout.strip()
 
 
-def test_the_process_of_a_template_starts_without_torch_and_numpy() -> None:
-    assert in_worker("print([name for name in ('torch', 'numpy', 'tokenizers') if name in sys.modules])") == "[]"
-
-
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such limits")
 def test_a_template_that_escaped_from_the_sandbox_could_open_no_file_and_see_no_environment() -> None:
     code = """
@@ -319,6 +294,7 @@ for act in (lambda: open('/etc/passwd'), lambda: open('new', 'w'), socket.socket
     try: print(act())
     except OSError as error: print(error.errno)"""
     assert in_worker(code.strip()).split() == ["{}", *[str(errno.EMFILE)] * 4]
+    assert in_worker("print([name for name in ('torch', 'numpy', 'tokenizers') if name in sys.modules])") == "[]"
 
 
 def process_of(template: ChatTemplate) -> "subprocess.Popen[bytes]":
@@ -405,17 +381,14 @@ def test_the_process_ends_with_its_parent_even_if_that_is_killed(end: str) -> No
     pytest.fail("the process is still there")
 
 
-@pytest.mark.parametrize("name", sorted(TEMPLATES))
+@pytest.mark.parametrize("name", ["collected", "filters", "thinking"])
 def test_the_limits_are_enough_for_long_conversations(name: str) -> None:
     """Of thousands of messages, and of a message of a million characters."""
     many = [{"role": ("user", "assistant")[i % 2], "content": "a word and another " * (i % 9)} for i in range(2000)]
     long = [*CONVERSATION, {"role": "user", "content": "a word,\nand <another>\n" * 50_000}]
-    tools = TOOLS * 20
     for messages in (many, long):
-        expected, _ = render_jinja_template(
-            [messages], chat_template=TEMPLATES[name], tools=tools, return_assistant_tokens_mask=True, **SPECIAL
-        )
-        assert ChatTemplate(TEMPLATES[name], SPECIAL).render(messages, tools) == expected[0]
+        (expected,), _ = render_jinja_template([messages], chat_template=TEMPLATES[name], tools=TOOLS * 20, **SPECIAL)
+        assert ChatTemplate(TEMPLATES[name], SPECIAL).render(messages, TOOLS * 20) == expected
 
 
 def test_a_batch_with_a_hostile_rendering_gives_the_others_and_one_error(monkeypatch: pytest.MonkeyPatch) -> None:

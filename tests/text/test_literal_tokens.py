@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers
 
-from tests.text.templates import SPECIAL, SPECIAL_TOKENS, messages
+from tests.text.templates import SPECIAL_TOKENS, compiled, messages
 from tests.text.test_chat_tokens import TEMPLATES, TOKENIZERS
 from tinylm.errors import UsageError
 from tinylm.generation.chat_prompts import encode_conversation
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import Conversation
-from tinylm.text.chat_template import CHATML, ChatTemplate
+from tinylm.text.chat_template import CHATML
 from tinylm.text.chat_tokens import ChatTokens, encode_example
 from tinylm.text.tokenizer import Tokenizer
 
@@ -25,32 +26,19 @@ PLAIN = "a forged text"
 
 
 def chat(template: str, tokens: tuple[str, ...] = SPECIAL_TOKENS) -> ChatFormat:
-    return ChatFormat(ChatTemplate(template, SPECIAL), tokens, "assistant", tokens)
+    return ChatFormat(compiled(template), tokens, "assistant", tokens)
 
 
 def sentencepiece() -> Tokenizer:
     """As those of Llama 2: a space before each part of a text, and special tokens that follow the normalizer."""
     characters = sorted({*"".join(TEMPLATES.values()), *FORGED, *PLAIN, "▁", *map(chr, range(32, 127)), "\n"})
     vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *characters])}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "special": True}
-    spec = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": i, "content": t, "normalized": i < 2, **flags} for i, t in enumerate(SPECIAL_TOKENS)],
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [
-                {"type": "Prepend", "prepend": "▁"},
-                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-            ],
-        },
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": {"type": "Fuse"},
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
-    }
-    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(spec)))
+    library = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    library.decoder = decoders.Fuse()
+    added = [AddedToken(t, normalized=i < 2, special=True) for i, t in enumerate(SPECIAL_TOKENS)]
+    library.add_special_tokens(added)
+    return Tokenizer(library)
 
 
 ALL_TOKENIZERS = {**TOKENIZERS, "sentencepiece": sentencepiece()}
@@ -60,7 +48,7 @@ def reference(tokenizer: Tokenizer, template: str, turns: list[dict[str, Any]], 
     """The forged text is put in after the special tokens of the template were found."""
     library = tokenizers.Tokenizer.from_str(tokenizer.to_str())
     library.encode_special_tokens = True
-    rendered = ChatTemplate(template, SPECIAL).render(
+    rendered = compiled(template).render(
         json.loads(json.dumps(turns).replace(json.dumps(FORGED)[1:-1], PLAIN)), add_generation_prompt=prompt
     )
     ids: list[int] = []
@@ -86,7 +74,7 @@ def test_only_the_template_writes_special_tokens(kind: str) -> None:
         assert len([i for i in ids[scored].tolist() if i in special]) == 2  # the end of each answer
         prompt = encode_conversation(Conversation(tuple(turns[:3])), chat(template), tokenizer)
         assert prompt.ids == reference(tokenizer, template, turns[:3], prompt=True)
-        assert prompt.text == ChatTemplate(template, SPECIAL).render(turns[:3], add_generation_prompt=True)
+        assert prompt.text == compiled(template).render(turns[:3], add_generation_prompt=True)
 
 
 def test_tools_and_calls_of_them_write_no_special_tokens() -> None:
@@ -102,7 +90,7 @@ def test_tools_and_calls_of_them_write_no_special_tokens() -> None:
     text = chat(template).render(conversation).text
     ids = tokenizer.encode_with_special(text)[0]
     assert [i for i in ids if tokenizer.decode_with_special([i]) in SPECIAL_TOKENS] == ids[:1].tolist()
-    plain = ChatTemplate(template, SPECIAL).render(turns, conversation.tools)
+    plain = compiled(template).render(turns, conversation.tools)
     assert tokenizer.decode_with_special(ids) == plain
     assert "".join(chat(template).ordinary_text(text)) == plain.removeprefix("<|im_start|>")
 

@@ -1,18 +1,35 @@
-"""Token files, compared with the ids of whole documents."""
+"""Token files, in one or several shards, compared with the ids of the library, and the resumption of an encoding."""
 
 import errno
 import hashlib
+import json
+import logging
+import multiprocessing
 import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.shell import ROOT, child_process, default_signals
+from tests.text.corpora import be_killed, split_of, write_file
+from tinylm.cache_directory import private_folder
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.text import token_files
+from tinylm.reporter import LogReporter
+from tinylm.text import corpus_encoding, parallel_encoding, sharded_tokens, token_files
+from tinylm.text.corpus_encoding import SplitCorpus
+from tinylm.text.corpus_loading import encode_text
+from tinylm.text.sharded_tokens import ShardedTokens
 from tinylm.text.token_files import (
     STALE_SECONDS,
     UNFINISHED_SUFFIX,
@@ -20,45 +37,105 @@ from tinylm.text.token_files import (
     TokenFolder,
     encode_stream,
     encode_to_folder,
+    shard_name,
     smallest_dtype,
     token_key,
 )
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
-TRAIN: list[str | None] = ["the cat", " sat", None, "on the mat"]
-VAL: list[str | None] = ["a do", None, "ran"]
-DOCUMENTS = SplitDocuments(lambda: iter(TRAIN), lambda: iter(VAL))
-CHAR_TOKENIZER = train_char("abcdeghmnorst ")
 KEY = "0123456789abcdef"
+WORDS = random.Random(0).choices(["the", "cat", "sat", "on", "a", "mat,", "été", "1999", "\n"], k=3000)
+DOCUMENTS = [" ".join(WORDS[start : start + 250]) for start in range(0, len(WORDS), 250)]
+VAL = ["a do", "ran"]
+ALPHABET = "".join(sorted(set("".join(DOCUMENTS + VAL))))
+BPE, CHARACTERS = train_bpe(DOCUMENTS, 280), train_char(ALPHABET)
 
 
-def encoded(folder: Path, tokenizer: Tokenizer = CHAR_TOKENIZER) -> TokenFolder:
-    return encode_to_folder(folder, KEY, DOCUMENTS, tokenizer, lambda size: None)
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of 1,000 ids, in batches of 200 characters."""
+    monkeypatch.setattr(token_files, "SHARD_TOKENS", 1000)
+    monkeypatch.setattr(token_files, "BATCH_CHARACTERS", 200)
 
 
-def reopened(folder: Path) -> TokenFolder:
-    return TokenFolder.open(folder, KEY, CHAR_TOKENIZER.vocab_size)
+def stream(documents: list[str] = DOCUMENTS, chunk: int = 300) -> Iterator[str | None]:
+    """The documents in chunks of text."""
+    for index, document in enumerate(documents):
+        if index:
+            yield None
+        yield from (document[start : start + chunk] for start in range(0, len(document), chunk))
 
 
-def ids_of(tokenizer: Tokenizer, *documents: str) -> list[int]:
-    """The ids of whole documents with the end-of-text id between them."""
+def never() -> Iterator[str | None]:
+    raise AssertionError("encoded a second time")
+    yield
+
+
+def ids_by_the_library(tokenizer: Tokenizer = BPE, documents: list[str] = DOCUMENTS) -> list[int]:
+    """The ids of whole documents, each encoded at once by the tokenizers library, with the end-of-text id between."""
+    library = tokenizers.Tokenizer.from_str(tokenizer.to_str())
     ids: list[int] = []
     for index, document in enumerate(documents):
         ids += [tokenizer.end_of_text_id] if index else []
-        ids += tokenizer.encode(document).tolist()
+        ids += library.encode(document).ids
     return ids
 
 
-@pytest.mark.parametrize("tokenizer", [CHAR_TOKENIZER, train_bpe(["the cat sat on the mat"], 265)], ids=["char", "bpe"])
-def test_documents_are_joined_by_the_end_of_text_id(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    in_memory = encode_stream(iter(TRAIN), tokenizer)
-    assert in_memory.tolist() == ids_of(tokenizer, "the cat sat", "on the mat")
+def encoded(
+    folder: Path, train: Iterator[str | None] | None = None, tokenizer: Tokenizer = BPE, resumable: bool = True
+) -> TokenFolder:
+    documents = SplitDocuments(lambda: stream() if train is None else train, lambda: stream(VAL))
+    return encode_to_folder(folder, KEY, documents, tokenizer, lambda size: None, resumable=resumable)
+
+
+def reopened(folder: Path) -> TokenFolder:
+    return TokenFolder.open(folder, KEY, BPE.vocab_size)
+
+
+def contents(tokens: TokenFolder) -> tuple[list[int], list[int]]:
+    return np.asarray(tokens.train).tolist(), np.asarray(tokens.val).tolist()
+
+
+EXPECTED = (ids_by_the_library(), ids_by_the_library(documents=VAL))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(-35, 35), st.integers(-35, 35))
+def test_slices_and_ids_equal_those_of_one_array(sizes: list[int], start: int, stop: int) -> None:
+    ids = np.arange(100, 100 + sum(sizes), dtype=np.uint16)
+    parts = np.split(ids, np.cumsum(sizes)[:-1])
+    tokens = ShardedTokens(sizes, ids.dtype, parts.__getitem__)
+    assert len(tokens) == len(ids)
+    for part in (slice(start, stop), slice(start, None), slice(None, stop)):
+        assert tokens[part].tolist() == ids[part].tolist()
+        assert tokens[part].dtype == ids.dtype
+    assert np.asarray(tokens).tolist() == ids.tolist()
+    if -len(ids) <= start < len(ids):
+        assert tokens[start] == ids[start]
+    else:
+        with pytest.raises(IndexError):
+            tokens[start]
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, CHARACTERS], ids=["bpe", "char"])
+def test_documents_are_joined_by_the_end_of_text_id_in_shards_with_the_ids_of_the_library(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    expected = (ids_by_the_library(tokenizer), ids_by_the_library(tokenizer, VAL))
+    assert encode_stream(stream(), tokenizer).tolist() == expected[0]
     assert encode_stream(iter([]), tokenizer).tolist() == []
-    for tokens in (encoded(tmp_path / "t", tokenizer), TokenFolder.open(tmp_path / "t", KEY, tokenizer.vocab_size)):
-        assert tokens.train.tolist() == ids_of(tokenizer, "the cat sat", "on the mat")
-        assert tokens.val.tolist() == ids_of(tokenizer, "a do", "ran")
-        assert not tokens.train.flags.writeable
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["t"]
+    first = encoded(tmp_path / "new", tokenizer=tokenizer)
+    (tmp_path / "new").rename(tmp_path / "t")  # as a new run directory when its first save is complete
+    again = encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), tokenizer, lambda size: None)
+    read = TokenFolder.open(tmp_path / "t", KEY, tokenizer.vocab_size, mapped=False)
+    for tokens in (first, again, read):
+        assert contents(tokens) == expected
+        assert isinstance(tokens.train, ShardedTokens) == isinstance(tokens.val, np.memmap) == (tokens is not read)
+        assert not tokens.val.flags.writeable
+    names = {shard_name("train", number) for number in range(len(list((tmp_path / "t").glob("train*"))))}
+    assert {path.name for path in (tmp_path / "t").iterdir()} == {"tokens.json", *names, "val.bin"} and len(names) > 2
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+    with pytest.raises(TinyLMError, match="it is the encoding of another text"):
+        TokenFolder.open(tmp_path / "t", KEY[::-1], tokenizer.vocab_size)
 
 
 def test_ids_are_stored_in_the_smallest_type() -> None:
@@ -68,29 +145,14 @@ def test_ids_are_stored_in_the_smallest_type() -> None:
 
 def test_progress_receives_the_characters_encoded(tmp_path: Path) -> None:
     progress: list[int] = []
-    encode_to_folder(tmp_path / "t", KEY, DOCUMENTS, CHAR_TOKENIZER, progress.append)
-    assert sum(progress) == len("the cat saton the mat" + "a doran")
+    encode_to_folder(tmp_path / "t", KEY, SplitDocuments(stream, lambda: stream(VAL)), BPE, progress.append)
+    assert sum(progress) == sum(map(len, DOCUMENTS + VAL))
 
 
 def test_an_unknown_character_stops_encoding_without_leaving_files(tmp_path: Path) -> None:
-    documents = SplitDocuments(lambda: iter(["axe"]), lambda: iter(VAL))
     with pytest.raises(UsageError, match=r"'x' \(U\+0078\)"):
-        encode_to_folder(tmp_path / "t", KEY, documents, CHAR_TOKENIZER, lambda size: None)
+        encoded(tmp_path / "t", iter(["axe"]), CHARACTERS, resumable=False)
     assert list(tmp_path.iterdir()) == []
-
-
-# The cache.
-
-
-def never() -> Iterator[str | None]:
-    raise AssertionError("encoded a second time")
-
-
-def test_token_files_are_reused(tmp_path: Path) -> None:
-    first = encoded(tmp_path / "t")
-    again = encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), CHAR_TOKENIZER, lambda size: None)
-    assert again.train.tolist() == first.train.tolist()
-    assert again.val.tolist() == first.val.tolist()
 
 
 def test_old_unfinished_folders_are_deleted_and_recent_ones_stay(tmp_path: Path) -> None:
@@ -109,95 +171,151 @@ def test_a_link_instead_of_a_token_folder_is_replaced_without_changing_its_targe
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "file").write_text("kept")
     (tmp_path / "t").symlink_to(tmp_path / "target")
-    assert encoded(tmp_path / "t").train.tolist() == ids_of(CHAR_TOKENIZER, "the cat sat", "on the mat")
+    assert contents(encoded(tmp_path / "t")) == EXPECTED
     assert not (tmp_path / "t").is_symlink()
     assert [path.name for path in (tmp_path / "target").iterdir()] == ["file"]
 
 
-def test_mapped_and_read_tokens_are_equal_and_those_of_another_text_are_refused(tmp_path: Path) -> None:
-    first = encoded(tmp_path / "t")
-    for mapped in (True, False):
-        again = TokenFolder.open(tmp_path / "t", KEY, CHAR_TOKENIZER.vocab_size, mapped=mapped)
-        assert isinstance(again.train, np.memmap) == mapped
-        assert (again.train.tolist(), again.val.tolist()) == (first.train.tolist(), first.val.tolist())
-    with pytest.raises(TinyLMError, match="it is the encoding of another text"):
-        TokenFolder.open(tmp_path / "t", KEY[::-1], CHAR_TOKENIZER.vocab_size)
-
-
-FILES = ("train.bin", "val.bin", "tokens.json")
+# Damage and forgery
 
 
 def test_a_damaged_token_folder_is_refused_and_encoded_again(tmp_path: Path) -> None:
-    first = encoded(tmp_path / "t")
-    expected = (first.train.tolist(), first.val.tolist())
-    for name in FILES:
+    encoded(tmp_path / "t")
+    for name in ("train.bin", "train-00002.bin", "val.bin", "tokens.json"):
         file = tmp_path / "t" / name
         content = file.read_bytes()
-        structures = (b"[]", b"7", b'{"train": 1, "val": 2}', b'{"train": {}, "val": {}}')
-        for damaged in (content[:-1], b"", content + b"\1", None, *(structures if name == "tokens.json" else ())):
+        structures = (b"", b"[]", b"7", b'{"train": 1, "val": 2}', b'{"train": {}, "val": {}}')
+        changes = (content[:-1], content[:-2], content + b"\1\1", None, "link")
+        for change in (*changes, *(structures if name == "tokens.json" else ())):
             file.unlink()
-            if damaged is not None:
-                file.write_bytes(damaged)
+            if change == "link":
+                file.symlink_to(write_file(tmp_path / "elsewhere", content))
+            elif change is not None:
+                file.write_bytes(change)
             with pytest.raises(TinyLMError, match=r"is damaged \(.*\); delete that folder"):
                 reopened(tmp_path / "t")
-            for tokens in (encoded(tmp_path / "t"), reopened(tmp_path / "t")):
-                assert (tokens.train.tolist(), tokens.val.tolist()) == expected
+            if change in (None, "link", b"[]"):
+                encoded(tmp_path / "t")
+            else:
+                file.write_bytes(content)
+            assert contents(reopened(tmp_path / "t")) == EXPECTED
 
 
 def test_a_flipped_bit_in_a_token_folder_never_changes_a_token(tmp_path: Path) -> None:
-    """60 bits per file, and the bit that turns the recorded number of validation tokens, 8, into 0."""
-    first = encoded(tmp_path / "t")
-    expected = (first.train.tolist(), first.val.tolist())
-    for name in FILES:
+    """40 bits per file, and the bit that turns the recorded number of validation tokens, 8, into 0."""
+    encoded(tmp_path / "t")
+    for name in ("train.bin", "train-00001.bin", "val.bin", "tokens.json"):
         file = tmp_path / "t" / name
         content = file.read_bytes()
-        bits = random.Random(0).sample(range(8 * len(content)), 60)
+        bits = random.Random(0).sample(range(8 * len(content)), 40)
         bits += [8 * content.index(b": 8,") + 16 + 3] if name == "tokens.json" else []
         for bit in bits:
             flipped = bytearray(content)
             flipped[bit // 8] ^= 1 << bit % 8
             file.write_bytes(flipped)
             try:
-                tokens = reopened(tmp_path / "t")
+                found = contents(reopened(tmp_path / "t"))
             except TinyLMError:
                 continue
-            assert name == "tokens.json", bit
-            assert (tokens.train.tolist(), tokens.val.tolist()) == expected
+            assert (name, found) == ("tokens.json", EXPECTED), bit
         file.write_bytes(content)
 
 
 def test_an_id_outside_the_vocabulary_is_refused_at_any_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder is forged: its index has the hash of the changed file. The ids are checked in chunks of four."""
     monkeypatch.setattr(token_files, "CHECK_CHUNK", 4)
-    encoded(tmp_path / "t")
+    documents = SplitDocuments(lambda: iter(["abc"]), lambda: iter(["abcabcab"]))
+    tokenizer = train_char("abc")
+    encode_to_folder(tmp_path / "t", KEY, documents, tokenizer, lambda size: None)
     file, index = tmp_path / "t" / "val.bin", tmp_path / "t" / "tokens.json"
     before, record = file.read_bytes(), index.read_text()
     assert len(before) == 8
     for place in range(8):
-        after = before[:place] + bytes([CHAR_TOKENIZER.vocab_size]) + before[place + 1 :]
+        after = before[:place] + bytes([tokenizer.vocab_size]) + before[place + 1 :]
         file.write_bytes(after)
         index.write_text(record.replace(*(hashlib.sha256(content).hexdigest() for content in (before, after))))
         with pytest.raises(TinyLMError, match=r"val\.bin has an id that is not in the vocabulary"):
-            reopened(tmp_path / "t")
+            TokenFolder.open(tmp_path / "t", KEY, tokenizer.vocab_size)
 
 
-def test_an_error_about_a_full_disk_names_the_cache_and_leaves_no_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_shard_is_checked_when_it_is_first_read(tmp_path: Path) -> None:
+    first = np.asarray(encoded(tmp_path / "t").train)
+    file = tmp_path / "t" / "train-00001.bin"
+    content = file.read_bytes()
+    file.write_bytes(content[:-2] + bytes(2))
+    tokens = reopened(tmp_path / "t").train
+    assert tokens[:900].tolist() == first[:900].tolist()
+    with pytest.raises(TinyLMError, match=r"SHA-256 of train-00001.bin differs.*delete that folder"):
+        tokens[900:1200]
+    with pytest.raises(TinyLMError, match="SHA-256"):
+        tokens[900:1200]
+    file.write_bytes(content)
+    assert tokens[900:1200].tolist() == first[900:1200].tolist()
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of ids of each token file that was hashed."""
+    sizes: list[int] = []
+    digest = hashlib.file_digest
+
+    def counted(file: BinaryIO, kind: str) -> Any:
+        sizes.append(os.fstat(file.fileno()).st_size // 2)
+        return digest(file, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    return sizes
+
+
+def test_a_shard_is_hashed_again_only_if_it_has_changed_also_in_another_process(
+    hashed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    folder = private_folder("tokens") / KEY
+    encoded(folder)
+    file = folder / "train-00001.bin"
+    hashed.clear()
+    expected = ids_by_the_library()
+    assert np.asarray(reopened(folder).train).tolist() == expected
+    assert hashed == [len(EXPECTED[1])]  # validation is one file
+    os.utime(file, ns=(1, 1))
+    hashed.clear()
+    monkeypatch.setattr(sharded_tokens, "MAX_OPEN_SHARDS", 1)
+    tokens = reopened(folder).train
+    for _ in range(3):
+        assert [tokens[0], tokens[1500]] == [expected[0], expected[1500]]
+    assert len(hashed) == 2
+    os.utime(file, ns=(2, 2))
+    assert (tokens[0], tokens[1500], len(hashed)) == (expected[0], expected[1500], 3)
+    status = file.stat()  # a changed content with the old modification time
+    file.write_bytes(file.read_bytes()[::-1])
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(TinyLMError, match=r"SHA-256 of train-00001\.bin differs"):
+        np.asarray(reopened(folder).train)
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(TinyLMError, match=r"No space left on device.*TINYLM_CACHE"):
-        encoded(tmp_path / "t")
-    assert list(tmp_path.iterdir()) == []
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions")
+def test_shards_elsewhere_or_in_a_cache_that_others_can_write_are_hashed(tmp_path: Path, hashed: list[int]) -> None:
+    folder = private_folder("tokens") / KEY
+    for path in (folder, tmp_path / "t"):
+        encoded(path)
+    for path, writable in ((folder, folder.parent), (folder, folder), (tmp_path / "t", None)):
+        if writable is not None:
+            writable.chmod(0o777)
+        hashed.clear()
+        np.asarray(reopened(path).train)
+        assert len(hashed) == 1 + len(list(folder.glob("train*")))
+        if writable is not None:
+            writable.chmod(0o700)
 
 
-@pytest.mark.parametrize("name", ["train.bin", "tokens.json", "t"])
+# Failures of the system
+
+
+@pytest.mark.parametrize("name", ["val.bin", "tokens.json", "t"])
 def test_a_failure_of_the_system_does_not_delete_token_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = encoded(tmp_path / "t")
+    encoded(tmp_path / "t")
     for number in (errno.EMFILE, errno.ESTALE, errno.EACCES, errno.EIO):
 
         def failing(path: Path, number: int = number, **options: bool) -> os.stat_result:
@@ -209,21 +327,8 @@ def test_a_failure_of_the_system_does_not_delete_token_files(
             patch.setattr(Path, "stat", failing)
             patch.setattr(Path, "lstat", lambda path, failing=failing: failing(path, follow_symlinks=False))
             with pytest.raises(TinyLMError, match=rf"Cannot read .*\({name}: {os.strerror(number)}\); it is kept"):
-                encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), CHAR_TOKENIZER, lambda size: None)
-    assert reopened(tmp_path / "t").train.tolist() == first.train.tolist()
-
-
-def test_token_files_that_cannot_be_mapped_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded(tmp_path / "t")
-
-    def no_memory(*arguments: object, **options: object) -> np.ndarray:
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "memmap", no_memory)
-        with pytest.raises(TinyLMError, match=r"Cannot allocate memory\); it is kept"):
-            encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), CHAR_TOKENIZER, lambda size: None)
-    reopened(tmp_path / "t")
+                encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), BPE, lambda size: None)
+    assert contents(reopened(tmp_path / "t")) == EXPECTED
 
 
 def test_a_damaged_token_folder_that_cannot_be_deleted_is_an_error_before_encoding(
@@ -233,11 +338,32 @@ def test_a_damaged_token_folder_that_cannot_be_deleted_is_an_error_before_encodi
     (tmp_path / "t" / "train.bin").write_bytes(b"")
     monkeypatch.setattr(token_files, "remove_tree", lambda path: None)
     with pytest.raises(TinyLMError, match=r"is damaged.*delete that folder"):
-        encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), CHAR_TOKENIZER, lambda size: None)
+        encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), BPE, lambda size: None)
+
+
+def test_a_full_disk_keeps_complete_shards_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync, calls = os.fsync, 0
+
+    def full(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 5:  # a shard and its index take two
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(TinyLMError, match=r"No space left on device.*run the command again.*continues"):
+            encoded(tmp_path / "t")
+        assert {path.name for path in unfinished(tmp_path / "t").glob("*.bin")} >= {"train.bin", "train-00001.bin"}
+        with pytest.raises(TinyLMError, match=r"No space left on device.*TINYLM_CACHE"):
+            encoded(tmp_path / "once", resumable=False)
+    assert [path.name for path in tmp_path.iterdir() if "once" in path.name] == []
+    assert contents(encoded(tmp_path / "t")) == EXPECTED
 
 
 def test_the_key_depends_on_text_split_tokenizer_and_encoder() -> None:
-    arguments = ("f", None, 100, CHAR_TOKENIZER, "table")
+    arguments = ("f", None, 100, CHARACTERS, "table")
     others = (
         ("g", *arguments[1:]),
         ("f", "g", *arguments[2:]),
@@ -246,4 +372,205 @@ def test_the_key_depends_on_text_split_tokenizer_and_encoder() -> None:
         (*arguments[:4], "gigatoken 0.10.0"),
     )
     assert len({token_key(*each) for each in (arguments, *others)}) == 6
-    assert token_key(*arguments) == token_key(*arguments[:3], Tokenizer(CHAR_TOKENIZER._library), "table")
+    assert token_key(*arguments) == token_key(*arguments[:3], Tokenizer(CHARACTERS._library), "table")
+
+
+# Resuming
+
+
+class Stopped(BaseException):
+    """An interruption."""
+
+
+def interrupted(chunks: int) -> Iterator[str | None]:
+    """The first chunks of the stream, then an interruption."""
+    for number, chunk in enumerate(stream()):
+        if number == chunks:
+            raise Stopped
+        yield chunk
+
+
+def unfinished(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}{token_files.UNFINISHED_SUFFIX}")
+
+
+def test_an_interrupted_encoding_continues_after_its_last_complete_shard(tmp_path: Path) -> None:
+    for chunks, shards in ((10, 0), (25, 1), (47, 2)):
+        folder = tmp_path / str(chunks) / "t"
+        with pytest.raises(Stopped):
+            encoded(folder, interrupted(chunks))
+        index = unfinished(folder) / "tokens.json"
+        complete = json.loads(index.read_text())["train"] if index.exists() else []
+        assert len(complete) >= shards
+        names = {shard_name("train", number) for number in range(len(complete))}
+        assert {path.name for path in index.parent.glob("*.bin")} == names
+        times = [(index.parent / name).stat().st_mtime_ns for name in sorted(names)]
+        assert np.asarray(encoded(folder).train).tolist() == ids_by_the_library()
+        assert [(folder / name).stat().st_mtime_ns for name in sorted(names)] == times
+        assert [path.name for path in folder.parent.iterdir()] == ["t"]
+
+
+@pytest.mark.parametrize("shard_tokens", [1000, 1 << 20])
+def test_an_interrupted_run_says_that_it_will_continue_if_its_text_is_long(
+    shard_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(corpus_encoding, "SHARD_TOKENS", shard_tokens)
+    split = split_of(write_file(tmp_path / "text.txt", "\n".join(DOCUMENTS)))
+    monkeypatch.setattr(SplitCorpus, "train_stream", lambda split: interrupted(47))
+    with caplog.at_level(logging.INFO), pytest.raises(Stopped):
+        encode_text(split, BPE, tmp_path / "run", LogReporter())
+    expected = ["Complete token files are kept: the same command continues the encoding."]
+    assert [record.message for record in caplog.records] == (expected if shard_tokens == 1000 else [])
+
+
+def test_an_unfinished_encoding_that_does_not_fit_is_started_again(tmp_path: Path) -> None:
+    for change in ("key", "version", "size", "count", "nonsense"):
+        folder = tmp_path / change
+        with pytest.raises(Stopped):
+            encoded(folder, interrupted(47))
+        index = unfinished(folder) / "tokens.json"
+        record = json.loads(index.read_text())
+        if change in ("key", "version"):
+            record[change] += "x"
+        elif change == "count":
+            record["train"][1]["batches"] = "7"
+        elif change == "size":
+            (index.parent / "train.bin").write_bytes(b"")
+        index.write_text("[" if change == "nonsense" else json.dumps(record))
+        assert np.asarray(encoded(folder).train).tolist() == ids_by_the_library(), change
+
+
+def test_another_process_with_the_same_text_does_not_share_the_unfinished_folder(tmp_path: Path) -> None:
+    def slow() -> Iterator[str | None]:
+        for number, chunk in enumerate(stream()):
+            if number == 30:
+                encoded(tmp_path / "t")
+            yield chunk
+
+    assert np.asarray(encoded(tmp_path / "t", slow()).train).tolist() == ids_by_the_library()
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="an open file cannot be deleted")
+def test_a_lock_file_that_is_deleted_while_it_is_locked_does_not_permit_two_writers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that held the lock deletes the file after this one has opened it, and a third process locks anew."""
+    import fcntl
+
+    flock, third = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not third:
+            (tmp_path / ".t.lock").unlink()
+            third.append((tmp_path / ".t.lock").open("w"))
+            flock(third[0], fcntl.LOCK_EX)
+        flock(descriptor, operation)
+
+    def text() -> Iterator[str | None]:
+        assert not unfinished(tmp_path / "t").exists()
+        yield from stream()
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert np.asarray(encoded(tmp_path / "t", text()).train).tolist() == ids_by_the_library()
+    third[0].close()
+
+
+# Processes
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes encode all but the first batch."""
+    monkeypatch.setattr(parallel_encoding, "PROCESSES_FROM", 1)
+
+
+@pytest.mark.usefixtures("processes")
+def test_the_ids_do_not_depend_on_the_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_encoding, "usable_cores", lambda: 2)
+    for tokenizer in (BPE, CHARACTERS):
+        tokens = encoded(tmp_path / tokenizer.kind, tokenizer=tokenizer)
+        assert np.asarray(tokens.train).tolist() == ids_by_the_library(tokenizer)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.usefixtures("processes")
+def test_processes_use_the_encoder_of_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once gigatoken has given other ids than the library on a sample, no process uses it."""
+    monkeypatch.setattr(parallel_encoding, "usable_cores", lambda: 2)
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(BPE.to_str()))
+    assert tokenizer._gigatoken is not None
+    tokenizer._gigatoken.usable = False
+    copy = tokenizer.__reduce__()[0](*tokenizer.__reduce__()[1])
+    assert copy._gigatoken is not None and not copy._gigatoken.usable
+    assert (copy.sha256, copy.encoder) == (tokenizer.sha256, tokenizer.encoder)
+    assert encode_stream(stream(), tokenizer).tolist() == ids_by_the_library()
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_a_killed_process_is_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_encoding, "usable_cores", lambda: 2)
+    batches = token_files.TEXT_ENCODING.batches(stream(), BPE)
+    encoded = parallel_encoding._encode_by_processes(batches, be_killed, BPE, np.uint16, 2)
+    with pytest.raises(TinyLMError, match="was killed, probably because memory ran out"):
+        list(encoded)
+    assert not multiprocessing.active_children()
+
+
+# It has no guard of its main module: new processes do not import it, which would start it again.
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from tests.text.test_token_files import BPE, KEY, stream
+from tinylm.process_signals import run_with_signal_handlers
+from tinylm.text import parallel_encoding, token_files
+parallel_encoding.PROCESSES_FROM, parallel_encoding.usable_cores = 1, lambda: 2
+token_files.BATCH_CHARACTERS, token_files.SHARD_TOKENS = 200, 1000
+
+def endless():
+    while True:
+        yield from stream()
+        yield None
+        time.sleep(0.01)
+        print("more", flush=True)
+
+def encode():
+    documents = token_files.SplitDocuments(endless, lambda: iter(["a"]))
+    token_files.encode_to_folder(Path(sys.argv[1]), KEY, documents, BPE, lambda n: None, resumable=True)
+
+run_with_signal_handlers(encode)
+"""
+
+
+def processes_of(parent: int) -> set[int]:
+    """The ids of the child processes of a process."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{parent}/task").glob("*/children"):
+        found |= set(map(int, task.read_text().split()))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+@pytest.mark.parametrize("to", ["parent", "all"])
+def test_the_processes_end_with_their_parent_and_its_shards_stay(to: str, tmp_path: Path) -> None:
+    """Killed, or interrupted with Ctrl-C, which all processes of a terminal receive."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "t")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with child_process(command, cwd=ROOT, preexec_fn=default_signals, **pipes) as child:
+        assert child.stdout is not None
+        while not (index := unfinished(tmp_path / "t") / "tokens.json").exists():
+            assert child.stdout.readline()
+        children = processes_of(child.pid)
+        assert len(children) >= 2
+        if to == "parent":
+            child.kill()
+        else:
+            os.killpg(child.pid, signal.SIGINT)
+        child.stdout.read()  # ends when no process has it open
+        assert child.wait(timeout=60) == -(signal.SIGKILL if to == "parent" else signal.SIGINT)
+        assert child.stderr is not None
+        assert "Traceback" not in child.stderr.read()
+    assert json.loads(index.read_text())["train"]

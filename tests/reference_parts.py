@@ -1,9 +1,9 @@
-"""The parts beyond the plain decoder as their formulas read, in the manner of reference.py: numpy, float64, one token
-and one head at a time, sharing nothing with the code they judge.
+"""The models as their formulas read, in the manner of reference.py: numpy, float64, one token and one head at a time,
+sharing nothing with the code they judge.
 
-Relative positions, local attention, mixtures of experts, the encoder, the encoder-decoder, their losses, low-rank and
-bottleneck adapters, beam search. Symbols as in reference.py, and E experts, F inner width, S source tokens. A `config`
-is anything with the attributes that are read; what only some models have (experts, local layers) may be absent.
+The decoder, the encoder, the encoder-decoder with all their parts, low-rank and bottleneck adapters, beam search.
+A row vector x meets a matrix as x W; a weight stored as (outputs, inputs) is transposed first. Symbols as in
+reference.py, and E experts, F inner width, S source tokens.
 """
 
 import itertools
@@ -266,7 +266,7 @@ class _Stack:
         """Whether the projection has a bias: as its group says, or as all of them."""
         groups = {"qkv_bias": "qkv", "output_bias": "o", "ffn_bias": ("up", "gate", "down")}
         group = next(group for group, letters in groups.items() if name.split(".")[-1].split("_")[0] in letters)
-        own = getattr(self.config, group, None)
+        own = getattr(self.config, group)
         return self.config.bias if own is None else own
 
     def norm(self, x: Array, name: str) -> Array:
@@ -276,16 +276,16 @@ class _Stack:
         gain, bias = self.weights.get(f"{name}.weight"), self.weights.get(f"{name}.bias")
         assert (gain is not None) == self.config.norm_gain
         assert (bias is not None) == self.config.norm_bias
-        if getattr(self.config, "norm_unit_offset", False):
+        if self.config.norm_unit_offset:
             gain = 1 + gain
-        eps = getattr(self.config, "norm_epsilon", None)
+        eps = self.config.norm_epsilon
         return np.array([one(row, gain, bias, **({} if eps is None else {"eps": eps})) for row in x])
 
     def embed(self, ids: list[int]) -> Array:
         """Token embeddings, scaled if asked, plus the absolute positions 0, 1, ... where the scheme adds them."""
         width = self.config.width
         x = np.array([self.weights["embedding.weight"][token] for token in ids])
-        if getattr(self.config, "embedding_scale", None) is not None:
+        if self.config.embedding_scale is not None:
             x = x * self.config.embedding_scale
         elif self.config.scale_embedding:
             x = x * math.sqrt(width)
@@ -313,9 +313,9 @@ class _Stack:
     def rotation(self, layer: int) -> tuple[list[float], float]:
         """The rates of a layer's pairs of features, and the factor of what is turned."""
         config = self.config
-        width = getattr(config, "rotary_dim", None) or config.head_dim
-        theta, scaling = config.rope_theta, getattr(config, "rope_scaling", None)
-        if getattr(config, "local_rope_theta", None) is not None and layer in config.local_layers:
+        width = config.rotary_dim or config.head_dim
+        theta, scaling = config.rope_theta, config.rope_scaling
+        if config.local_rope_theta is not None and layer in config.local_layers:
             theta, scaling = config.local_rope_theta, None
         return [rope_rate(pair, width, theta, scaling) for pair in range(width // 2)], rope_magnitude(scaling)
 
@@ -335,8 +335,8 @@ class _Stack:
             relative = {part: self.weights[f"{name}.core.{part}"] for part in ("relative_keys", "relative_values")}
             relative["clip"] = config.relative_clip
         group = config.heads // config.kv_heads
-        relative["multiplier"] = getattr(config, "attention_multiplier", None)
-        if not getattr(config, "attention_scale", True):
+        relative["multiplier"] = config.attention_multiplier
+        if not config.attention_scale:
             relative["multiplier"] = 1.0
         heads = [
             attend_full(q, keys[h // group], values[h // group], visible, **relative) for h, q in enumerate(queries)
@@ -347,7 +347,7 @@ class _Stack:
         config, weights = self.config, self.weights
         names = ("up", "gate", "down") if config.activation in GATES else ("up", "down")
         biased = self.has_bias("down_proj")
-        if getattr(config, "experts", 1) > 1:
+        if config.experts > 1:
             stacked = {f"{name}.router.weight": weights[f"{name}.router.weight"]}
             assert len(stacked[f"{name}.router.weight"]) == config.experts
             for part in names:
@@ -356,7 +356,7 @@ class _Stack:
                 assert all((f"{expert}.bias" in weights) == biased for expert in own)
                 if biased:
                     stacked[f"{name}.{part}_bias"] = np.array([weights[f"{expert}.bias"] for expert in own])
-            k, mode, normalise = config.experts_per_token, config.expert_mode, getattr(config, "normalise_top_k", None)
+            k, mode, normalise = config.experts_per_token, config.expert_mode, config.normalise_top_k
             return np.array([experts_forward(row, stacked, name, k, config.activation, mode, normalise) for row in x])
         parts = {}
         for part in names:
@@ -372,7 +372,7 @@ class _Stack:
 
         Without residual connections, the same without x +.
         """
-        kept = x if getattr(self.config, "residual", True) else np.zeros_like(x)
+        kept = x if self.config.residual else np.zeros_like(x)
         if self.config.norm_placement == "sandwich":
             return kept + self.norm(function(self.norm(x, f"{name}_norm")), f"{name}_post_norm")
         if self.config.norm_placement == "pre":
@@ -390,7 +390,7 @@ class _Stack:
         """Self-attention, then cross-attention if there is a memory, then feed-forward."""
         name = f"{self.prefix}layers.{n}"
         attention, crossing, feeding = (f"{name}.{part}" for part in ("attention", "cross_attention", "feedforward"))
-        if getattr(self.config, "parallel_residual", False):  # x + attention(norm(x)) + feedforward(norm(x))
+        if self.config.parallel_residual:  # x + attention(norm(x)) + feedforward(norm(x))
             placed, fed = (self.norm(x, f"{part}_norm") for part in (attention, feeding))
             attended = self.adapted(self.attention(placed, placed, attention, visible, True), attention)
             return x + attended + self.adapted(self.feedforward(fed, feeding), feeding)
@@ -415,12 +415,12 @@ class _Stack:
         return hidden @ self.weights["embedding.weight" if self.config.tie else "output.weight"].T
 
     def causal_or_local(self, n: int) -> Visible:
-        local = n in (getattr(self.config, "local_layers", None) or ())
+        local = n in self.config.local_layers
         return windowed(self.config.local_window) if local else causal
 
 
 def decoder_logits_with_parts(weights: Weights, config: Any, ids: list[int], table: Precision = np.float64) -> Array:
-    """The logits (T, V) of one sequence: reference.decoder_logits with relative or no positions, local layers, experts.
+    """The logits (T, V) of one sequence in a decoder.
 
     `table` is the precision of stored sines and cosines.
     """
@@ -464,12 +464,6 @@ def log_softmax(scores: Array) -> Array:
     """s_i - log sum_j exp(s_j)."""
     shifted = scores - np.max(scores)
     return shifted - math.log(np.exp(shifted).sum())
-
-
-def masked_loss(logits: Array, targets: list[int], mask: list[bool]) -> float:
-    """The mean of -log softmax(logits)[target] over the tokens where the mask is true, in nats: (T, V), T and T."""
-    scored = [-log_softmax(row)[t] for row, t, m in zip(logits, targets, mask, strict=True) if m]
-    return float(sum(scored) / len(scored))
 
 
 def label_smoothed(logits: Array, target: int, smoothing: float) -> float:
@@ -516,16 +510,14 @@ def beam_search(
     beams: int,
     max_tokens: int,
     length_penalty: float,
-    refill: bool = True,
 ) -> tuple[list[int], float]:
     """The best sequence found, without `start`, and its penalised score.
 
     At each step every open hypothesis grows by every token, and of all that grew the `beams` with the largest
-    sum log p count. Those of them that end are finished, for good. With `refill` the best `beams` that have not
-    ended stay open, until `beams` have finished and no open one scores more than the best of them, at the length
-    that it has so far; without, a finished hypothesis gives up its place. One beam is greedy decoding either way.
-    Where nothing has ended after `max_tokens`, the best open one is it. `next_log_probabilities` takes the tokens
-    so far, `start` first, and gives V numbers.
+    sum log p count. Those of them that end are finished, for good. The best `beams` that have not ended stay open,
+    until `beams` have finished and no open one scores more than the best of them, at the length that it has so far.
+    Where nothing has ended after `max_tokens`, the best open one is it. `next_log_probabilities` takes the tokens so
+    far, `start` first, and gives V numbers.
     """
     opened: list[tuple[Prefix, float]] = [((start,), 0.0)]
     finished: list[tuple[Prefix, float]] = []
@@ -537,10 +529,8 @@ def beam_search(
             if step > -math.inf
         ]
         grown.sort(key=lambda hypothesis: -hypothesis[1])
-        places = beams if refill else beams - len(finished)
-        finished += [(tokens, total) for tokens, total in grown[:places] if tokens[-1] == end]
-        kept = grown if refill else grown[:places]
-        opened = [(tokens, total) for tokens, total in kept if tokens[-1] != end][:places]
+        finished += [(tokens, total) for tokens, total in grown[:beams] if tokens[-1] == end]
+        opened = [(tokens, total) for tokens, total in grown if tokens[-1] != end][:beams]
         if not opened:
             break
         if len(finished) >= beams:
@@ -548,7 +538,7 @@ def beam_search(
                 max(penalised(total, len(tokens) - 1, length_penalty) for tokens, total in part)
                 for part in (finished, opened)
             )
-            if not refill or best >= hope:
+            if best >= hope:
                 break
     scored = [
         (list(tokens[1:]), penalised(total, len(tokens) - 1, length_penalty)) for tokens, total in finished or opened

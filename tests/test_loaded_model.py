@@ -14,7 +14,7 @@ import torch
 import typer.main
 
 import tinylm
-from tests import reference
+from tests import reference_parts
 from tests.shell import records, run_ok, snapshot, story
 from tinylm.cli import app
 from tinylm.errors import UsageError
@@ -284,7 +284,7 @@ def test_logits_are_those_of_the_reference_in_float64(run: Path) -> None:
     logits = model.logits(rows)
     assert logits.shape == (2, 16, config.model.vocab_size)
     for row, ids in zip(logits, rows, strict=True):
-        expected = reference.decoder_logits(weights, config.model, ids, table=np.float32)
+        expected = reference_parts.decoder_logits_with_parts(weights, config.model, ids, table=np.float32)
         np.testing.assert_allclose(row.numpy(), expected, rtol=0, atol=1e-4)
     assert torch.equal(model.logits(torch.tensor(rows)), logits)
 

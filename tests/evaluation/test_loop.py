@@ -1,4 +1,4 @@
-"""The evaluation loop, compared with the float64 decoder of reference.py on one window per token."""
+"""The evaluation loop, compared with the decoder of reference_parts.py in float64 on one window per token."""
 
 import math
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import reference
+from tests import reference, reference_parts
 from tests.variants import randomised, small
 from tinylm.errors import TinyLMError
 from tinylm.evaluation.loop import EvaluationLoss, evaluate_loss
@@ -36,7 +36,9 @@ def expected_loss(model: Decoder, stride: int) -> float:
     nats = 0.0
     for token in range(1, len(TOKENS)):
         start = next(s for s in range(0, len(TOKENS), stride) if s <= token - 1 and token <= s + CONFIG.context)
-        logits = reference.decoder_logits(weights, CONFIG, TOKENS[start:token].tolist(), table=np.float32)
+        logits = reference_parts.decoder_logits_with_parts(
+            weights, CONFIG, TOKENS[start:token].tolist(), table=np.float32
+        )
         nats += reference.cross_entropy(logits[-1:], [int(TOKENS[token])])
     return nats / (len(TOKENS) - 1)
 

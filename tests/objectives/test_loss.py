@@ -1,4 +1,4 @@
-"""Reference: the float64 decoder of reference.py and its cross-entropy, summed one sequence at a time."""
+"""Reference: the models of reference_parts.py in float64 and their losses, summed one sequence at a time."""
 
 import functools
 
@@ -44,50 +44,50 @@ def expected_loss(model: Decoder, config: ModelConfig, batch: Batch) -> float:
     weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
     total = 0.0
     for row in range(len(batch)):
-        logits = reference.decoder_logits(weights, config, batch.ids[row].tolist(), table=np.float32)
+        logits = reference_parts.decoder_logits_with_parts(weights, config, batch.ids[row].tolist(), table=np.float32)
         for t, target in enumerate(batch.targets[row].tolist()):
             if batch.mask is None or batch.mask[row, t]:
                 total += reference.cross_entropy(logits[t : t + 1], [target])
     return total
 
 
-@pytest.mark.parametrize("config", [small(), small("gpt2", kv_heads=4), small("original", kv_heads=4, tie=False)])
-@pytest.mark.parametrize("scored", [None, 0.4])
-@pytest.mark.parametrize("chunk", [1 << 25, 30])
+@pytest.mark.parametrize("config", [small(), small("original", kv_heads=4, tie=False)], ids=["modern", "original"])
 def test_the_loss_equals_the_formula_summed_over_scored_targets(
-    config: ModelConfig, scored: float | None, chunk: int, monkeypatch: pytest.MonkeyPatch
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_LOGITS", chunk)
-    model, batch = decoder(config), batch_of(config, 3, 7, scored)
-    loss = next_token(model, batch)
-    assert loss.total.item() == pytest.approx(expected_loss(model, config, batch), rel=1e-12)
-    assert loss.n_tokens == (21 if batch.mask is None else int(batch.mask.sum()))
-    assert loss.aux.item() == 0
+    model = decoder(config)
+    for scored in (None, 0.4):
+        batch = batch_of(config, 3, 7, scored)
+        expected = expected_loss(model, config, batch)
+        for chunk in (1 << 25, 30):
+            monkeypatch.setattr(module, "MAX_LOGITS", chunk)
+            loss = next_token(model, batch)
+            assert loss.total.item() == pytest.approx(expected, rel=1e-12)
+            assert loss.n_tokens == (21 if batch.mask is None else int(batch.mask.sum()))
+            assert loss.aux.item() == 0
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("chunk", [1 << 25, 30])
-@pytest.mark.parametrize("tie", [True, False])
 def test_multi_token_prediction_adds_the_loss_of_the_token_after_the_next_to_the_auxiliary_loss(
-    tie: bool, chunk: int, smoothing: float, monkeypatch: pytest.MonkeyPatch
+    chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the loss of the next token is smoothed. Both losses are those of the same logits."""
     monkeypatch.setattr(module, "MAX_LOGITS", chunk)
-    config = small(tie=tie)
+    config = small(tie=chunk == 30)
     model, batch = decoder(config), batch_of(config, 3, 7)
     weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
     first, second = 0.0, 0.0
     for ids, targets in zip(batch.ids.tolist(), batch.targets.tolist(), strict=True):
-        logits = reference.decoder_logits(weights, config, ids, table=np.float32)
-        first += sum(reference_parts.label_smoothed(*pair, smoothing) for pair in zip(logits, targets, strict=True))
+        logits = reference_parts.decoder_logits_with_parts(weights, config, ids, table=np.float32)
+        first += sum(reference_parts.label_smoothed(*pair, 0.2) for pair in zip(logits, targets, strict=True))
         second += 6 / 7 * reference.cross_entropy(logits[:-1], targets[1:])  # the reference is a mean of 6
     rows: list[int] = []
     compute = model.logits
     monkeypatch.setattr(model, "logits", lambda hidden: (rows.append(len(hidden)), compute(hidden))[1])
-    loss = next_two_tokens(model, batch, smoothing, second_weight=0.3)
+    loss = next_two_tokens(model, batch, 0.2, second_weight=0.3)
     assert sum(rows) == 3 * 7
     with torch.no_grad():
-        same = next_two_tokens(model, batch, smoothing, second_weight=0.3)
+        same = next_two_tokens(model, batch, 0.2, second_weight=0.3)
     for found in (loss, same):
         assert found.total.item() == pytest.approx(first, rel=1e-12)
         assert found.aux.item() == pytest.approx(0.3 * second, rel=1e-12)
@@ -111,7 +111,7 @@ def test_label_smoothing_equals_its_formula(architecture: str) -> None:
     for ids, targets, scored in zip(batch.ids.tolist(), batch.targets.tolist(), batch.mask.tolist(), strict=True):
         match architecture:
             case "decoder":
-                logits = reference.decoder_logits(weights, config, ids, table=np.float32)
+                logits = reference_parts.decoder_logits_with_parts(weights, config, ids, table=np.float32)
             case "encoder":
                 logits = reference_parts.encoder_logits(weights, config, ids, len(ids), table=np.float32)
             case _:
@@ -142,8 +142,7 @@ class TwoPasses:
         return hidden @ self.output.T
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("chunk", [1 << 25, 22, 1])
+@pytest.mark.parametrize(("smoothing", "chunk"), [(0.0, 1 << 25), (0.2, 22), (0.2, 1)])
 def test_r_drop_equals_its_formula(smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """For each scored target: the mean of both cross-entropies, and a quarter of the weight times both divergences."""
     monkeypatch.setattr(module, "MAX_LOGITS", chunk)
@@ -197,57 +196,36 @@ def gradients(model: Decoder, loss: Loss) -> dict[str, Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-@pytest.mark.parametrize("scored", [None, 0.4])
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("tie", [True, False])
-@pytest.mark.parametrize("chunk", [1, 13, 40, 13 * 20])
 def test_the_chunked_loss_and_its_gradient_equal_the_unchunked_ones(
-    scored: float | None, tie: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+    tie: bool, frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks of one row, of a few rows, and of all rows but one."""
-    config = small(tie=tie)
-    model, batch = decoder(config), batch_of(config, 3, 7, scored)
-    whole = next_token(model, batch)
-    expected = gradients(model, whole)
-    chunk_rows: list[int] = []
-    logits = model.logits
-    monkeypatch.setattr(model, "logits", lambda hidden: (chunk_rows.append(len(hidden)), logits(hidden))[1])
-    monkeypatch.setattr(module, "MAX_LOGITS", chunk)
-    chunked = next_token(model, batch)
-    found = gradients(model, chunked)
-    assert max(chunk_rows) <= max(1, chunk // config.vocab_size)
-    assert max(chunk_rows) - min(chunk_rows) < len(chunk_rows)  # chunks are about equal
-    assert sum(chunk_rows) == batch.n_targets  # no logits are computed again in the backward pass
-    assert chunked.total.item() == pytest.approx(whole.total.item(), rel=1e-12)
-    assert found.keys() == expected.keys() == dict(model.named_parameters()).keys()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("tie", [True, False])
-@pytest.mark.parametrize("chunk", [1, 13, 40, 13 * 20])
-def test_logits_of_a_frozen_output_layer_are_computed_once(
-    smoothing: float, tie: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the loss and the gradients of logits that are kept."""
+    """Chunks of one row, of a few rows, and of all rows but one; also of an output layer that is not trained."""
     config = small(tie=tie)
     model, batch = decoder(config), batch_of(config, 3, 7, 0.6)
-    (model.embedding if model.output is None else model.output).requires_grad_(False)
-    whole = next_token(model, batch, smoothing)
+    (model.embedding if model.output is None else model.output).requires_grad_(not frozen)
+    whole = next_token(model, batch, 0.2)
     expected = gradients(model, whole)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert expected.keys() == trained
     rows: list[int] = []
     logits = model.logits
     monkeypatch.setattr(model, "logits", lambda hidden: (rows.append(len(hidden)), logits(hidden))[1])
-    monkeypatch.setattr(module, "MAX_FROZEN_LOGITS", chunk)
-    chunked = next_token(model, batch, smoothing)
-    found = gradients(model, chunked._replace(total=chunked.total * 2))
-    assert sum(rows) == batch.n_targets and max(rows) <= max(1, chunk // config.vocab_size)
-    assert chunked.total.item() == pytest.approx(whole.total.item(), rel=1e-12)
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], 2 * gradient, rtol=1e-10, atol=1e-12)
-    with torch.no_grad():
-        assert next_token(model, batch, smoothing).total.item() == pytest.approx(whole.total.item(), rel=1e-12)
+    for chunk in (1, 13, 40, 13 * 12):
+        monkeypatch.setattr(module, "MAX_FROZEN_LOGITS" if frozen else "MAX_LOGITS", chunk)
+        rows.clear()
+        chunked = next_token(model, batch, 0.2)
+        found = gradients(model, chunked._replace(total=chunked.total * 2))
+        assert max(rows) <= max(1, chunk // config.vocab_size)
+        assert max(rows) - min(rows) < len(rows)  # chunks are about equal
+        assert sum(rows) == batch.n_targets  # no logits are computed again in the backward pass
+        assert chunked.total.item() == pytest.approx(whole.total.item(), rel=1e-12)
+        assert found.keys() == trained
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], 2 * gradient, rtol=1e-10, atol=1e-12)
+        with torch.no_grad():
+            assert next_token(model, batch, 0.2).total.item() == pytest.approx(whole.total.item(), rel=1e-12)
 
 
 class LinearModel(torch.nn.Module):
@@ -272,7 +250,7 @@ def hidden_weight_and_targets() -> tuple[Tensor, Tensor, Tensor]:
     return hidden, weight, torch.randint(7, (2, 5), generator=rng)
 
 
-@pytest.mark.parametrize("objective", ["all targets", "scored targets", "two tokens"])
+@pytest.mark.parametrize("objective", ["scored targets", "two tokens"])
 def test_the_gradient_of_the_chunked_loss_is_that_of_finite_differences(
     objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,8 +277,7 @@ def test_the_gradient_of_the_chunked_loss_is_that_of_finite_differences(
             assert gradient.item() == pytest.approx((found[0] - found[1]) / 2e-5, rel=1e-6, abs=1e-8)
 
 
-@pytest.mark.parametrize("second_weight", [0.0, 0.5])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("dtype", "second_weight"), [(torch.bfloat16, 0.5), (torch.float16, 0.0)])
 def test_under_autocast_chunks_have_the_gradient_of_the_whole_batch_up_to_rounding(
     dtype: torch.dtype, second_weight: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,54 +334,8 @@ def test_two_losses_are_not_computed_by_compiled_code() -> None:
         next_token(model, batch, 0.1)
 
 
-def test_unscored_targets_have_no_gradient() -> None:
-    """Sequences whose second half is masked have the loss and the gradients of their first half."""
-    config = small()
-    model, batch = decoder(config), batch_of(config, 2, 6)
-    mask = torch.ones(2, 6, dtype=torch.bool)
-    mask[:, 3:] = False
-    first = next_token(model, Batch(batch.ids, batch.targets, mask))
-    short = next_token(model, Batch(batch.ids[:, :3], batch.targets[:, :3]))
-    assert first.total.item() == pytest.approx(short.total.item(), rel=1e-12)
-    expected = gradients(model, short)
-    for targets in (batch.targets, torch.where(mask, batch.targets, 12 - batch.targets)):
-        for name, gradient in gradients(model, next_token(model, Batch(batch.ids, targets, mask))).items():
-            torch.testing.assert_close(gradient, expected[name], rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("chunk", [1 << 25, 13])
-def test_a_batch_without_scored_targets_has_zero_loss_and_gradient(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_LOGITS", chunk)
+def test_a_batch_without_scored_targets_has_zero_loss_and_gradient() -> None:
     model, batch = decoder(small()), batch_of(small(), 2, 6, 0.0)
     loss = next_token(model, batch)
     assert (loss.total.item(), loss.n_tokens) == (0, 0)
     loss.total.backward()
-
-
-class HalfPrecision(torch.nn.Module):
-    """A model with logits in bf16, as under autocast."""
-
-    vocab_size = 13
-    output_parameters = ()
-    cross_entropy = CrossEntropy()
-
-    def __call__(self, ids: Tensor, cache: object = None) -> Output:
-        return Output(
-            torch.nn.functional.one_hot(ids, 13).bfloat16() * 3,
-            RoutingSummary(torch.full((), 0.5), torch.zeros(()), torch.zeros(2)),
-        )
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return hidden
-
-
-def test_the_loss_of_half_precision_logits_is_summed_in_single_precision() -> None:
-    """Logits are 3 for token 0 and 0 for the other twelve: the loss is log(e^3 + 12), less 3 where the target is 0."""
-    ids = torch.zeros(50, 40, dtype=torch.long)
-    targets = torch.zeros(50, 40, dtype=torch.long)
-    targets[:, 20:] = 1
-    loss = next_token(HalfPrecision(), Batch(ids, targets))
-    wrong = float(np.log(np.exp(3) + 12))
-    assert loss.total.dtype == torch.float32
-    assert loss.total.item() == pytest.approx(1000 * (wrong + wrong - 3), rel=1e-5)
-    assert loss.aux.item() == 0.5

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -7,20 +9,13 @@ from tinylm.adapters.load import set_adapter_scale
 from tinylm.adapters.lora import add_lora
 from tinylm.generation import fuse_layers as module
 from tinylm.generation.fuse_layers import FusedAttention, FusedGatedFeedForward, fuse_model
-from tinylm.generation.generation_config import SamplingConfig
-from tinylm.generation.generator import generate
 from tinylm.generation.quantize import Int8Linear
-from tinylm.generation.sampler import Sampler
 from tinylm.kernels import onednn
 from tinylm.model.attention import CrossAttention
 from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder
 from tinylm.model.linear import Linear
-from tinylm.model.stack import Transformer
 from tinylm.model_config import ModelConfig
 from tinylm.run_config import AdapterConfig
-
-needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this torch has no oneDNN")
 
 
 @pytest.fixture(autouse=True)
@@ -59,12 +54,22 @@ def test_a_fused_model_predicts_the_same_with_a_cache_and_without(config: ModelC
         torch.testing.assert_close(torch.cat(parts, dim=1), expected, **tolerance)
 
 
-def test_layers_with_the_same_input_are_fused_and_small_ones_are_not_prepacked() -> None:
-    model = build_model(small())
-    fuse_model(model)
-    assert names_of_type(model, FusedAttention) == {"layers.0.attention", "layers.1.attention"}
-    assert names_of_type(model, FusedGatedFeedForward) == {"layers.0.feedforward", "layers.1.feedforward"}
-    assert not prepacked(model) and model.output is None
+def test_layers_with_the_same_input_are_fused_but_no_experts_and_no_cross_attention() -> None:
+    """Small ones are not prepacked."""
+    for choices, fused, expected in (
+        ({}, FusedAttention, {"layers.0.attention", "layers.1.attention"}),
+        ({}, FusedGatedFeedForward, {"layers.0.feedforward", "layers.1.feedforward"}),
+        ({"experts": 4}, FusedAttention, {"layers.0.attention", "layers.1.attention"}),
+        ({"experts": 4}, FusedGatedFeedForward, set()),
+    ):
+        model = build_model(small(**choices))
+        fuse_model(model)
+        assert names_of_type(model, fused) == expected
+        assert not prepacked(model) and model.output is None
+    translator = build_model(small("original", kv_heads=4, architecture="encoder-decoder", encoder_layers=2))
+    fuse_model(translator)
+    assert names_of_type(translator, CrossAttention) == {"layers.0.cross_attention", "layers.1.cross_attention"}
+    assert len(names_of_type(translator, FusedAttention)) == 4
 
 
 @pytest.mark.parametrize("int8", [False, True])
@@ -83,21 +88,16 @@ def test_weights_stored_by_columns_are_stored_by_rows_afterwards(int8: bool) -> 
         torch.testing.assert_close(model(ids).hidden, reference(ids).hidden)
 
 
-@needs_onednn
 @pytest.mark.usefixtures("small_matrices_count_as_large")
-def test_a_large_tied_output_layer_is_prepacked_and_the_embedding_is_not() -> None:
-    model = build_model(small())
-    fuse_model(model)
-    assert "output" in prepacked(model)
-    assert model.embedding.weight.shape == (13, 16) and not model.embedding.weight.is_mkldnn
-
-
-@pytest.mark.usefixtures("small_matrices_count_as_large")
-def test_nothing_is_prepacked_on_a_processor_where_mkl_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "_PREFERRED_PREPACKED", False)
-    model = build_model(small())
-    fuse_model(model)
-    assert not prepacked(model) and type(model.output) is Linear
+def test_a_large_tied_output_layer_is_prepacked_where_onednn_is_faster_and_the_embedding_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for preferred in {onednn.is_available(), False}:
+        monkeypatch.setattr(onednn, "_PREFERRED_PREPACKED", preferred)
+        model = build_model(small())
+        fuse_model(model)
+        assert ("output" in prepacked(model)) == preferred and type(model.output) is Linear
+        assert model.embedding.weight.shape == (13, 16) and not model.embedding.weight.is_mkldnn
 
 
 @pytest.mark.usefixtures("small_matrices_count_as_large")
@@ -133,55 +133,18 @@ def test_layers_with_adapters_are_not_fused_and_adapters_can_still_be_scaled() -
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
-def test_experts_are_not_fused() -> None:
-    model = build_model(small(experts=4))
-    fuse_model(model)
-    assert not names_of_type(model, FusedGatedFeedForward)
-    assert names_of_type(model, FusedAttention) == {"layers.0.attention", "layers.1.attention"}
-
-
 @pytest.mark.usefixtures("small_matrices_count_as_large")
-@pytest.mark.parametrize("preset", ["modern", "original"])
-def test_a_fused_encoder_predicts_the_same_with_padding(preset: str) -> None:
-    config = small(preset, kv_heads=4, architecture="encoder")
-    model, exact = randomised(build_model(config)), randomised(build_model(config)).double()
-    fuse_model(model)
-    ids, lengths = torch.arange(24).view(2, 12) % 13, torch.tensor([12, 7])
-    with torch.inference_mode():
-        found, expected = (m.logits(m(ids, lengths).hidden)[1, :7] for m in (model, exact))
-    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.usefixtures("small_matrices_count_as_large")
-@pytest.mark.parametrize("preset", ["modern", "original"])
-def test_a_fused_encoder_decoder_predicts_the_same(preset: str) -> None:
-    config = small(preset, kv_heads=4, architecture="encoder-decoder", encoder_layers=2)
-    model, exact = randomised(build_model(config)), randomised(build_model(config)).double()
-    fuse_model(model)
-    ids, source, lengths = torch.arange(10).view(2, 5), torch.arange(24).view(2, 12) % 13, torch.tensor([12, 7])
-    with torch.inference_mode():
-        found, expected = (m.logits(m(ids, source, lengths).hidden) for m in (model, exact))
-    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
-
-
-def test_cross_attention_is_not_fused() -> None:
-    model = build_model(small("original", kv_heads=4, architecture="encoder-decoder", encoder_layers=2))
-    fuse_model(model)
-    assert names_of_type(model, CrossAttention) == {"layers.0.cross_attention", "layers.1.cross_attention"}
-    assert len(names_of_type(model, FusedAttention)) == 4
-
-
-def test_a_fused_model_generates_the_same_tokens() -> None:
-    """Prompts of unequal length, continued past the context."""
-
-    def generated(model: Transformer) -> list[list[int]]:
-        assert isinstance(model, Decoder)
-        sampler = Sampler(SamplingConfig(), 1, 2, 13)
-        return list(generate(model, [[1], [2, 3, 4]], sampler, 60))
-
-    before, after = (randomised(build_model(small())) for _ in range(2))
-    fuse_model(after)
-    assert generated(after) == generated(before)
+def test_fused_encoders_and_encoder_decoders_predict_the_same_with_padding() -> None:
+    ids, lengths, targets = torch.arange(24).view(2, 12) % 13, torch.tensor([12, 7]), torch.arange(10).view(2, 5)
+    for preset, sides in itertools.product(("modern", "original"), (None, 2)):
+        architecture = "encoder-decoder" if sides else "encoder"
+        config = small(preset, kv_heads=4, architecture=architecture, encoder_layers=sides)
+        model, exact = randomised(build_model(config)), randomised(build_model(config)).double()
+        fuse_model(model)
+        inputs = (targets, ids, lengths) if sides else (ids, lengths)
+        with torch.inference_mode():
+            found, expected = (m.logits(m(*inputs).hidden)[1, :7] for m in (model, exact))
+        torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_fused_model_in_bf16_keeps_gains_that_bf16_would_round() -> None:

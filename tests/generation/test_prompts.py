@@ -50,12 +50,11 @@ DATA = DataConfig(
 
 BOS = Tokenizer(_library(), SpecialTokens(end_of_text="</s>", bos="<s>", add_bos=True))
 PLAIN_BOS = Tokenizer(_library(), SpecialTokens(end_of_text="</s>", bos="<s>"))
-WITHOUT_LINES = train_char("abc. ")
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "documents", "line_breaks", "expected"),
-    [
+def test_without_a_prompt_generation_starts_from_what_precedes_a_text_a_line_or_a_sentence() -> None:
+    without_lines, words, letters = (train_char(text) for text in ("abc. ", "abc ", "ACGT"))
+    table = [  # tokenizer, documents, line breaks, expected
         (CHAR, 1, 50, "\n"),
         (BPE, 1, 50, "\n"),
         (CHAR, 1, None, "\n"),
@@ -65,18 +64,17 @@ WITHOUT_LINES = train_char("abc. ")
         (BPE, 3, 10_000, "\n"),  # a few books
         (BPE, 3, 1, None),  # a few lines
         (BPE, 1, 1, "."),  # one line
-        (WITHOUT_LINES, 1, 0, ". "),
-        (train_char("abc "), 1, 0, " "),
-        (train_char("ACGT"), 1, 0, None),
-    ],
-)
-def test_without_a_prompt_generation_starts_from_what_precedes_a_text_a_line_or_a_sentence(
-    tokenizer: Tokenizer, documents: int, line_breaks: int | None, expected: str | None
-) -> None:
-    data = dataclasses.replace(DATA, documents=documents, line_breaks=line_breaks)
-    ids = [tokenizer.end_of_text_id] if expected is None else tokenizer.encode(expected).tolist()
-    assert start_tokens(tokenizer, data, [], 8) == ids
-    assert start_tokens(tokenizer, data, [4, 5], 8) == [4, 5]
+        (without_lines, 1, 0, ". "),
+        (words, 1, 0, " "),
+        (letters, 1, 0, None),
+    ]
+    wrong = []
+    for tokenizer, documents, line_breaks, expected in table:
+        data = dataclasses.replace(DATA, documents=documents, line_breaks=line_breaks)
+        ids = [tokenizer.end_of_text_id] if expected is None else tokenizer.encode(expected).tolist()
+        if start_tokens(tokenizer, data, [], 8) != ids or start_tokens(tokenizer, data, [4, 5], 8) != [4, 5]:
+            wrong.append((documents, line_breaks, expected))
+    assert not wrong
 
 
 def test_models_of_other_tools_start_from_their_bos_token() -> None:
@@ -85,21 +83,19 @@ def test_models_of_other_tools_start_from_their_bos_token() -> None:
     assert start_tokens(BPE, None, [], 8) == BPE.encode("\n").tolist()
 
 
-@pytest.mark.parametrize("length", range(2, 9))
-def test_bos_and_the_end_of_a_prompt_that_does_not_fit_with_it_are_kept(length: int) -> None:
-    text = "abcabcab"[:length]
-    ids = BOS.encode(text).tolist()
-    reporter = Recorder()
-    encoded = encode_prompt(Prompt(text), BOS, 4, None, PromptPolicy(), reporter)
-    assert encoded.ids == ids
-    if length <= 3:
-        assert (encoded.start, reporter.warnings) == ([1, *ids], [])
-        return
-    assert encoded.start == [1, *ids[-3:]]
-    message = f"The prompt has {length} tokens and <s> before them, more than the context of 4"
-    assert reporter.warnings == [f"{message}: only <s> and its last tokens are used."]
-    with pytest.raises(UsageError, match=re.escape(message)):
-        encode_prompt(Prompt(text), BOS, 4, None, PromptPolicy(strict=True), reporter)
+def test_bos_and_the_end_of_a_prompt_that_does_not_fit_with_it_are_kept() -> None:
+    for text in ("ab", "abc", "abca", "abcabcab"):
+        ids, reporter = BOS.encode(text).tolist(), Recorder()
+        encoded = encode_prompt(Prompt(text), BOS, 4, None, PromptPolicy(), reporter)
+        assert encoded.ids == ids
+        if len(text) <= 3:
+            assert (encoded.start, reporter.warnings) == ([1, *ids], [])
+            continue
+        assert encoded.start == [1, *ids[-3:]]
+        message = f"The prompt has {len(text)} tokens and <s> before them, more than the context of 4"
+        assert reporter.warnings == [f"{message}: only <s> and its last tokens are used."]
+        with pytest.raises(UsageError, match=re.escape(message)):
+            encode_prompt(Prompt(text), BOS, 4, None, PromptPolicy(strict=True), reporter)
 
 
 def test_special_tokens_that_a_prompt_writes_are_named_in_a_note() -> None:
@@ -111,9 +107,8 @@ def test_special_tokens_that_a_prompt_writes_are_named_in_a_note() -> None:
     assert len(reporter.notes) == 1
 
 
-@pytest.mark.parametrize(
-    ("known", "prompt", "message"),
-    [
+def test_the_error_for_an_unknown_character_names_a_form_that_the_model_knows() -> None:
+    table = [  # known characters, prompt, message
         ("aé", "ae\u0301", "The model knows its composed form (NFC), 'é' (U+00E9): write 'é' in place of"),
         ("ae\u0301", "aé", "knows its decomposed form (NFD), 'e' (U+0065), '\u0301' (U+0301): write"),
         ("한", "\u1112\u1161\u11ab", "its composed form (NFC), '한' (U+D55C)"),
@@ -126,17 +121,16 @@ def test_special_tokens_that_a_prompt_writes_are_named_in_a_note() -> None:
         ("a.", "a…", "write '...' in place of '…' (U+2026)"),
         ("a", "aß", "'ß' (U+00DF) at offset 1. Replace it, or leave"),
         ("a", "a\u0301", "'\u0301' (U+0301) at offset 1. Replace it, or leave"),
-    ],
-)
-def test_the_error_for_an_unknown_character_names_a_form_that_the_model_knows(
-    known: str, prompt: str, message: str
-) -> None:
-    with pytest.raises(UsageError) as error:
-        encode_prompt(Prompt(prompt), train_char(known), 64, None, PromptPolicy(), Recorder())
-    assert message in str(error.value)
+    ]
+    wrong = []
+    for known, prompt, message in table:
+        with pytest.raises(UsageError) as error:
+            encode_prompt(Prompt(prompt), train_char(known), 64, None, PromptPolicy(), Recorder())
+        wrong += [] if message in str(error.value) else [str(error.value)]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("line", ['{"messages": null}', '{"prompt": null}', "{}", "[]"])
-def test_a_line_without_a_prompt_is_refused(line: str) -> None:
-    with pytest.raises(UsageError, match="line 1: expected an object with a string under 'prompt', or with 'messages'"):
-        parse_prompts(line, "jsonl", GenerationConfig())
+def test_a_line_without_a_prompt_is_refused() -> None:
+    for line in ('{"messages": null}', '{"prompt": null}', "{}", "[]"):
+        with pytest.raises(UsageError, match="line 1: expected an object with a string under 'prompt', or with 'mess"):
+            parse_prompts(line, "jsonl", GenerationConfig())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests.generation.test_generator import FixedSampler, float64_model, sampled_logits
 from tests.variants import small
@@ -67,10 +68,11 @@ DRAFTS = {
 }
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("prompt", [[3], [i % 13 for i in range(24)], [i % 13 for i in range(41)]], ids=len)
-def test_every_token_is_sampled_from_the_same_logits_as_without_a_draft(draft: str, prompt: list[int]) -> None:
-    model = float64_model(small())
+@pytest.mark.parametrize(
+    ("draft", "length"), [("always wrong", 24), ("always right", 1), ("right twice", 41), ("empty", 1)]
+)
+def test_every_token_is_sampled_from_the_same_logits_as_without_a_draft(draft: str, length: int) -> None:
+    model, prompt = float64_model(small()), [(i + 3) % 13 for i in range(length)]
     tokens = torch.randint(13, (1, STEPS), generator=torch.Generator().manual_seed(2))
     sampler = FixedSampler(tokens)
     fixed = FixedDraft(DRAFTS[draft](tokens[0].tolist(), prompt))
@@ -85,8 +87,7 @@ def test_every_token_is_sampled_from_the_same_logits_as_without_a_draft(draft: s
         assert calls == STEPS if draft == "empty" else calls < STEPS / 2
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("penalty", [1.0, 1.3])
+@pytest.mark.parametrize(("temperature", "penalty"), [(0.0, 1.0), (1.0, 1.3)])
 def test_the_text_does_not_depend_on_the_draft(temperature: float, penalty: float) -> None:
     model = float64_model(small())
     text = torch.randint(13, (500,), generator=torch.Generator().manual_seed(3))
@@ -108,28 +109,37 @@ def test_rejected_tokens_cannot_be_dropped_from_the_cache_of_a_sliding_window() 
         list(generate_speculatively(model, [3], sampler, 3, FixedDraft(lambda text: [1]), max_draft_tokens=2))
 
 
-def drafted_tokens(accepted: int, steps: int) -> list[int]:
-    """The number of draft tokens after each generated one where `accepted` of 3 proposed ones are right."""
-    model = float64_model(small())
-    tokens = torch.randint(13, (1, steps), generator=torch.Generator().manual_seed(2))
-    coming = tokens[0].tolist()
-    draft = FixedDraft(
-        lambda text: [*coming[len(text) - 1 :][:accepted], *[13 - 1 - coming[len(text) - 1 + accepted]] * 3][:3]
-    )
-    for _ in generate_speculatively(model, [3], FixedSampler(tokens), steps, draft, max_draft_tokens=3):
-        pass
-    return draft.limits
+class Uniform:
+    """A model whose logits are all 0, with a context that no text here exceeds."""
+
+    context = 10**6
+
+    def make_cache(self, batch: int, length: int, starts: object = None) -> list[object]:
+        return []
+
+    def last_logits(self, ids: object, cache: object, count: int) -> Tensor:
+        return torch.zeros(1, count, 13)
 
 
-def test_drafting_pauses_for_ever_longer_where_few_draft_tokens_are_accepted() -> None:
-    steps = 2000
-    calls = len(drafted_tokens(0, steps))
-    pauses = [128 * 2**number for number in range(4)]  # 1,920 tokens
-    assert 16 * len(pauses) <= calls <= 16 * (len(pauses) + 1)
+def test_drafting_pauses_for_ever_longer_unless_one_draft_token_per_pass_is_accepted() -> None:
+    """Of three proposed tokens, the first `accepted` are right."""
 
+    def calls(accepted: int, steps: int) -> int:
+        tokens = torch.randint(13, (1, steps), generator=torch.Generator().manual_seed(2))
+        coming = [*tokens[0].tolist(), 0, 0, 0]
 
-def test_drafting_goes_on_where_draft_tokens_are_accepted() -> None:
-    assert len(drafted_tokens(2, 600)) == pytest.approx(600 / 3, abs=24)  # windows that advance shorten drafts
+        def propose(text: Sequence[int]) -> list[int]:
+            following = coming[len(text) - 1 :][:3]
+            return [*following[:accepted], *((token + 1) % 13 for token in following[accepted:])]
+
+        draft = FixedDraft(propose)
+        for _ in generate_speculatively(Uniform(), [3], FixedSampler(tokens), steps, draft, max_draft_tokens=3):
+            pass
+        return len(draft.limits)
+
+    assert calls(0, 2000) == 5 * 16  # pauses of 128, 256, 512 and 1024 tokens
+    assert calls(1, 600) == 600 / 2
+    assert calls(2, 600) == 600 / 3
 
 
 def test_a_draft_is_worth_its_preparation_from_a_number_of_tokens_that_grows_with_the_text() -> None:

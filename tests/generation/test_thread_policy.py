@@ -3,11 +3,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.variants import randomised, small
-from tinylm.generation.fuse_layers import fuse_model
-from tinylm.generation.generation_config import SamplingConfig
-from tinylm.generation.generator import generate
-from tinylm.generation.sampler import Sampler
+from tests.variants import small
 from tinylm.generation.thread_policy import OPERATIONS_PER_SECOND, ThreadPolicyDecoder
 from tinylm.kernels.thread_latency import ThreadLatency
 from tinylm.model.build import build_model
@@ -59,14 +55,3 @@ def test_the_number_of_threads_is_restored_if_the_model_fails() -> None:
     with pytest.raises(IndexError):
         policy.last_logits(torch.tensor([[99]]), None, 1)
     assert torch.get_num_threads() == 2
-
-
-def test_the_thread_policy_changes_no_token() -> None:
-    decoder = randomised(build_model(small()))
-    fuse_model(decoder)
-
-    def generated(model: Decoder | ThreadPolicyDecoder) -> list[list[int]]:
-        sampler = Sampler(SamplingConfig(), 1, 2, 13)
-        return list(generate(model, [[1], [2, 3, 4]], sampler, 40))
-
-    assert generated(ThreadPolicyDecoder(decoder, LATENCY)) == generated(decoder)

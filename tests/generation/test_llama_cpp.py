@@ -4,7 +4,7 @@ pytest tests/generation/test_llama_cpp.py -m "llamacpp or not llamacpp"
 """
 
 import itertools
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,51 +28,53 @@ from tinylm.model.decoder import Decoder
 from tinylm.presets import make_model_config
 
 CONTEXT = 48  # of the models
+CASES = ("untied", "experts", "llama", "qwen2")
 PROMPTS = ([3], [1, 2, 3, 4, 5, 6, 7], list(range(20)) * 3)  # the last is longer than the context
 
 
-@pytest.fixture(params=["double", pytest.param("llama.cpp", marks=pytest.mark.llamacpp)])
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    if request.param == "llama.cpp":
-        assert import_llama_cpp() is not None, "llama-cpp-python is not installed"
-        return import_llama_cpp()
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> LlamaCppDouble:
     double = LlamaCppDouble()
     monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: double)
     return double
 
 
-@pytest.fixture(params=["modern", "untied", "experts", "llama", "qwen2"])
-def models(request: pytest.FixtureRequest, tmp_path: Path, library: Any) -> tuple[Decoder, LlamaCppDecoder]:
-    model, exported = own_model(request.param)
-    write_gguf(tmp_path / "model.gguf", exported, "f32")
-    return model.eval(), LlamaCppDecoder(tmp_path / "model.gguf", model.context, threads=2)
+@pytest.fixture(params=["double", pytest.param("llama.cpp", marks=pytest.mark.llamacpp)])
+def library(request: pytest.FixtureRequest) -> Any:
+    if request.param == "double":
+        return request.getfixturevalue("double")
+    assert import_llama_cpp() is not None, "llama-cpp-python is not installed"
+    return import_llama_cpp()
+
+
+def opened(folder: Path, case: str = "modern", kind: str = "f32", threads: int = 1) -> tuple[Decoder, LlamaCppDecoder]:
+    """A model in torch and in llama.cpp."""
+    model, exported = own_model(case)
+    write_gguf(folder / "model.gguf", exported, kind)
+    return model.eval(), LlamaCppDecoder(folder / "model.gguf", model.context, threads)
 
 
 def sampler(rows: int, temperature: float = 1.0) -> Sampler:
     return Sampler(SamplingConfig(temperature=temperature), 5, rows, CHARACTERS.vocab_size)
 
 
-def test_a_text_continues_as_in_torch_also_past_the_context(models: tuple[Decoder, LlamaCppDecoder]) -> None:
-    for prompt in PROMPTS:
-        ours, theirs = ([*generate(model, [prompt], sampler(1), 2 * CONTEXT)] for model in models)
-        assert ours == theirs
-
-
-def test_texts_of_different_lengths_continue_as_in_torch(models: tuple[Decoder, LlamaCppDecoder]) -> None:
-    ours, theirs = ([*generate(model, PROMPTS, sampler(3), CONTEXT)] for model in models)
-    assert ours == theirs
-
-
-def test_samples_of_one_prompt_continue_as_in_torch(models: tuple[Decoder, LlamaCppDecoder]) -> None:
-    for prompt in PROMPTS:
-        ours, theirs = ([*generate(model, [prompt] * 3, sampler(3), 2 * CONTEXT)] for model in models)
+@pytest.mark.parametrize("case", ["modern", *(pytest.param(case, marks=pytest.mark.llamacpp) for case in CASES)])
+def test_logits_and_texts_are_those_of_torch(case: str, library: Any, tmp_path: Path) -> None:
+    """Texts of prompts of different lengths, also past the context, and of samples of one prompt."""
+    models = opened(tmp_path, case, threads=2)
+    ids = torch.randint(CHARACTERS.vocab_size, (2, CONTEXT), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = models[0].logits(models[0](ids).hidden)
+    found = torch.tensor(models[1].last_logits(ids.numpy(), None, CONTEXT))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    for prompts in (PROMPTS, [PROMPTS[1]] * 2, [PROMPTS[2]] * 2):
+        ours, theirs = ([*generate(model, prompts, sampler(len(prompts)), CONTEXT)] for model in models)
         assert ours == theirs
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
 def test_a_shared_prompt_has_the_logits_of_one_that_each_row_processes(library: Any, kind: str, tmp_path: Path) -> None:
-    write_gguf(tmp_path / "model.gguf", own_model("modern")[1], kind)
-    model = LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1)
+    _, model = opened(tmp_path, kind=kind)
     prompt, following = np.array([[1, 2, 3, 4, 5]]), np.array([[6], [7], [8]])
     shared, own = (model.make_cache(3, CONTEXT) for _ in range(2))
     model.last_logits(prompt, shared, 1)
@@ -81,41 +83,19 @@ def test_a_shared_prompt_has_the_logits_of_one_that_each_row_processes(library: 
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_a_prompt_of_several_samples_is_processed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    double = LlamaCppDouble()
-    monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: double)
-    write_gguf(tmp_path / "model.gguf", own_model("modern")[1], "f32")
-    model = LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1)
-    [*generate(model, [[1, 2, 3]] * 4, sampler(4), 3)]
-    assert double.decoded == [3, 4, 4]
-
-
-class WrongDraft:
-    """Proposes the tokens of the text itself, with every third one changed."""
-
-    def __init__(self, text: list[int]) -> None:
-        self.text = text
-
-    def propose(self, text: Any, limit: int) -> list[int]:
-        coming = self.text[len(text) : len(text) + limit]
-        return [token if (len(text) + index) % 3 else 1 - min(token, 1) for index, token in enumerate(coming)]
-
-
-def test_rejected_draft_tokens_leave_no_trace(models: tuple[Decoder, LlamaCppDecoder]) -> None:
-    reference, model = models
+def test_rejected_draft_tokens_leave_no_trace(library: Any, tmp_path: Path) -> None:
+    """The draft proposes the tokens of the text itself, with every third one changed."""
+    reference, model = opened(tmp_path)
     prompt = [1, 2, 3]
     expected = [*generate(reference, [prompt], sampler(1), CONTEXT)]
-    draft = WrongDraft(prompt + [token for (token,) in expected])
-    assert [*generate_speculatively(model, prompt, sampler(1), CONTEXT, draft)] == expected
+    complete = prompt + [token for (token,) in expected]
 
+    class Draft:
+        def propose(self, text: Any, limit: int) -> list[int]:
+            coming = complete[len(text) : len(text) + limit]
+            return [token if (len(text) + index) % 3 else 1 - min(token, 1) for index, token in enumerate(coming)]
 
-def test_logits_are_those_of_torch(models: tuple[Decoder, LlamaCppDecoder]) -> None:
-    reference, model = models
-    ids = torch.randint(CHARACTERS.vocab_size, (2, CONTEXT), generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        expected = reference.logits(reference(ids).hidden)
-    found = torch.tensor(model.last_logits(ids.numpy(), None, CONTEXT))
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert [*generate_speculatively(model, prompt, sampler(1), CONTEXT, Draft())] == expected
 
 
 def test_rows_that_pad_the_embedding_have_the_logits_of_torch(library: Any, tmp_path: Path) -> None:
@@ -139,12 +119,12 @@ def test_a_file_that_cannot_be_opened_is_deleted_and_named(library: Any, tmp_pat
     assert not file.exists()
 
 
-def test_memory_is_freed_the_model_after_its_contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    double = LlamaCppDouble()
-    monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: double)
-    write_gguf(tmp_path / "model.gguf", own_model("modern")[1], "f32")
-    model = LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1)
-    [*generate(model, [[1]], sampler(1), 5)]
+def test_samples_process_their_prompt_once_and_the_model_is_freed_after_its_contexts(
+    double: LlamaCppDouble, tmp_path: Path
+) -> None:
+    _, model = opened(tmp_path)
+    [*generate(model, [[1, 2, 3]] * 4, sampler(4), 3)]
+    assert double.decoded == [3, 4, 4]
     assert double.freed == ["context"]
     cache = model.make_cache(1, 5)
     del model
@@ -153,45 +133,35 @@ def test_memory_is_freed_the_model_after_its_contexts(monkeypatch: pytest.Monkey
     assert double.freed == ["context", "context", "model"]
 
 
-def test_a_failure_of_llama_cpp_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    double = LlamaCppDouble()
-    monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: double)
+def test_a_failure_of_llama_cpp_is_an_error(
+    double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, model = opened(tmp_path)
     monkeypatch.setattr(double, "llama_decode", lambda context, batch: 1)
-    write_gguf(tmp_path / "model.gguf", own_model("modern")[1], "f32")
-    model = LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1)
     with pytest.raises(TinyLMError, match="could not compute"):
         model.last_logits(np.array([[1]]), None, 1)
 
 
-@pytest.mark.parametrize("processor", ["x86_64", "AMD64", "arm64"])
 def test_weights_are_not_stored_for_amx_where_llama_cpp_crashes(
-    processor: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    double, given = LlamaCppDouble(), []
-    monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: double)
-    monkeypatch.setattr(llama_cpp.platform, "machine", lambda: processor)
+    given: list[Any] = []
     monkeypatch.setattr(double, "llama_model_load_from_file", lambda path, options: given.append(options))
-    with pytest.raises(TinyLMError, match="cannot open"):
-        LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1)
-    assert getattr(given[0], "use_extra_bufts", True) == (processor == "arm64")
+    for processor in ("x86_64", "AMD64", "arm64"):
+        monkeypatch.setattr(llama_cpp.platform, "machine", lambda processor=processor: processor)
+        with pytest.raises(TinyLMError, match="cannot open"):
+            LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1)
+        assert getattr(given[-1], "use_extra_bufts", True) == (processor == "arm64")
 
 
-# The precision of keys and values.
-
-
-@pytest.mark.parametrize(
-    ("kind", "rows", "bits", "flash"), [("f32", 1, 32, 0), ("f32", 3, 32, 0), ("f16", 1, 16, 0), ("q8_0", 3, 16, -1)]
-)
 def test_keys_and_values_have_16_bits_if_weights_have_fewer_than_32_and_several_rows_use_flash_attention(
-    kind: str, rows: int, bits: int, flash: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    double: LlamaCppDouble, tmp_path: Path
 ) -> None:
-    double = LlamaCppDouble()
-    monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: double)
-    write_gguf(tmp_path / "model.gguf", own_model("modern")[1], kind)
-    LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1).make_cache(rows, 9)
-    (options,) = double.contexts
-    expected = {32: gguf.GGMLQuantizationType.F32, 16: gguf.GGMLQuantizationType.F16}[bits]
-    assert (options.type_k, options.type_v, options.flash_attn_type) == (expected, expected, flash)
+    f32, f16 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16
+    for kind, rows, bits, flash in (("f32", 1, f32, 0), ("f32", 3, f32, 0), ("f16", 1, f16, 0), ("q8_0", 3, f16, -1)):
+        opened(tmp_path, kind=kind)[1].make_cache(rows, 9)
+        options = double.contexts[-1]
+        assert (options.type_k, options.type_v, options.flash_attn_type) == (bits, bits, flash), (kind, rows)
 
 
 def always(threads: int) -> Generator[int, float, None]:
@@ -201,9 +171,10 @@ def always(threads: int) -> Generator[int, float, None]:
 
 
 @pytest.mark.llamacpp
-@pytest.mark.parametrize("rows", [1, 2, 5])
-@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
-@pytest.mark.parametrize("case", ["modern", "llama"])
+@pytest.mark.parametrize(
+    ("case", "kind", "rows"),
+    [("modern", "f32", 1), ("llama", "f32", 5), ("modern", "f16", 2), ("llama", "f16", 1), ("modern", "q8_0", 5)],
+)
 def test_logits_do_not_depend_on_the_number_of_threads_and_are_close_to_those_of_torch(
     case: str, kind: str, rows: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -230,48 +201,34 @@ def test_logits_do_not_depend_on_the_number_of_threads_and_are_close_to_those_of
 # The number of threads.
 
 
-def chosen(seconds: dict[int, Iterator[float]], maximum: int, steps: int) -> list[int]:
+def chosen(seconds: dict[int, Iterable[float]], steps: int) -> list[int]:
     """The numbers of threads of each step, where a step with n threads takes the next of `seconds[n]`."""
-    threads = fastest_threads(maximum)
+    times = {count: iter(each) for count, each in seconds.items()}
+    threads = fastest_threads(max(times))
     counts = [next(threads)]
     for _ in range(steps):
-        counts.append(threads.send(next(seconds[counts[-1]])))
+        counts.append(threads.send(next(times[counts[-1]])))
     return counts
 
 
 def test_most_steps_have_the_fastest_number_of_threads() -> None:
     for fastest in (1, 2, 4, 6):
-        seconds = {count: itertools.repeat(1.0 if count == fastest else 1.5) for count in (1, 2, 4, 6)}
-        counts = chosen(seconds, 6, 2000)
+        counts = chosen({count: itertools.repeat(1.0 if count == fastest else 1.5) for count in (1, 2, 4, 6)}, 2000)
         assert counts.count(fastest) > 0.9 * len(counts)
+    assert set(chosen({1: itertools.repeat(1.0)}, 1000)) == {1}
+    slows_down = itertools.chain(itertools.repeat(1.0, 1000), itertools.repeat(9.0))
+    counts = chosen({1: itertools.repeat(2.0), 2: slows_down}, 4000)
+    assert counts[100:1000].count(2) > 800
+    assert counts[-1000:].count(1) > 900
+    # Steps of 0.1 ms with two threads, of which each fortieth waits 8 ms for another process; 0.2 ms with one thread.
+    counts = chosen({1: itertools.repeat(2e-4), 2: itertools.cycle([1e-4] * 39 + [8e-3])}, 20_000)
+    assert counts.count(1) > 0.9 * len(counts)
 
 
-def test_a_number_of_threads_that_is_far_slower_is_tried_for_one_step_and_ever_more_rarely() -> None:
-    counts = chosen({1: itertools.repeat(20.0), 2: itertools.repeat(1.0)}, 2, 3000)
+def test_a_slower_number_of_threads_is_tried_for_few_steps_and_ever_more_rarely() -> None:
+    counts = chosen({1: itertools.repeat(20.0), 2: itertools.repeat(1.0)}, 3000)
     tried = [step for step, count in enumerate(counts) if count == 1]
     trial = TRIAL_STEPS + 1  # those of the fastest number, and one of the other
     waits = [tried[0] + 1 - trial, *(later - earlier - trial for earlier, later in itertools.pairwise(tried))]
     assert waits == [FIRST_WAIT * 2**number for number in range(8)]
-
-
-def test_the_number_of_threads_changes_when_another_becomes_faster() -> None:
-    slows_down = itertools.chain(itertools.repeat(1.0, 1000), itertools.repeat(9.0))
-    counts = chosen({1: itertools.repeat(2.0), 2: slows_down}, 2, 4000)
-    assert counts[100:1000].count(2) > 800
-    assert counts[-1000:].count(1) > 900
-
-
-def test_a_number_of_threads_that_is_faster_only_between_the_time_slices_of_another_process_is_not_chosen() -> None:
-    """Steps of 0.1 ms with two threads, of which each fortieth waits for 8 ms; 0.2 ms with one thread."""
-    interrupted = itertools.cycle([1e-4] * 39 + [8e-3])
-    counts = chosen({1: itertools.repeat(2e-4), 2: interrupted}, 2, 20_000)
-    assert counts.count(1) > 0.9 * len(counts)
-
-
-def test_few_steps_of_a_short_text_have_a_slower_number_of_threads() -> None:
-    counts = chosen({1: itertools.repeat(9e-4), 2: itertools.repeat(5e-4)}, 2, 300)
-    assert counts.count(1) <= 20
-
-
-def test_one_thread_is_the_only_choice_of_one_core() -> None:
-    assert set(chosen({1: itertools.repeat(1.0)}, 1, 1000)) == {1}
+    assert chosen({1: itertools.repeat(9e-4), 2: itertools.repeat(5e-4)}, 300).count(1) <= 20

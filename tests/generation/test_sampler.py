@@ -137,8 +137,8 @@ CRITICAL = 18.47  # of 4 degrees of freedom: exceeded by chance once in a thousa
 
 def test_first_draws_of_many_rows_follow_the_distribution_of_their_temperature() -> None:
     """Each row has its own random stream; the first numbers of all streams must be independent, too."""
-    logits, count = np.array([1.0, 0.0, -1.0, 2.0, 0.5]), 3000
-    for temperature in (0.5, 1.0, 2.0, 100.0):
+    logits, count = np.array([1.0, 0.0, -1.0, 2.0, 0.5]), 1500
+    for temperature in (0.5, 2.0, 100.0):
         choose = sampler(SamplingConfig(temperature=temperature), seed=5, count=count)
         drawn = choose(torch.tensor(logits).expand(count, -1))
         assert chi_square(Counter(drawn), softmax(logits / temperature) * count) < CRITICAL, temperature

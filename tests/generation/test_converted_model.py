@@ -72,7 +72,7 @@ def test_the_second_command_opens_only_the_converted_file_and_prints_the_same(ru
     assert once[:-1] == second.stderr.splitlines()[:-1]  # the last line has the time
 
 
-def test_the_newest_model_is_named_on_stderr(
+def test_the_newest_model_and_a_chat_are_opened_from_the_converted_file(
     run: Path, loads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -80,30 +80,21 @@ def test_the_newest_model_is_named_on_stderr(
     for _ in range(2):
         assert run_ok("sample", *OPTIONS).stderr.count("Using checkpoints/book, the newest model.") == 1
     assert len(loads) == 1
+    (tmp_path / "template").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    results = [shell("chat", "--chat-template", "template", *OPTIONS, stdin="the old man\n") for _ in range(2)]
+    assert [result.exit_code for result in results] == [0, 0], results[0].stderr
+    assert len(loads) == 1 and results[0].stdout == results[1].stdout != "\n"
 
 
-def test_a_chat_is_opened_from_the_converted_file(run: Path, loads: list[Any], tmp_path: Path) -> None:
-    options = ("chat", "-m", run, "--chat-template", template(tmp_path), *OPTIONS)
-    first, second = (shell(*options, stdin="the old man\n") for _ in range(2))
-    assert first.exit_code == second.exit_code == 0, first.stderr
-    assert len(loads) == 1 and second.stdout == first.stdout != "\n"
-
-
-def template(folder: Path) -> Path:
-    (folder / "template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
-    return folder / "template.jinja"
-
-
-@pytest.mark.parametrize("options", [("--engine", "torch"), ("--no-cache",), ("--draft", "ngram")], ids=" ".join)
-def test_settings_that_need_torch_open_the_model(options: tuple[str, ...], run: Path, loads: list[Any]) -> None:
-    for _ in range(2):
-        run_ok("sample", "-m", run, *OPTIONS)
-    shell("sample", "-m", run, *OPTIONS, *options)
-    assert len(loads) == 2
+def test_settings_that_need_torch_open_the_model(run: Path, loads: list[Any]) -> None:
+    run_ok("sample", "-m", run, *OPTIONS)
+    for number, options in enumerate((("--engine", "torch"), ("--no-cache",), ("--draft", "ngram")), start=2):
+        shell("sample", "-m", run, *OPTIONS, *options)
+        assert len(loads) == number, options
 
 
 def test_many_samples_open_the_model_where_torch_completes_them_sooner(
-    run: Path, loads: list[Any], double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Path, loads: list[Any], double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generation_config, "MIN_TORCH_WORK", 1)
     run_ok("sample", "-m", run, *OPTIONS)
@@ -111,58 +102,41 @@ def test_many_samples_open_the_model_where_torch_completes_them_sooner(
     many = run_ok("sample", "-m", run, *OPTIONS, "--num-samples", 8)
     assert len(loads) == 2 and len(double.decoded) == decoded
     assert many.stdout == run_ok("sample", "-m", run, *OPTIONS, "--num-samples", 8, "--engine", "llama.cpp").stdout
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "the", "num_samples": 9}\n{"prompt": "old"}\n')
-    decoded = len(double.decoded)
-    run_ok("sample", "-m", run, *OPTIONS, "-f", tmp_path / "prompts.jsonl")
-    assert len(loads) == 2 and len(double.decoded) > decoded
 
 
-def test_a_number_format_has_its_own_file(run: Path, loads: list[Any], cache: Path) -> None:
-    for _ in range(2):
-        for options in ((), ("--quantize", "int8"), ("--dtype", "bf16")):
-            shell("sample", "-m", run, *OPTIONS, *options)
-    assert len(loads) == 3
-    assert {file.stem.rpartition("-")[2] for file in cache.glob("*.gguf")} == {"f32", "q8_0", "bf16"}
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
-def test_a_file_that_changes_is_read_whatever_its_time_and_size(name: str, run: Path, loads: list[Any]) -> None:
+def test_a_file_that_changes_is_read_whatever_its_time_and_size(run: Path, loads: list[Any]) -> None:
     """Its change time cannot be set."""
-    run_ok("sample", "-m", run, *OPTIONS)
-    status, content = (run / name).stat(), bytearray((run / name).read_bytes())
-    content[-3] ^= 1
-    (run / name).write_bytes(content)
-    os.utime(run / name, ns=(status.st_atime_ns, status.st_mtime_ns))
-    result = shell("sample", "-m", run, *OPTIONS)
-    assert len(loads) == 2 and result.exit_code == 1 and name in result.stderr
+    for number, name in enumerate(("model.safetensors", "config.json", "tokenizer.json"), start=1):
+        run_ok("sample", "-m", run, *OPTIONS)
+        status, content = (run / name).stat(), (run / name).read_bytes()
+        (run / name).write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+        os.utime(run / name, ns=(status.st_atime_ns, status.st_mtime_ns))
+        result = shell("sample", "-m", run, *OPTIONS)
+        assert len(loads) == 2 * number and result.exit_code == 1 and name in result.stderr
+        (run / name).write_bytes(content)
 
 
-def test_another_model_at_the_same_path_is_read(run: Path, loads: list[Any], tmp_path: Path) -> None:
-    first = run_ok("sample", "-m", run, *OPTIONS).stdout
-    shutil.rmtree(run)
-    (tmp_path / "text").write_text(story(4000, seed=1))
-    tinylm.train(tmp_path / "text", run, layers=1, heads=2, width=16, context=32, steps=9)
-    assert run_ok("sample", "-m", run, *OPTIONS).stdout != first
-    assert len(loads) == 2
-
-
-def test_a_file_that_has_just_changed_is_not_identified_by_its_time(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert conversion_key(run, "cpu", "auto", "none") is not None
-    monkeypatch.setattr(files, "SETTLED_SECONDS", 3600.0)
-    assert conversion_key(run, "cpu", "auto", "none") is None
-
-
-def test_links_and_a_possible_gpu_are_left_to_torch(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_files_links_and_a_possible_gpu_are_left_to_torch(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that has just changed is not identified by its time."""
+    key = conversion_key(run, "cpu", "auto", "none")
+    assert key is not None and key != conversion_key(run, "cpu", "bf16", "none")
     assert conversion_key(run, "cuda", "auto", "none") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "SETTLED_SECONDS", 3600.0)
+        assert conversion_key(run, "cpu", "auto", "none") is None
     monkeypatch.setattr(converted_model, "GPU_DEVICE_FILES", (str(tmp_path),))
     assert conversion_key(run, "auto", "auto", "none") is None
-    assert conversion_key(run, "cpu", "auto", "none") is not None
+    assert conversion_key(run, "cpu", "auto", "none") == key
     (run / "model.safetensors").rename(tmp_path / "elsewhere")
     (run / "model.safetensors").symlink_to(tmp_path / "elsewhere")
     assert conversion_key(run, "cpu", "auto", "none") is None
 
 
-def test_a_damaged_record_is_replaced(run: Path, loads: list[Any], cache: Path, tmp_path: Path) -> None:
+def test_a_damaged_record_and_a_missing_file_are_replaced(
+    run: Path, loads: list[Any], cache: Path, tmp_path: Path
+) -> None:
     expected = run_ok("sample", "-m", run, *OPTIONS).stdout
     (record,) = cache.glob("*.json")
     values = json.loads(record.read_text())
@@ -182,14 +156,9 @@ def test_a_damaged_record_is_replaced(run: Path, loads: list[Any], cache: Path, 
         assert len(loads) == number, text
     record.chmod(0o666)
     assert run_ok("sample", "-m", run, *OPTIONS).stdout == expected
-    assert len(loads) == len(damaged) + 2
-
-
-def test_a_converted_file_that_is_gone_is_written_again(run: Path, loads: list[Any], cache: Path) -> None:
-    expected = run_ok("sample", "-m", run, *OPTIONS).stdout
     next(cache.glob("*.gguf")).unlink()
     assert run_ok("sample", "-m", run, *OPTIONS).stdout == expected
-    assert len(loads) == 2
+    assert len(loads) == len(damaged) + 3
 
 
 def test_weights_that_a_program_changes_leave_no_record(run: Path, cache: Path) -> None:

@@ -1,6 +1,5 @@
 """The choice between torch and llama.cpp, and the file that llama.cpp reads from the cache."""
 
-import copy
 import errno
 import json
 import os
@@ -18,7 +17,6 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.generation import engine, generation_config, llama_cpp
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig, torch_is_faster
-from tinylm.loaded_model import Model
 
 PROMPT = {"prompt": "the old man", "max_tokens": 40, "seed": 4}
 
@@ -45,23 +43,18 @@ def double(monkeypatch: pytest.MonkeyPatch, cache: Path) -> LlamaCppDouble:
     return double
 
 
-@pytest.fixture
-def absent(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    monkeypatch.setattr(engine, "import_llama_cpp", lambda: None)
+def kinds(cache: Path) -> list[str]:
+    """The number formats of the converted files."""
+    return sorted(file.stem.rpartition("-")[2] for file in cache.glob("*.gguf"))
 
 
-def test_llama_cpp_is_used_where_it_is_installed_and_gives_the_text_of_torch(run: Path, double: LlamaCppDouble) -> None:
+def test_llama_cpp_is_used_where_it_is_installed_unless_torch_is_asked_for(run: Path, double: LlamaCppDouble) -> None:
     model = tinylm.load(run)
-    assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
+    for choices in ({"engine": "torch"}, {"cache": False}):
+        expected = model.generate(**PROMPT, **choices)
+        assert not double.opened
+    assert model.generate(**PROMPT) == expected
     assert len(double.opened) == 1 and double.threads
-
-
-@pytest.mark.parametrize("choices", [{"engine": "torch"}, {"cache": False}])
-def test_llama_cpp_is_not_used_where_torch_is_asked_for(
-    choices: dict[str, Any], run: Path, double: LlamaCppDouble
-) -> None:
-    tinylm.load(run).generate(**PROMPT, **choices)
-    assert not double.opened
 
 
 def test_torch_is_taken_for_many_samples_whose_time_makes_up_for_its_import() -> None:
@@ -77,38 +70,17 @@ def test_torch_is_taken_for_many_samples_whose_time_makes_up_for_its_import() ->
     assert not torch_is_faster([GenerationConfig(num_samples=10, max_tokens=2000)], 9_999_999)
 
 
-@pytest.fixture
-def instant_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes torch worth its import for every text."""
+def test_many_samples_are_generated_by_torch_if_weights_are_fp32(
+    run: Path, double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where torch is worth its import. Smaller weights are read faster by llama.cpp."""
     monkeypatch.setattr(generation_config, "MIN_TORCH_WORK", 1)
-
-
-def test_many_samples_with_fp32_weights_are_generated_by_torch(
-    run: Path, double: LlamaCppDouble, instant_import: None
-) -> None:
-    model = tinylm.load(run)
-    chosen = model.generate(**PROMPT, num_samples=8)
-    assert not double.opened
-    assert chosen == model.generate(**PROMPT, num_samples=8, engine="llama.cpp")
-    assert len(double.opened) == 1
-    model.generate(**PROMPT, num_samples=7)
-    assert len(double.opened) == 2  # once for each engine setting
-
-
-@pytest.mark.parametrize("options", [{"dtype": "bf16"}, {"quantize": "int8"}])
-def test_many_samples_with_smaller_weights_are_generated_by_llama_cpp(
-    options: dict[str, Any], run: Path, double: LlamaCppDouble, instant_import: None
-) -> None:
-    tinylm.load(run, **options).generate(**PROMPT, num_samples=8)
-    assert double.opened
-
-
-def test_many_samples_of_a_gguf_file_are_generated_by_llama_cpp(
-    double: LlamaCppDouble, instant_import: None, tmp_path: Path
-) -> None:
-    write_gguf(tmp_path / "model.gguf", own_model("untied")[1], "q8_0")
-    tinylm.load(tmp_path / "model.gguf").generate("the", num_samples=8, max_tokens=3, seed=1)
-    assert double.opened
+    found = []
+    for options, samples in (({}, 8), ({}, 7), ({"dtype": "bf16"}, 8), ({"quantize": "int8"}, 8)):
+        before = len(double.opened)
+        tinylm.load(run, **options).generate("the", max_tokens=3, num_samples=samples)
+        found.append(len(double.opened) - before)
+    assert found == [0, 1, 1, 1]
 
 
 def test_a_model_prepared_in_place_for_torch_is_not_exported_to_llama_cpp(run: Path, double: LlamaCppDouble) -> None:
@@ -122,14 +94,17 @@ def test_a_model_prepared_in_place_for_torch_is_not_exported_to_llama_cpp(run: P
     assert not double.opened
 
 
-@pytest.mark.parametrize(
-    "dtype, quantize, kind", [("fp32", "none", "f32"), ("bf16", "none", "bf16"), ("fp32", "int8", "q8_0")]
-)
-def test_the_file_has_the_number_format_of_the_model(
-    dtype: str, quantize: str, kind: str, run: Path, double: LlamaCppDouble, cache: Path
+def test_files_have_the_number_format_of_the_model_and_those_unused_for_longest_are_deleted(
+    run: Path, double: LlamaCppDouble, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tinylm.load(run, dtype=dtype, quantize=quantize).generate(**PROMPT)
-    assert [file.stem.rpartition("-")[2] for file in cache.iterdir()] == [kind]
+    for dtype, quantize in (("fp32", "none"), ("bf16", "none"), ("fp32", "int8")):
+        tinylm.load(run, dtype=dtype, quantize=quantize).generate(**PROMPT)
+    assert kinds(cache) == ["bf16", "f32", "q8_0"]
+    monkeypatch.setattr(engine, "MAX_CACHED_BYTES", 1)
+    other = tinylm.load(run)
+    other.network.embedding.weight.data += 1
+    other.generate(**PROMPT)
+    assert kinds(cache) == ["f32"]
 
 
 def test_quantized_weights_of_a_gguf_file_stay_as_they_are(double: LlamaCppDouble, cache: Path, tmp_path: Path) -> None:
@@ -140,57 +115,24 @@ def test_quantized_weights_of_a_gguf_file_stay_as_they_are(double: LlamaCppDoubl
     (file,) = cache.iterdir()
     assert file.stem.endswith("-own") and file.stat().st_size < 1.1 * (tmp_path / "model.gguf").stat().st_size
     tinylm.load(tmp_path / "model.gguf", quantize="int8").generate(**prompt)
-    assert {file.stem.rpartition("-")[2] for file in cache.iterdir()} == {"own", "q8_0"}
+    assert kinds(cache) == ["own", "q8_0"]
 
 
-def test_a_file_is_written_once_for_each_model(run: Path, double: LlamaCppDouble, cache: Path) -> None:
-    tinylm.load(run).generate(**PROMPT)
+def test_a_file_is_written_once_for_each_model_and_again_if_others_can_write_it(
+    run: Path, double: LlamaCppDouble, cache: Path
+) -> None:
+    expected = tinylm.load(run).generate(**PROMPT)
     written = {file: file.stat().st_ino for file in cache.iterdir()}
     tinylm.load(run).generate(**PROMPT)
     assert {file: file.stat().st_ino for file in cache.iterdir()} == written and len(written) == 1
+    (file,) = written
+    file.write_bytes(b"something else")
+    file.chmod(0o666)
+    assert tinylm.load(run).generate(**PROMPT) == expected
     other = tinylm.load(run)
     other.network.embedding.weight.data += 1
     other.generate(**PROMPT)
     assert len(list(cache.iterdir())) == 2
-
-
-def test_the_files_that_were_not_used_for_longest_are_deleted(
-    run: Path, double: LlamaCppDouble, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tinylm.load(run)
-    for kind in ("f32", "q8_0"):
-        changed = copy.copy(model)
-        changed.quantize = "int8" if kind == "q8_0" else "none"
-        Model.__post_init__(changed)
-        changed.generate(**PROMPT)
-        monkeypatch.setattr(engine, "MAX_CACHED_BYTES", 1)
-    assert [file.stem.rpartition("-")[2] for file in cache.iterdir()] == ["q8_0"]
-
-
-def test_a_file_that_others_can_write_is_replaced(run: Path, double: LlamaCppDouble, cache: Path) -> None:
-    tinylm.load(run).generate(**PROMPT)
-    (file,) = cache.iterdir()
-    file.write_bytes(b"something else")
-    file.chmod(0o666)
-    text = tinylm.load(run).generate(**PROMPT)
-    assert text == tinylm.load(run).generate(**PROMPT, engine="torch")
-
-
-def test_without_llama_cpp_torch_is_used_and_a_demand_for_it_is_an_error(run: Path, absent: None) -> None:
-    model = tinylm.load(run)
-    assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
-    with pytest.raises(UsageError, match=r'`engine="llama.cpp"` is not possible: llama-cpp-python is not installed'):
-        model.generate(**PROMPT, engine="llama.cpp")
-
-
-def test_a_model_that_gguf_cannot_represent_is_sampled_by_torch(tmp_path: Path, double: LlamaCppDouble) -> None:
-    (tmp_path / "text").write_text(story(4000))
-    options = {"layers": 1, "heads": 2, "width": 16, "context": 32, "steps": 2, "position": "relative"}
-    run = tinylm.train(tmp_path / "text", tmp_path / "run", **options).run
-    model = tinylm.load(run)
-    assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
-    with pytest.raises(UsageError, match=r'`engine="llama.cpp"` is not possible: .*relative'):
-        model.generate(**PROMPT, engine="llama.cpp")
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +152,28 @@ def test_loras_are_merged_at_their_scales(run: Path, lora: Path, double: LlamaCp
     assert len(double.opened) == len(texts) == 3
 
 
+def test_what_llama_cpp_cannot_run_is_named_and_sampled_by_torch(
+    run: Path, lora: Path, double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text(story(4000))
+    options = {"layers": 1, "heads": 2, "width": 16, "context": 32, "steps": 2, "position": "relative"}
+    relative = tinylm.train(tmp_path / "text", tmp_path / "run", **options).run
+    bottleneck = tinylm.finetune_adapter(tmp_path / "text", model=run, out=tmp_path / "bottleneck", steps=2).run
+    models = {
+        "relative": tinylm.load(relative),
+        "bottleneck adapter, which cannot be merged": tinylm.load(run, adapters=[bottleneck]),
+        "has several adapters": tinylm.load(run, adapters=[lora, lora]),
+        "llama-cpp-python is not installed": tinylm.load(run),
+    }
+    for reason, model in models.items():
+        if "installed" in reason:
+            monkeypatch.setattr(engine, "import_llama_cpp", lambda: None)
+        assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
+        with pytest.raises(UsageError, match=rf'`engine="llama.cpp"` is not possible: .*{reason}'):
+            model.generate(**PROMPT, engine="llama.cpp")
+    assert not double.opened
+
+
 def test_prompts_that_choose_their_adapters_are_sampled_by_torch(
     run: Path, lora: Path, double: LlamaCppDouble, tmp_path: Path
 ) -> None:
@@ -219,35 +183,6 @@ def test_prompts_that_choose_their_adapters_are_sampled_by_torch(
     plain, adapted = run_ok(*options).stdout.split("|")
     assert plain != adapted and not double.opened
     assert_error(shell(*options, "--engine", "llama.cpp"), 2, "prompts choose their adapters")
-
-
-def test_a_bottleneck_several_adapters_and_an_encoder_are_refused_by_name(
-    tmp_path: Path, run: Path, lora: Path, double: LlamaCppDouble
-) -> None:
-    (tmp_path / "text").write_text(story(4000))
-    bottleneck = tinylm.finetune_adapter(tmp_path / "text", model=run, out=tmp_path / "bottleneck", steps=2).run
-    with pytest.raises(UsageError, match="bottleneck adapter, which cannot be merged"):
-        tinylm.load(run, adapters=[bottleneck]).generate(**PROMPT, engine="llama.cpp")
-    with pytest.raises(UsageError, match="has several adapters"):
-        tinylm.load(run, adapters=[lora, lora]).generate(**PROMPT, engine="llama.cpp")
-    options = {"architecture": "encoder", "layers": 1, "heads": 2, "width": 16, "context": 32, "steps": 2}
-    encoder = tinylm.train(tmp_path / "text", tmp_path / "encoder", **options).run
-    with pytest.raises(UsageError, match=r"An encoder fills all masks at once.*leave out `engine`"):
-        tinylm.load(encoder).generate("the <mask>", engine="llama.cpp")
-
-
-def test_a_converted_file_in_a_read_only_cache_is_used(
-    run: Path, double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = tinylm.load(run).generate(**PROMPT, engine="llama.cpp")
-
-    def read_only(*args: Any, **options: Any) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(os, "utime", read_only)
-    monkeypatch.setattr(Path, "touch", read_only)
-    assert tinylm.load(run).generate(**PROMPT, engine="llama.cpp") == expected
-    assert len(double.opened) == 2
 
 
 def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(
@@ -264,13 +199,19 @@ def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(
         model.generate(**PROMPT, engine="llama.cpp")
 
 
-def test_the_command_says_what_is_wrong_with_the_engine(run: Path, absent: None) -> None:
-    result = shell("sample", "-m", run, "-n", 5, "--engine", "llama.cpp")
-    assert_error(result, 2, "--engine llama.cpp is not possible: llama-cpp-python is not installed")
-    assert_error(shell("sample", "-m", run, "-n", 5, "--engine", "tensorflow"), 2, "--engine")
-
-
-def test_the_command_samples_the_same_by_both_engines(run: Path, double: LlamaCppDouble) -> None:
+def test_the_command_samples_the_same_by_both_engines_also_from_a_read_only_cache(
+    run: Path, double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = ("sample", "-m", run, "-n", 60, "--seed", 3)
-    assert run_ok(*options).stdout == run_ok(*options, "--engine", "torch").stdout
+    expected = run_ok(*options).stdout
+    assert run_ok(*options, "--engine", "torch").stdout == expected
     assert len(double.opened) == 1
+
+    def read_only(*args: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", read_only)
+    monkeypatch.setattr(Path, "touch", read_only)
+    assert run_ok(*options, "--engine", "llama.cpp").stdout == expected
+    assert len(double.opened) == 2
+    assert_error(shell(*options, "--engine", "tensorflow"), 2, "--engine")

@@ -51,13 +51,17 @@ def test_a_bottleneck_around_an_identity_equals_the_formula() -> None:
 
 
 @every_variant
-def test_new_bottlenecks_follow_both_sublayers_of_every_layer_and_change_nothing(config: ModelConfig) -> None:
-    model = exact(config)
-    before = logits(model)
-    layers = add_bottlenecks(model, SETTINGS)
+def test_bottlenecks_follow_both_sublayers_change_nothing_at_first_and_load_by_name(config: ModelConfig) -> None:
+    base, new, one, other = exact(config), exact(config), adapted(config), adapted(config, seed=1)
+    layers = add_bottlenecks(new, SETTINGS)
     assert list(layers) == [f"layers.{n}.{name}" for n in range(2) for name in ("attention", "feedforward")]
-    assert torch.equal(logits(model), before)
-    assert {name.split(".")[3] for name, p in model.named_parameters() if p.requires_grad} == {"down", "up"}
+    assert torch.equal(logits(new), logits(base))
+    assert {name.split(".")[3] for name, p in new.named_parameters() if p.requires_grad} == {"down", "up"}
+    assert not torch.allclose(logits(one), logits(other))
+    load_adapter_tensors(adapter_layers(other), adapter_tensors(adapter_layers(one)), Path("adapter"))
+    assert torch.equal(logits(one), logits(other))
+    set_adapter_scale(adapter_layers(other), 0.0)
+    assert torch.equal(logits(other), logits(base))
 
 
 def test_bottlenecks_are_fp32_and_leave_16_bit_weights_as_they_are() -> None:
@@ -67,17 +71,6 @@ def test_bottlenecks_are_fp32_and_leave_16_bit_weights_as_they_are() -> None:
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert {dtypes[name] for name in trained} == {torch.float32}
     assert {dtypes[name] for name in dtypes.keys() - trained} == {torch.bfloat16}
-
-
-@every_variant
-def test_saved_bottlenecks_load_by_name_and_can_be_scaled_to_zero(config: ModelConfig) -> None:
-    one, other = adapted(config), adapted(config, seed=1)
-    tensors = adapter_tensors(adapter_layers(one))
-    assert not torch.allclose(logits(one), logits(other))
-    load_adapter_tensors(adapter_layers(other), tensors, Path("adapter"))
-    assert torch.equal(logits(one), logits(other))
-    set_adapter_scale(adapter_layers(other), 0.0)
-    assert torch.equal(logits(other), logits(exact(config)))
 
 
 def test_an_encoder_decoder_has_a_bottleneck_after_cross_attention() -> None:

@@ -33,18 +33,14 @@ ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, tied embedding": (TIED, {"target": ["embedding", "mlp"], "rank_stabilised": True}),
     "llama, shared B": ("llama", {"target": ["attention"], "share_b": True, "dropout": 0.1}),
     "mistral": ("mistral", {}),
-    "qwen2": ("qwen2", {"target": ["attention", "mlp"]}),
     "qwen3": ("qwen3", {"target": ["all"]}),
     "mixtral, everything": ("mixtral", {"target": ["all"], "rank": 2, "dropout": 0.1}),
     "mixtral, experts": ("mixtral", {"target": ["experts"], "rank_stabilised": True}),
-    "mixtral, router": ("mixtral", {"target": ["router"]}),
-    "qwen3_moe, everything": ("qwen3_moe", {"target": ["all"]}),
     "gpt_neox, everything": ("gpt_neox", {"target": ["all"]}),
     "gpt_neox, key and value": (
         "gpt_neox sequential, full RoPE",
         {"target": ["key", "value"], "rank_stabilised": True},
     ),
-    "gpt_neox, tied": ("gpt_neox without attention biases, half RoPE, tanh GELU, tied", {"target": ["embedding"]}),
     "gemma, everything": ("gemma", {"target": ["all"]}),
     "gemma3_text": ("gemma3_text", {"target": ["all"]}),
 }
@@ -102,38 +98,32 @@ def test_peft_loads_the_run_and_its_export_with_equal_logits(name: str, trained:
 
 
 def test_fused_matrices_have_one_adapter_of_a_larger_rank(trained: Any, tmp_path: Path) -> None:
-    config = json.loads(
-        (exported(trained("gpt2, query and value"), tmp_path / "a").path / "adapter_config.json").read_text()
-    )
-    assert config["target_modules"] == ["c_attn"] and config["fan_in_fan_out"] is True
-    assert (config["r"], config["lora_alpha"], config["use_rslora"]) == (3, 6, True)
-    assert config["rank_pattern"] == {r"attn\.c_attn": 6}
-    assert config["alpha_pattern"] == {r"attn\.c_attn": pytest.approx(6 * 2**0.5)}
-    config = json.loads(
-        (exported(trained("gpt2, output only"), tmp_path / "b").path / "adapter_config.json").read_text()
-    )
-    assert config["target_modules"] == ["attn.c_proj"] and config["rank_pattern"] == {}
-    config = json.loads((exported(trained("gpt2, key only"), tmp_path / "c").path / "adapter_config.json").read_text())
-    assert config["target_modules"] == ["c_attn"] and config["lora_alpha"] == 3.5 and config["rank_pattern"] == {}
+    configs = {
+        name: json.loads((exported(trained(f"gpt2, {name}"), tmp_path / name).path / "adapter_config.json").read_text())
+        for name in ("query and value", "output only", "key only")
+    }
+    both, output, key = configs.values()
+    assert both["target_modules"] == key["target_modules"] == ["c_attn"] and both["fan_in_fan_out"] is True
+    assert (both["r"], both["lora_alpha"], both["use_rslora"]) == (3, 6, True)
+    assert both["rank_pattern"] == {r"attn\.c_attn": 6}
+    assert both["alpha_pattern"] == {r"attn\.c_attn": pytest.approx(6 * 2**0.5)}
+    assert output["target_modules"] == ["attn.c_proj"] and output["rank_pattern"] == {}
+    assert key["lora_alpha"] == 3.5 and key["rank_pattern"] == {}
 
 
-def test_the_base_is_recorded_by_path_or_by_the_given_name(trained: Any, tmp_path: Path) -> None:
+def test_the_base_is_recorded_by_path_by_the_given_name_or_by_its_name_in_the_hub(trained: Any, tmp_path: Path) -> None:
     base, run = trained("mistral")
-    for name, expected in ((None, str(base.resolve())), ("someone/model", "someone/model")):
-        path = exported((base, run), tmp_path / "adapter", force=True, base_name=name).path
-        assert json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"] == expected
-
-
-def test_a_base_in_the_cache_of_the_hub_is_recorded_by_its_name(trained: Any, tmp_path: Path) -> None:
-    base, _ = trained("mistral")
-    snapshot = tmp_path / "hub/models--someone--small-model/snapshots/0123abc"
-    snapshot.parent.mkdir(parents=True)
-    base = base.rename(snapshot)
+    cached = tmp_path / "hub/models--someone--small-model/snapshots/0123abc"
+    shutil.copytree(base, cached)
     (tmp_path / "text").write_text(TEXT)
-    run = tinylm.finetune_lora(tmp_path / "text", model=base, out=tmp_path / "lora", steps=1, eval_every=1, lr=0.05).run
-    path = exported((base, run), tmp_path / "adapter").path
-    snapshot.rename(trained("mistral")[0])
-    assert json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"] == "someone/small-model"
+    other = tinylm.finetune_lora(tmp_path / "text", model=cached, out=tmp_path / "b", steps=1, eval_every=1, lr=0.05)
+    for pair, name, expected in (
+        ((base, run), None, str(base.resolve())),
+        ((base, run), "someone/model", "someone/model"),
+        ((cached, other.run), None, "someone/small-model"),
+    ):
+        path = exported(pair, tmp_path / "adapter", force=True, base_name=name).path
+        assert json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"] == expected
 
 
 def test_an_adapter_on_a_base_of_tinylm_has_the_module_names_of_the_exported_base(tmp_path: Path) -> None:
@@ -149,22 +139,12 @@ def test_an_adapter_on_a_base_of_tinylm_has_the_module_names_of_the_exported_bas
     assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
 
 
-@pytest.mark.parametrize(
-    "choices, message",
-    [
-        ({"position": "relative"}, "No model family .* has this model's `position` 'relative'"),
-        ({"architecture": "encoder"}, "`architecture` 'encoder'"),
-    ],
-)
-def test_a_base_without_a_family_is_refused_before_anything_is_written(
-    choices: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_a_base_without_a_family_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "text").write_text(TEXT)
-    base = tinylm.train(
-        tmp_path / "text", out=tmp_path / "base", steps=1, width=16, heads=2, layers=1, eval_every=1, **choices
-    ).run
+    sizes: dict[str, Any] = {"width": 16, "heads": 2, "layers": 1, "position": "relative"}
+    base = tinylm.train(tmp_path / "text", out=tmp_path / "base", steps=1, eval_every=1, **sizes).run
     run = tinylm.finetune_lora(tmp_path / "text", model=base, out=tmp_path / "lora", steps=1, eval_every=1).run
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=r"No model family .* has this model's `position` 'relative'"):
         export_adapter(run, tmp_path / "adapter", None, LogReporter())
     assert not (tmp_path / "adapter").exists()
 

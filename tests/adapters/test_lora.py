@@ -1,5 +1,6 @@
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests import reference_parts
+from tests.formats.refusals import assert_refused
 from tests.variants import every_variant, randomised, small
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors, load_adapter_tensors
 from tinylm.adapters.load import set_adapter_scale
@@ -20,7 +22,7 @@ from tinylm.adapters.lora import (
     merge_lora,
     target_modules,
 )
-from tinylm.errors import TinyLMError, UsageError
+from tinylm.errors import UsageError
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.model_config import ModelConfig
@@ -69,37 +71,26 @@ def wrapped(inputs: int = 6, outputs: int = 4, bias: bool = True, dropout: float
 # One layer.
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_output_equals_the_formula(bias: bool) -> None:
-    """y_o = sum_i W_oi x_i + b_o + alpha / r sum_k B_ok sum_i A_ki x_i, entry by entry (note 002, with A r x k)."""
-    layer = wrapped(bias=bias)
-    x = torch.randn(3, 6, dtype=torch.float64)
-    w, a, b = (p.detach().numpy() for p in (layer.base.weight, layer.lora_A, layer.lora_B))
-    found = layer(x).detach().numpy()
-    for row, entries in enumerate(x.numpy()):
-        for o in range(4):
-            base = sum(w[o, i] * entries[i] for i in range(6)) + (layer.base.bias[o].item() if bias else 0.0)
-            update = sum(b[o, k] * sum(a[k, i] * entries[i] for i in range(6)) for k in range(2))
-            assert found[row, o] == pytest.approx(base + 3.0 / 2 * update, rel=1e-12)
-
-
-def test_the_weight_change_is_the_scaled_product_of_b_and_a() -> None:
-    layer = wrapped()
-    w, a, b = (p.detach().numpy().copy() for p in (layer.base.weight, layer.lora_A, layer.lora_B))
-    np.testing.assert_allclose((layer.weight + layer.delta_weight()).detach(), w + 1.5 * (b @ a), rtol=1e-12)
-    x = torch.randn(3, 6, dtype=torch.float64)
-    layer.adapter_scale = 0.5
-    expected = reference_parts.lora(x.numpy(), w, a, b, alpha=1.5, rank=2) + layer.base.bias.detach().numpy()
-    np.testing.assert_allclose(layer(x).detach(), expected, rtol=1e-12)
-    layer.adapter_scale = 0.0
-    assert torch.equal(layer(x), layer.base(x))
+def test_the_output_equals_the_formula_at_any_scale() -> None:
+    """y_o = sum_i W_oi x_i + b_o + scale alpha / r sum_k B_ok sum_i A_ki x_i."""
+    for has_bias in (True, False):
+        layer = wrapped(bias=has_bias)
+        x = torch.randn(3, 6, dtype=torch.float64)
+        w, a, b = (p.detach().numpy().copy() for p in (layer.base.weight, layer.lora_A, layer.lora_B))
+        bias = layer.base.bias.detach().numpy() if has_bias else 0.0
+        np.testing.assert_allclose((layer.weight + layer.delta_weight()).detach(), w + 1.5 * (b @ a), rtol=1e-12)
+        for scale in (1.0, 0.5, -2.0):
+            layer.adapter_scale = scale
+            expected = reference_parts.lora(x.numpy(), w, a, b, alpha=3.0 * scale, rank=2) + bias
+            np.testing.assert_allclose(layer(x).detach(), expected, rtol=1e-12)
+        layer.adapter_scale = 0.0
+        assert torch.equal(layer(x), layer.base(x))
 
 
 def test_a_is_rank_by_inputs_and_b_is_outputs_by_rank_of_zeros() -> None:
     layer = LoRALinear(nn.Linear(6, 4), 2, 1.0, 0.0)
     assert (layer.lora_A.shape, layer.lora_B.shape) == ((2, 6), (4, 2))
-    assert layer.lora_B.count_nonzero() == 0
-    assert layer.lora_A.count_nonzero() == 12
+    assert (layer.lora_A.count_nonzero(), layer.lora_B.count_nonzero()) == (12, 0)
 
 
 def test_dropout_applies_only_to_the_adapters_input_and_only_in_training() -> None:
@@ -121,35 +112,21 @@ def test_dropout_applies_only_to_the_adapters_input_and_only_in_training() -> No
 
 
 @every_variant
-def test_a_new_adapter_does_not_change_the_outputs(config: ModelConfig) -> None:
-    model = exact(config)
-    before = logits(model)
-    add_lora(model, settings())
-    assert adapter_layers(model)
-    assert torch.equal(logits(model), before)
-
-
-@every_variant
-def test_only_a_and_b_are_trained(config: ModelConfig) -> None:
-    model = adapted(config)
-    frozen = {name: p.detach().clone() for name, p in model.named_parameters() if ".lora_" not in name}
-    trained = [p for p in model.parameters() if p.requires_grad]
-    assert {name for name, p in model.named_parameters() if p.requires_grad} == {
-        f"{layer}.{part}" for layer in adapter_layers(model) for part in ("lora_A", "lora_B")
-    }
-    optimizer = torch.optim.SGD(trained, lr=0.1)
+def test_an_adapter_begins_without_effect_trains_only_a_and_b_and_is_merged_with_equal_logits(
+    config: ModelConfig,
+) -> None:
+    base, new, model = exact(config), exact(config), adapted(config)
+    add_lora(new, settings())
+    assert torch.equal(logits(new), logits(base))
+    layers = adapter_layers(model)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained and trained == {f"{layer}.{part}" for layer in layers for part in ("lora_A", "lora_B")}
     model.logits(model(IDS).hidden).logsumexp(-1).sum().backward()
-    optimizer.step()
     for name, parameter in model.named_parameters():
-        if name in frozen:
-            assert parameter.grad is None and torch.equal(parameter, frozen[name])
+        if name not in trained:
+            assert parameter.grad is None
         else:
             assert parameter.grad is not None or "experts" in name  # some experts may have no token here
-
-
-@every_variant
-def test_merged_logits_equal_adapted_ones_and_differ_from_the_base(config: ModelConfig) -> None:
-    base, model = exact(config), adapted(config)
     before = logits(model)
     merge_lora(model)
     torch.testing.assert_close(logits(model), before, rtol=0, atol=1e-10)
@@ -172,42 +149,34 @@ def test_the_seed_determines_a_and_leaves_the_global_generator_alone() -> None:
 # Targets.
 
 
-@pytest.mark.parametrize(
-    "targets, names",
-    [
-        (["attention"], ("q_proj", "k_proj", "v_proj", "o_proj")),
-        (["query,value"], ("q_proj", "v_proj")),
-        (["value", " key , query "], ("v_proj", "k_proj", "q_proj")),
-        (["attention", "query"], ("q_proj", "k_proj", "v_proj", "o_proj")),
-        (["mlp", "output"], ("gate_proj", "up_proj", "down_proj", "o_proj")),
-    ],
-)
-def test_target_names_stand_for_projections(targets: list[str], names: tuple[str, ...]) -> None:
-    assert target_modules(targets, build_model(small())) == names
+def test_target_names_stand_for_projections() -> None:
+    model = build_model(small())
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj")
+    expected: dict[tuple[str, ...], tuple[str, ...]] = {
+        ("attention",): attention,
+        ("query,value",): ("q_proj", "v_proj"),
+        ("value", " key , query "): ("v_proj", "k_proj", "q_proj"),
+        ("attention", "query"): attention,
+        ("mlp", "output"): ("gate_proj", "up_proj", "down_proj", "o_proj"),
+    }
+    assert {targets: target_modules(list(targets), model) for targets in expected} == expected
+    message = f"`target` is .*; it must be one of: {', '.join(TARGETS)}."
+    rows = [(targets, message) for targets in (["brain"], ["query,"], [""], ["Query"])]
+    assert_refused(rows, lambda targets: target_modules(targets, model), UsageError)
 
 
-@pytest.mark.parametrize("targets", [["brain"], ["query,"], [""], ["Query"]])
-def test_an_error_about_an_unknown_target_lists_the_known_ones(targets: list[str]) -> None:
-    with pytest.raises(UsageError, match=f"`target` is .*; it must be one of: {', '.join(TARGETS)}."):
-        target_modules(targets, build_model(small()))
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("preset", ["modern", "gpt2"])
-def test_a_target_adapts_its_projections_in_every_layer_and_no_others(target: str, preset: str) -> None:
-    """A feed-forward layer without a gate has no gate_proj."""
-    model = build_model(small(preset, kv_heads=4))
-    present = {name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
-    expected = {name for name in present if name.rpartition(".")[2] in TARGETS[target]}
-    if not expected:
-        assert target == "router"
-        return
-    assert set(add_lora(model, settings(targets=TARGETS[target]))) == expected
-    assert set(adapter_layers(model)) == expected
-    assert sum("layers." in name for name in expected) % 2 == 0  # two layers
-
-
-def test_a_target_that_is_not_in_the_model_is_refused() -> None:
+def test_a_target_adapts_its_projections_in_every_layer_and_no_others() -> None:
+    """A feed-forward layer without a gate has no gate_proj, and one that is not a mixture no router."""
+    for preset in ("modern", "gpt2"):
+        for target, names in TARGETS.items():
+            model = build_model(small(preset, kv_heads=4))
+            modules = {name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
+            expected = {name for name in modules if name.rpartition(".")[2] in names}
+            if target == "router":
+                assert not expected
+                continue
+            assert set(add_lora(model, settings(targets=names))) == set(adapter_layers(model)) == expected
+            assert sum("layers." in name for name in expected) % 2 == 0  # two layers
     with pytest.raises(UsageError, match="`target` gate_proj matches no module"):
         add_lora(build_model(small("gpt2", kv_heads=4)), settings(targets=("gate_proj",)))
 
@@ -223,13 +192,14 @@ def test_experts_and_router_are_targets_only_in_a_mixture_of_experts() -> None:
     assert len(layers) == 2 * (3 * 3 + 1)
 
 
-@pytest.mark.parametrize("targets, rank", [(("router",), 3), (("q_proj", "router"), 16), (("k_proj",), 8)])
-def test_the_maximum_rank_is_that_of_the_largest_matrix(targets: tuple[str, ...], rank: int) -> None:
-    model = build_model(small(experts=3, kv_heads=2))
-    assert max_rank(model, targets) == rank
-    add_lora(model, settings(rank=rank, targets=targets))
-    with pytest.raises(UsageError, match=f"a rank of at most {rank}"):
-        add_lora(build_model(small(experts=3, kv_heads=2)), settings(rank=rank + 1, targets=targets))
+def test_the_maximum_rank_is_that_of_the_largest_matrix() -> None:
+    cases: tuple[tuple[tuple[str, ...], int], ...] = ((("router",), 3), (("q_proj", "router"), 16), (("k_proj",), 8))
+    for targets, rank in cases:
+        model = build_model(small(experts=3, kv_heads=2))
+        assert max_rank(model, targets) == rank
+        add_lora(model, settings(rank=rank, targets=targets))
+        with pytest.raises(UsageError, match=f"a rank of at most {rank}"):
+            add_lora(build_model(small(experts=3, kv_heads=2)), settings(rank=rank + 1, targets=targets))
 
 
 MODELS = {"tied": small(), "untied": small(tie=False), "experts": small(experts=3)}
@@ -322,90 +292,60 @@ def test_adapters_on_one_base_add_up_in_proportion_to_their_scales() -> None:
 # Tensors in PEFT's format.
 
 
-def test_tensors_have_peft_names_and_load_back() -> None:
+def test_tensors_have_peft_names_and_load_back_and_those_of_another_adapter_are_refused() -> None:
     model, other = adapted(small()), adapted(small(), seed=1)
-    tensors = {name: tensor.detach().clone() for name, tensor in adapter_tensors(adapter_layers(model)).items()}
+    tensors = adapter_tensors(adapter_layers(model))
     assert "layers.1.attention.q_proj.lora_A.weight" in tensors
     assert len(tensors) == 2 * 2 * len(EVERYWHERE)
-    assert not torch.equal(logits(model), logits(other))
+    before = logits(other)
+    assert not torch.equal(logits(model), before)
+    first, *others = tensors
+    wrong: list[dict[str, Tensor]] = [
+        {},
+        {name: tensors[name] for name in others},
+        {**tensors, "more": torch.zeros(1)},
+        {**tensors, first: torch.zeros(9, 9)},
+        {**tensors, first: torch.full_like(tensors[first], math.nan)},
+    ]
+    assert_refused(
+        [(forged, r"adapter (does not fit its config\.json: |.*not finite)") for forged in wrong],
+        lambda forged: load_adapter_tensors(adapter_layers(other), forged, Path("adapter")),
+    )
+    assert torch.equal(logits(other), before)
     load_adapter_tensors(adapter_layers(other), tensors, Path("adapter"))
     assert torch.equal(logits(model), logits(other))
-
-
-@pytest.mark.parametrize("how", ["missing", "surplus", "shape", "empty"])
-def test_tensors_of_another_adapter_are_refused_without_changing_the_model(how: str) -> None:
-    model = adapted(small())
-    before = logits(model)
-    tensors = {name: torch.zeros_like(tensor) for name, tensor in adapter_tensors(adapter_layers(model)).items()}
-    name = next(iter(tensors))
-    if how == "missing":
-        del tensors[name]
-    elif how == "surplus":
-        tensors["more"] = torch.zeros(1)
-    elif how == "shape":
-        tensors[name] = torch.zeros(9, 9)
-    else:
-        tensors = {}
-    with pytest.raises(TinyLMError, match=r"adapter does not fit its config\.json: "):
-        load_adapter_tensors(adapter_layers(model), tensors, Path("adapter"))
-    assert torch.equal(logits(model), before)
 
 
 # The check of a merge.
 
 
-def merged_copy(config: ModelConfig) -> Decoder:
-    model = adapted(config)
-    merge_lora(model)
-    return model
-
-
-def test_a_correct_merge_passes_with_its_differences() -> None:
-    difference, change = check_merged(exact(small()), adapted(small()), merged_copy(small()))
-    assert difference < 1e-10
-    assert change > 0.01
-
-
-def test_a_wrong_merge_is_an_error() -> None:
-    with pytest.raises(TinyLMError, match="The logits of the merged and the adapted model differ by"):
-        check_merged(exact(small()), adapted(small()), exact(small()))
-
-
-def test_a_merge_with_nan_logits_is_an_error() -> None:
-    broken = merged_copy(small())
+def test_a_merge_is_checked() -> None:
+    base, model, merged, broken, huge, untrained = exact(small()), *(adapted(small()) for _ in range(4)), exact(small())
+    merge_lora(merged)
+    merge_lora(broken)
+    add_lora(untrained, settings())
     with torch.no_grad():
         next(broken.parameters()).fill_(math.nan)
-    with pytest.raises(TinyLMError, match="differ by nan"):
-        check_merged(exact(small()), adapted(small()), broken)
-
-
-def test_an_adapter_whose_logits_are_not_finite_is_not_merged() -> None:
-    huge = adapted(small())
-    with torch.no_grad():
         for layer in adapter_layers(huge).values():
             for parameter in layer.parameters():
                 parameter.fill_(torch.finfo(torch.float64).max)
-    with pytest.raises(TinyLMError, match="logits of the model with its adapter are not finite"):
-        check_merged(exact(small()), huge, huge)
+    difference, change = check_merged(base, model, merged)
+    assert difference < 1e-10 and change > 0.01
+    rows = [
+        ((base, model, base), "The logits of the merged and the adapted model differ by"),
+        ((base, model, broken), "differ by nan"),
+        ((base, huge, huge), "logits of the model with its adapter are not finite"),
+        ((base, untrained, base), "The adapter has no effect"),
+    ]
+    assert_refused(rows, lambda models: check_merged(*models))
 
 
-def test_merging_an_adapter_without_effect_is_an_error() -> None:
-    untrained = exact(small())
-    add_lora(untrained, settings())
-    with pytest.raises(TinyLMError, match="The adapter has no effect"):
-        check_merged(exact(small()), untrained, exact(small()))
-
-
-@pytest.mark.parametrize(
-    "values, message",
-    [
+def test_settings_out_of_range_are_refused() -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"rank": 0}, "`rank` is 0"),
         ({"alpha": 0.0}, "`alpha` is 0.0"),
         ({"alpha": math.inf}, "`alpha` is inf"),
         ({"dropout": 1.0}, "`dropout` is 1.0"),
         ({"targets": ()}, "`target` names no module"),
-    ],
-)
-def test_settings_out_of_range_are_refused(values: dict[str, float], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        settings(**values)
+    ]
+    assert_refused(rows, lambda values: settings(**values), UsageError)

@@ -1,6 +1,7 @@
 """Adapters in whole models of every architecture, compared with float64 formulas for one token at a time."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests import reference_parts
-from tests.variants import randomised, small
-from tinylm.adapters.adapter import adapter_layers
+from tests.variants import every_variant, randomised, small
+from tinylm.adapters.adapter import adapter_layers, adapter_tensors, load_adapter_tensors
 from tinylm.adapters.bottleneck import add_bottlenecks, sublayers
 from tinylm.adapters.inject import unwrapped_name
-from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, add_lora, target_modules
+from tinylm.adapters.load import set_adapter_scale
+from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, add_lora, merge_lora, target_modules
 from tinylm.model.build import build_model
 from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.model.stack import Transformer
@@ -50,26 +52,25 @@ MODELS = {
 
 def with_lora(model: Transformer, rank: int = RANK) -> None:
     targets = target_modules(["all"], model)
-    config = AdapterConfig(base="b", base_digest="d", rank=rank, alpha=ALPHA, dropout=0.0, targets=targets)
-    add_lora(model, config)
+    add_lora(model, AdapterConfig(base="b", base_digest="d", rank=rank, alpha=ALPHA, dropout=0.0, targets=targets))
 
 
 def with_bottlenecks(model: Transformer, rank: int = RANK) -> None:
-    config = AdapterConfig(
-        kind="bottleneck", base="b", base_digest="d", rank=rank, dropout=0.0, targets=sublayers(model)
+    targets = sublayers(model)
+    add_bottlenecks(
+        model, AdapterConfig(kind="bottleneck", base="b", base_digest="d", rank=rank, dropout=0.0, targets=targets)
     )
-    add_bottlenecks(model, config)
 
 
 every_kind = pytest.mark.parametrize("add", [with_lora, with_bottlenecks], ids=["lora", "bottleneck"])
 every_model = pytest.mark.parametrize("config", MODELS.values(), ids=[name.replace(" ", "-") for name in MODELS])
 
 
-def adapted(config: ModelConfig, add: AddAdapter) -> Transformer:
+def adapted(config: ModelConfig, add: AddAdapter, seed: int = 1) -> Transformer:
     """A float64 model with random adapter parameters, so that the adapter has an effect."""
     model = randomised(build_model(config)).double()
     add(model)
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in adapter_layers(model).values():
             for parameter in layer.trainable_parameters().values():
@@ -127,6 +128,45 @@ def cached_logits(model: Any) -> Tensor:
         cross_cache = model.make_cross_cache()
         return torch.cat([model.logits(model.decode(part, memory, cache, cross_cache).hidden) for part in parts], dim=1)
     return torch.cat([model.logits(model(part, cache).hidden) for part in parts], dim=1)
+
+
+@every_kind
+@every_variant
+def test_an_adapter_begins_without_effect_is_trained_alone_loads_by_name_and_can_be_turned_off(
+    config: ModelConfig, add: AddAdapter
+) -> None:
+    base, new = (randomised(build_model(config)).double() for _ in range(2))
+    one, other = adapted(config, add), adapted(config, add, seed=2)
+    add(new)
+    parameters = {id(p) for layer in adapter_layers(new).values() for p in layer.trainable_parameters().values()}
+    assert {id(parameter) for parameter in new.parameters() if parameter.requires_grad} == parameters != set()
+    with torch.no_grad():
+        without, found = logits_of(base, IDS), logits_of(one, IDS)
+        assert torch.equal(logits_of(new, IDS), without)
+        assert (found - without).abs().max() > 1e-3 and not torch.allclose(found, logits_of(other, IDS))
+        load_adapter_tensors(adapter_layers(other), adapter_tensors(adapter_layers(one)), Path("adapter"))
+        assert torch.equal(logits_of(other, IDS), found)
+        set_adapter_scale(adapter_layers(other), 0.0)
+        assert torch.equal(logits_of(other, IDS), without)
+
+
+@every_variant
+@torch.no_grad()
+def test_a_merge_gives_equal_logits_and_is_undone(config: ModelConfig) -> None:
+    """Of every matrix, including the embedding, the router and, if it is tied, the output layer."""
+    base, model = randomised(build_model(config)).double(), adapted(config, with_lora)
+    before, tensors = logits_of(model, IDS), adapter_tensors(adapter_layers(model))
+    changes = {name: layer.delta_weight() for name, layer in adapter_layers(model).items()}
+    merge_lora(model)
+    torch.testing.assert_close(logits_of(model, IDS), before, rtol=0, atol=1e-10)
+    assert model.state_dict().keys() == base.state_dict().keys() and not adapter_layers(model)
+    for name, change in changes.items():
+        expected = base.get_submodule(name).weight + change
+        torch.testing.assert_close(model.get_submodule(name).weight, expected, rtol=0, atol=1e-12)
+    with_lora(model)
+    load_adapter_tensors(adapter_layers(model), tensors, Path("adapter"))
+    merge_lora(model, sign=-1.0)
+    torch.testing.assert_close(logits_of(model, IDS), logits_of(base, IDS), rtol=0, atol=1e-10)
 
 
 @every_kind

@@ -15,6 +15,7 @@ import typer.main
 
 import tinylm
 from tinylm.cli import app
+from tinylm.run_config import FORMAT
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "docs"))
@@ -192,6 +193,10 @@ def test_every_decision_that_is_referred_to_exists() -> None:
             r"decisions?[ /](0\d\d(?:(?:, | and | to )0\d\d)*)", file.read_text(encoding="utf-8")
         ):
             assert set(re.findall(r"\d{3}", sequence)) <= numbers, f"{file}: {sequence}"
+
+
+def test_the_page_on_compatibility_names_the_format_of_a_run() -> None:
+    assert f"(`format`, today {FORMAT})" in (ROOT / "docs/compatibility.md").read_text(encoding="utf-8")
 
 
 def test_the_drawing_of_the_imports_is_current() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shell import TINY, assert_error, records, run_ok, snapshot, tinylm
+from tests.shell import TINY, assert_error, records, run_ok, tinylm
 from tests.trained_runs import BOTH, REVERSED, SOURCES, pairs_file
 from tinylm.device import DTYPES
 from tinylm.generation.translate import search_targets
@@ -252,15 +252,6 @@ def test_info_and_resume_work_for_an_encoder_decoder(translator: Path, here: Pat
     assert "at step 2" in run_ok("train", "--resume", "run", "--steps", 3).stderr
 
 
-@pytest.mark.parametrize("line", ["no tab", "a\tb\tc", "a\t"])
-def test_a_malformed_pair_is_reported_with_its_line_and_nothing_is_written(line: str, here: Path) -> None:
-    (here / "bad.tsv").write_text(f"abc\tcba\n{line}\n")
-    before = snapshot(here)
-    result = tinylm("train", "bad.tsv", *BOTH, "--steps", 1)
-    assert_error(result, 2, "bad.tsv, line 2: expected a source, a tab and a target")
-    assert snapshot(here) == before
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -367,12 +358,6 @@ def test_routing_metrics_are_logged_and_local_layers_are_chosen_by_index(here: P
         tinylm("train", "t.txt", "--local-window", 4, "--local-layers", "a"), 2, "--local-layers is 'a'", "0,2,4"
     )
     assert_error(tinylm("train", "t.txt", "--local-window", 4, "--local-layers", "99"), 2, "names layer 99")
-
-
-def test_text_key_is_an_error_for_pairs(here: Path) -> None:
-    assert_error(
-        tinylm("train", pairs_file(here / "p.tsv"), *BOTH, "--text-key", "body"), 2, "--text-key is for documents"
-    )
 
 
 def test_pairs_may_be_jsonl(here: Path) -> None:

@@ -1,7 +1,6 @@
 """Bad texts, damaged run directories, missing devices and full disks: message, exit code, and that nothing is lost."""
 
 import errno
-import json
 import os
 import pickle
 import shutil
@@ -21,91 +20,6 @@ ONE_STEP = (*TINY, "--steps", 1)
 
 
 # Texts
-
-TEXTS: dict[str, tuple[bytes | None, str]] = {
-    "missing": (None, "There is no file or folder 'text.txt'; check the path, or use - for standard input."),
-    "empty": (b"", "text.txt contains no text; give a file that does."),
-    "byte order mark": (b"\xef\xbb\xbf", "text.txt contains no text; give a file that does."),
-    "one character": (b"x", "text.txt leaves 0 tokens for training, and at least 3 are needed; give more text"),
-    "four characters": (b"abcd", "text.txt leaves 1 token for validation, and at least 2 are needed; give more text"),
-    "invalid UTF-8": (b"the sea \xff\xfe", "text.txt is not valid UTF-8 (byte 0xFF at offset 8), and looks"),
-    "cut UTF-8": (
-        "the sea é".encode()[:-1],
-        "text.txt is not valid UTF-8 (byte 0xC3 at offset 8). If it is text in another",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_an_invalid_text_is_an_error_and_nothing_is_written(name: str, here: Path) -> None:
-    content, message = TEXTS[name]
-    if content is not None:
-        (here / "text.txt").write_bytes(content)
-    before = snapshot(here)
-    assert_error(tinylm("train", "text.txt", *ONE_STEP), 2, message)
-    assert snapshot(here) == before
-
-
-@pytest.mark.parametrize(
-    "content, part", [(b"", "standard input contains no text"), (b"the \xff", "standard input is not valid")]
-)
-def test_invalid_standard_input_is_an_error_and_nothing_is_written(content: bytes, part: str, here: Path) -> None:
-    assert_error(tinylm("train", "-", "--out", "run", *ONE_STEP, stdin=content), 2, part)
-    assert list(here.iterdir()) == []
-
-
-def test_the_offset_of_an_invalid_byte_counts_from_the_start_of_the_file(here: Path) -> None:
-    """The file is read in several chunks."""
-    (here / "text.txt").write_bytes(b"e\xcc\x81" * 400_000 + b"\xff")
-    assert_error(
-        tinylm("train", "text.txt", *ONE_STEP), 2, "text.txt is not valid UTF-8 (byte 0xFF at offset 1200000)."
-    )
-
-
-def test_a_folder_without_text_is_an_error(here: Path) -> None:
-    (here / "folder/.git").mkdir(parents=True)
-    (here / "folder/.git/config").write_text("hidden")
-    (here / "folder/picture.png").write_bytes(b"\x89PNG\0\0\0")
-    (here / "folder/empty.txt").touch()
-    before = snapshot(here)
-    assert_error(tinylm("train", "folder", *ONE_STEP), 2, "The folder folder contains no text files (skipped: 1")
-    assert snapshot(here) == before
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_a_named_pipe_is_an_error(here: Path) -> None:
-    os.mkfifo(here / "pipe")
-    assert_error(
-        tinylm("train", "pipe", *ONE_STEP),
-        2,
-        "pipe is a pipe or a device, which cannot be read twice; read it as standard input (-)",
-    )
-
-
-@pytest.mark.parametrize(
-    "line, message",
-    [
-        ("{", "lines.jsonl, line 2: invalid JSON"),
-        ('{"body": "x"}', "lines.jsonl, line 2: no text under 'text' (found: body); name the key with --text-key."),
-        (
-            '{"question": "x", "answer": "y"}',
-            "no text under 'text' (found: question, answer); name the key with --text-key. For training on questions "
-            "and answers, rename their keys to 'prompt' and 'completion'.",
-        ),
-        ('{"text": 7}', "lines.jsonl, line 2: the value under 'text' is 7, which is not a string"),
-        ("[1]", "lines.jsonl, line 2: no text under 'text' (found: list)"),
-    ],
-)
-def test_an_invalid_line_of_jsonl_is_reported_with_its_number(line: str, message: str, here: Path) -> None:
-    (here / "lines.jsonl").write_text(json.dumps({"text": story(100)}) + "\n" + line + "\n")
-    assert_error(tinylm("train", "lines.jsonl", *ONE_STEP), 2, message)
-
-
-def test_a_very_long_path_is_shortened_in_the_error(here: Path) -> None:
-    result = tinylm("train", story(3000), *ONE_STEP)
-    assert result.exit_code != 0
-    assert "Error: " in result.stderr and "File name too long" in result.stderr
-    assert len(result.stderr.partition("Error: ")[2]) < 500
 
 
 # Run directories
@@ -267,11 +181,6 @@ def test_a_run_without_a_last_save_cannot_be_resumed(run: Path, here: Path) -> N
     assert_error(
         tinylm("train", "--resume", path), 1, "has no last/ folder, so it cannot be resumed", "--init-from", sentences=3
     )
-
-
-@pytest.mark.parametrize("command", [("sample", "--model"), ("train", "--resume"), ("info",), ("sample", "--adapter")])
-def test_a_missing_run_exits_with_2(command: tuple[str, ...]) -> None:
-    assert_error(tinylm(*command, "nowhere"), 2, "There is no run at nowhere. List the runs with: tinylm runs.")
 
 
 @pytest.mark.parametrize("path", ["nope.gguf", "models/hf", "../run"])
@@ -444,21 +353,3 @@ def test_a_write_error_of_safetensors_names_the_run(run: Path, here: Path, monke
     )
     monkeypatch.undo()
     load_model(path)
-
-
-def test_an_unwritable_cache_is_an_error_that_names_its_variable(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "text.txt").write_text(story(1000))
-    (here / "file").touch()
-    monkeypatch.setenv("TINYLM_CACHE", str(here / "file" / "cache"))
-    assert_error(tinylm("train", "text.txt", *ONE_STEP), 1, "Cannot create", "set TINYLM_CACHE to another folder")
-
-
-def test_an_unwritable_out_directory_is_an_error(here: Path) -> None:
-    (here / "text.txt").write_text(story(1000))
-    assert_error(
-        tinylm("train", "text.txt", "--out", "text.txt/run", *ONE_STEP),
-        1,
-        "Cannot write text.txt/run: cannot create",
-        "--out",
-    )
-    assert_error(tinylm("train", "text.txt", "--out", "text.txt", *ONE_STEP), 2, "text.txt is a file; choose another ")

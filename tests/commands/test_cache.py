@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell import assert_error, assert_usage_error, records, run_ok, tinylm
+from tests.shell import assert_error, records, run_ok, tinylm
 from tinylm.cache_directory import SUBFOLDERS
 
 
@@ -54,10 +54,6 @@ def test_a_cache_that_does_not_exist_is_empty_and_is_not_created(
     assert set(sizes().values()) == {(0, 0)}
     run_ok("cache", "--clear")
     assert not (tmp_path / "none").exists()
-
-
-def test_an_unknown_part_is_a_usage_error(cache: Path) -> None:
-    assert_usage_error(tinylm("cache", "models"), "models", "tokens")
 
 
 def test_links_are_not_followed(cache: Path, tmp_path: Path) -> None:

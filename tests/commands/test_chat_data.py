@@ -247,20 +247,6 @@ def test_data_in_which_nothing_is_scored_is_an_error(here: Path) -> None:
     run_ok("train", file, *SHORT, "--train-on", "all")
 
 
-@pytest.mark.parametrize(
-    ("record", "words"),
-    [
-        ({"messages": [{"role": "bot", "content": "a"}]}, "chats.jsonl, line 31, message 1: 'role' is 'bot'"),
-        ({"prompt": "a"}, "chats.jsonl, line 31: there is no 'completion'"),
-        ({"messages": [{"role": "user", "content": ""}]}, "line 31, message 1: the user's 'content' is empty"),
-        ({"text": "a"}, "chats.jsonl, line 31: expected 'messages', 'conversations', 'prompt' and 'completion', or"),
-    ],
-)
-def test_a_malformed_line_is_named(chats: Path, record: dict[str, Any], words: str) -> None:
-    chats.write_text(chats.read_text() + json.dumps(record) + "\n")
-    assert_error(tinylm("train", chats, *SHORT), 2, words)
-
-
 def test_a_template_that_renders_a_message_differently_later_is_refused_with_the_line(chats: Path, here: Path) -> None:
     template = here / "qwen3.jinja"
     template.write_text(QWEN_3)
@@ -277,13 +263,6 @@ def test_options_of_conversations_are_refused_for_plain_text(corpus: Path) -> No
         tinylm("train", corpus, *TINY, "--show-examples", 1, "--steps", 1), 2, "--show-examples is for conversations"
     )
     run_ok("train", corpus, *TINY, "--steps", 1, "--out", "run", env={"TINYLM_TRAIN_TRAIN_ON": "last"})
-
-
-@pytest.mark.parametrize("architecture", ["encoder", "encoder-decoder"])
-def test_other_architectures_do_not_take_conversations(chats: Path, architecture: str) -> None:
-    for options in ((), ("--format", "chat")):
-        result = tinylm("train", chats, *TINY, "--architecture", architecture, *options)
-        assert result.exit_code == 2
 
 
 def test_a_tokenizer_trained_on_conversations_has_the_tokens_of_chatml(chats: Path, here: Path) -> None:

@@ -45,10 +45,6 @@ def test_the_exit_code_is_1_if_something_does_not_work(tmp_path: Path, monkeypat
     assert json.loads(result.stdout)["works"] is False
 
 
-def test_an_unknown_device_is_a_usage_error() -> None:
-    assert tinylm("doctor", "--device", "tpu").exit_code == 2
-
-
 def test_a_package_that_is_not_installed_is_named_with_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda package: None if package == "zstandard" else "1.0")
     assert "not installed; for texts in .zst files" in run_ok("doctor").stdout

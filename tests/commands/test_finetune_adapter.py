@@ -63,12 +63,6 @@ def test_merging_a_bottleneck_adapter_is_an_error_with_the_alternative(second: P
     assert_error(tinylm("merge-lora", "ad", "--out", "merged"), 2, "cannot be merged", ways)
 
 
-@pytest.mark.parametrize("size", [0, 17, 99_999_999])
-def test_an_invalid_bottleneck_size_is_an_error(size: int, second: Path, run: Path, here: Path) -> None:
-    result = tinylm("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT, "--bottleneck", size)
-    assert_error(result, 2, f"--bottleneck is {size}; it must be from 1 to ")
-
-
 def test_resuming_with_the_wrong_command_names_the_right_one(
     second: Path, run: Path, adapter: Path, here: Path
 ) -> None:

@@ -13,14 +13,12 @@ from tests.formats.peft_adapters import in_peft
 from tests.shell import (
     TINY,
     assert_error,
-    assert_usage_error,
     copied,
     edit_config,
     records,
     run_ok,
     same_tensors,
     snapshot,
-    story,
     tinylm,
 )
 from tinylm.adapters.load import AdapterSpec, load_adapted_model
@@ -81,15 +79,6 @@ def test_the_files_of_the_base_are_not_changed(second: Path, run: Path) -> None:
     before = snapshot(run)
     finetuned(second, run, "ad")
     assert snapshot(run) == before
-
-
-@pytest.mark.parametrize("out", ["base", "./base/../base"])
-def test_an_adapter_never_replaces_its_base_even_with_force(out: str, second: Path, run: Path, here: Path) -> None:
-    copied(run, here / "base")
-    before = snapshot(here)
-    result = tinylm("finetune-lora", second, "-m", "base", "-o", out, "--force", *SHORT)
-    assert_error(result, 2, "is the base model, which is never written to")
-    assert snapshot(here) == before
 
 
 def test_a_new_adapter_does_not_change_the_output(second: Path, run: Path, here: Path) -> None:
@@ -195,17 +184,6 @@ def test_a_resumed_adapter_has_the_weights_of_an_uninterrupted_run(second: Path,
         assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
 
 
-@pytest.mark.parametrize(
-    "option, value", [("--rank", 4), ("--alpha", 3), ("--target", "mlp"), ("--lr", 1), ("--out", "x")]
-)
-def test_resuming_with_a_fixed_option_is_an_error(option: str, value: object, adapter: Path) -> None:
-    assert_error(tinylm("finetune-lora", "--resume", adapter, option, value), 2, f"--resume fixes {option}")
-
-
-def test_resuming_with_another_text_is_an_error(adapter: Path, run: Path, shelf: Path) -> None:
-    assert_error(tinylm("finetune-lora", shelf / "one.txt", "-m", run, "--resume", adapter), 2, "is not the text that")
-
-
 def test_dry_run_writes_nothing(second: Path, run: Path, here: Path) -> None:
     before = snapshot(here)
     result = run_ok("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--dry-run")
@@ -213,24 +191,10 @@ def test_dry_run_writes_nothing(second: Path, run: Path, here: Path) -> None:
     assert snapshot(here) == before
 
 
-@pytest.mark.parametrize("option", [("--dropout", 0.1), ("--share-b",)])
-def test_dropout_and_shared_b_are_errors_for_embeddings(option: tuple[object, ...], second: Path, run: Path) -> None:
-    result = tinylm("finetune-lora", second, "-m", run, *SHORT, "--target", "embedding", *option)
-    assert_error(result, 2, "--dropout and --share-b are for linear layers")
-
-
 def test_the_default_rank_fits_a_small_router(second: Path, shelf: Path, here: Path) -> None:
     run_ok("train", shelf / "one.txt", "-o", "mix", "--steps", 1, "--experts", 3, *TINY)
     result = run_ok("finetune-lora", second, "-m", "mix", "-o", "ad", *SHORT, "--target", "router", "--dry-run")
     assert "adapter:   rank 3 on router: " in result.stdout
-
-
-@pytest.mark.parametrize("rank", [17, 100_000])
-def test_a_rank_larger_than_the_matrices_is_an_error(rank: int, second: Path, run: Path, here: Path) -> None:
-    before = snapshot(here)
-    result = tinylm("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--rank", rank)
-    assert_error(result, 2, f"--rank is {rank}; ")
-    assert snapshot(here) == before
 
 
 def test_an_existing_adapter_is_replaced_only_with_force(adapter: Path, second: Path, run: Path, here: Path) -> None:
@@ -250,54 +214,8 @@ def test_text_from_standard_input_is_kept_in_the_adapter(run: Path, second: Path
     run_ok("finetune-lora", "--resume", "ad", "--model", run, "--steps", 3)
 
 
-def test_unknown_characters_are_listed(run: Path, here: Path) -> None:
-    (here / "t.txt").write_text(story(300) + "é ü")
-    before = snapshot(here)
-    result = tinylm("finetune-lora", "t.txt", "-m", run, "-o", "ad", *SHORT)
-    assert_error(result, 2, "has no id for 2 of the text's characters", "'é' (U+00E9), 'ü' (U+00FC)")
-    assert snapshot(here) == before
-
-
 def test_an_adapter_as_base_is_an_error(adapter: Path, second: Path) -> None:
     assert_error(tinylm("finetune-lora", second, "-m", adapter, "-o", "ad", *SHORT), 2, "is an adapter, not a model")
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ("--rank 0", "--rank is 0"),
-        ("--alpha 0", "--alpha is 0.0"),
-        ("--alpha nan", "--alpha is nan"),
-        ("--dropout 1", "--dropout is 1.0"),
-        ("--target brain", "--target is 'brain'; it must be one of: attention"),
-        ("--epochs 2", "--steps and --epochs contradict each other"),
-        ("--batch-size 0", "--batch-size is 0"),
-        ("--lr 0", "--lr is 0.0"),
-    ],
-)
-def test_invalid_values_are_reported_with_their_flags(
-    flags: str, message: str, second: Path, run: Path, here: Path
-) -> None:
-    before = snapshot(here)
-    assert_error(tinylm("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, *flags.split()), 2, message)
-    assert snapshot(here) == before
-
-
-def test_values_of_the_wrong_type_are_usage_errors(second: Path) -> None:
-    assert_usage_error(tinylm("finetune-lora", second, "--rank", "high"), "--rank", "integer")
-
-
-def test_without_a_text_or_a_model_the_error_has_an_example_command(second: Path) -> None:
-    assert_error(tinylm("finetune-lora"), 2, "tinylm finetune-lora corpus.txt", "standard input")
-    assert_error(tinylm("finetune-lora", second), 2, "no trained model under checkpoints/")
-
-
-def test_a_text_shorter_than_the_context_is_an_error(run: Path, here: Path) -> None:
-    """The base fixes the context length, so it cannot be shortened."""
-    (here / "t.txt").write_text("no joy, no bed")
-    result = tinylm("finetune-lora", "t.txt", "-m", run, "-o", "ad", *SHORT, "--val-fraction", 0.3)
-    assert_error(result, 2, "has 10 tokens", "a context of 16 needs 17; give more text.")
-    assert [path.name for path in here.iterdir()] == ["t.txt"]
 
 
 @pytest.mark.usefixtures("shelf_cache")

@@ -141,13 +141,6 @@ def test_a_compressed_corpus_gives_the_same_tokens_and_run_name_as_the_plain_tex
     assert len(found) == 1
 
 
-def test_a_damaged_archive_is_an_error_and_nothing_is_written(here: Path) -> None:
-    (here / "a.txt.gz").write_bytes(gzip.compress(story(2000).encode())[:-9])
-    before = snapshot(here)
-    assert_error(tinylm("train", "a.txt.gz", *ONE_STEP), 2, "a.txt.gz is damaged or not gzip data (it ends too early)")
-    assert snapshot(here) == before
-
-
 # Formats
 
 
@@ -175,13 +168,6 @@ def test_each_entry_of_a_json_array_is_a_document(here: Path) -> None:
     (here / "a.json").write_text(json.dumps([{"text": story(900)}, {"text": story(900, 1)}], indent=2))
     run_ok("train", "a.json", *ONE_STEP)
     assert data_of(here / "checkpoints/a").documents == 2
-
-
-@pytest.mark.parametrize("command", [("train",), ("train-tokenizer",)])
-def test_text_key_on_the_command_line_is_an_error_without_jsonl(command: tuple[str], corpus: Path) -> None:
-    assert_error(
-        tinylm(*command, corpus, "--text-key", "body"), 2, "--text-key is for JSONL, Parquet and CSV, and no file"
-    )
 
 
 def test_text_key_in_the_environment_applies_only_to_jsonl(corpus: Path, here: Path) -> None:
@@ -298,27 +284,6 @@ def test_unknown_characters_are_skipped_with_a_given_tokenizer(unseen: Path, her
     )
     run_ok("train", unseen, "--tokenizer", "t.json", "--unknown", "skip", *ONE_STEP)
     assert data_of(here / "checkpoints/unseen").characters == len(SKIPPED)
-
-
-def test_skipping_every_character_of_a_text_is_an_error(run: Path, here: Path) -> None:
-    (here / "greek.txt").write_text("λόγος" * 50)
-    for name, model in (("finetune-lora", "--model"), ("train", "--init-from")):
-        options = (model, run, "--out", "new", "--unknown", "skip")
-        assert_error(tinylm(name, "greek.txt", *options), 2, "None of the characters of greek.txt")
-    options = ("-m", run, "greek.txt", "--unknown", "skip")
-    assert_error(tinylm("eval", *options), 2, "None of the characters of greek.txt")
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ("--unknown skip", "--unknown is for a given vocabulary, that of --init-from or of --tokenizer PATH"),
-        ("--unknown maybe", "--unknown is 'maybe'; it must be one of: error, skip"),
-        ("--init-from run --extend-vocab --unknown skip", "--extend-vocab and --unknown skip contradict each other"),
-    ],
-)
-def test_unknown_is_an_error_where_it_has_no_effect(flags: str, message: str, corpus: Path) -> None:
-    assert_error(tinylm("train", corpus, *flags.split()), 2, message)
 
 
 # A text per line

@@ -8,12 +8,8 @@ import pytest
 
 from tests.shell import (
     TINY,
-    assert_error,
-    assert_usage_error,
     records,
     run_ok,
-    snapshot,
-    tinylm,
 )
 from tinylm.commands.train import train
 from tinylm.model_config import ModelConfig
@@ -98,94 +94,3 @@ def test_optimizer_options_set_the_training_configuration(corpus: Path, here: Pa
     assert (t.batch_size, t.micro_batch, t.lr, t.min_lr, t.warmup) == (6, 2, 0.01, 0.001, 0.5)
     assert (t.schedule, t.weight_decay, t.beta1, t.beta2, t.grad_clip) == ("linear", 0.2, 0.8, 0.9, 0.5)
     assert (t.optimizer, config.runtime.compile) == ("adam", False)
-
-
-OUT_OF_RANGE = (
-    ("--steps 0", "--steps is 0"),
-    ("--batch-size 0", "--batch-size is 0"),
-    ("--batch-size -3", "--batch-size is -3"),
-    ("--micro-batch 0", "--micro-batch is 0"),
-    ("--micro-batch 5", "--micro-batch is 5; it must be at most --batch-size (4)"),
-    ("--vocab-size 0", "--vocab-size is 0"),
-    ("--vocab-size 256 --tokenizer bpe", "--vocab-size is 256; a BPE tokenizer needs 257"),
-    ("--seed -1", "--seed is -1"),
-    ("--seed 9223372036854775808", "--seed is 9223372036854775808"),
-    ("--eval-every 0", "--eval-every is 0"),
-    ("--save-every 0", "--save-every is 0"),
-    ("--log-every 0", "--log-every is 0"),
-    ("--patience 0", "--patience is 0"),
-    ("--lr 0", "--lr is 0.0"),
-    ("--lr nan", "--lr is nan"),
-    ("--min-lr 1", "--min-lr is 1.0; it must be at most --lr ("),
-    ("--warmup-steps 3", "--warmup-steps is more than the whole run"),
-    ("--warmup-steps -1", "--warmup-steps is -1"),
-    ("--grad-clip -1", "--grad-clip is -1.0"),
-    ("--weight-decay -1", "--weight-decay is -1.0"),
-    ("--beta1 1", "--beta1 is 1.0"),
-    ("--val-fraction 0", "--val-fraction is 0.0"),
-    ("--val-fraction 1", "--val-fraction is 1.0"),
-    ("--val-fraction nan", "--val-fraction is nan"),
-    ("--dropout 1", "--dropout is 1.0"),
-    ("--layers 0", "--layers is 0"),
-    ("--heads 0", "--heads is 0"),
-    ("--heads 3", "--heads is 3; it must divide --width (16)"),
-    ("--kv-heads 3", "--kv-heads is 3; it must divide --heads (2)"),
-    ("--width 0", "--width is 0"),
-    ("--context 0", "--context is 0"),
-    ("--rope-theta 0", "--rope-theta is 0.0"),
-    ("--preset bert", "--preset is 'bert'; it must be one of: modern, gpt2, original"),
-    ("--size huge", "--size is 'huge'"),
-    ("--position fourier", "--position is 'fourier'; it must be one of: rope"),
-    ("--norm batchnorm", "--norm is 'batchnorm'"),
-    ("--norm-placement middle", "--norm-placement is 'middle'"),
-    ("--activation tanh", "--activation is 'tanh'"),
-    ("--schedule step", "--schedule is 'step'"),
-    ("--optimizer sgd", "--optimizer is 'sgd'"),
-    ("--compile maybe", "--compile is 'maybe'; it must be one of: auto, on, off"),
-    ("--device tpu", "--device is 'tpu'; it must be one of: auto, cuda, mps, cpu"),
-    ("--dtype int8", "--dtype is 'int8'; it must be one of: auto, fp32, bf16, fp16"),
-    ("--dtype fp16 --device cpu", "--dtype fp16 needs a GPU"),
-    ("--encoding utf-9", "--encoding is 'utf-9', which is unknown"),
-    ("--tokenizer missing.json", "--tokenizer is 'missing.json'; it must be auto"),
-)
-CONTRADICTIONS = (
-    ("--epochs 1", "--steps and --epochs contradict each other"),
-    ("--time 5m", "--steps and --time contradict each other"),
-    ("--val-data corpus.txt --val-fraction 0.5", "--val-data and --val-fraction contradict each other"),
-    ("--tokenizer char --vocab-size 300", "--vocab-size is for BPE"),
-)
-
-
-@pytest.mark.parametrize("flags, message", OUT_OF_RANGE + CONTRADICTIONS)
-def test_invalid_values_are_reported_with_their_flags_and_nothing_is_written(
-    flags: str, message: str, corpus: Path, here: Path
-) -> None:
-    before = snapshot(here)
-    assert_error(tinylm("train", corpus.name, "--steps", 2, *TINY, *flags.split()), 2, message)
-    assert snapshot(here) == before
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [("--time 0", "--time is 0.0"), ("--epochs 0", "--epochs is 0.0"), ("--epochs nan", "--epochs is nan")],
-)
-def test_a_budget_that_is_not_positive_is_an_error(flags: str, message: str, corpus: Path) -> None:
-    assert_error(tinylm("train", corpus.name, *TINY, *flags.split()), 2, message, "greater than 0")
-
-
-@pytest.mark.parametrize("time", ["soon", "1h2h", ".", "5 minutes", "-5", "h"])
-def test_an_invalid_duration_is_a_usage_error_with_an_example(time: str, corpus: Path) -> None:
-    assert_usage_error(
-        tinylm("train", corpus.name, *TINY, f"--time={time}"), f"{time!r} is not a length of time", "1h30m"
-    )
-
-
-@pytest.mark.parametrize("flags", ["--steps many", "--layers 1.5", "--time soon", "--no-layers 1", "--lr fast"])
-def test_values_of_the_wrong_type_are_usage_errors(flags: str, corpus: Path, here: Path) -> None:
-    before = snapshot(here)
-    assert_usage_error(tinylm("train", corpus, *TINY, *flags.split()), flags.split()[0])
-    assert snapshot(here) == before
-
-
-def test_without_a_text_the_error_has_an_example_command() -> None:
-    assert_error(tinylm("train"), 2, "tinylm train corpus.txt", "standard input")

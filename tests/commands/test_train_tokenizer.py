@@ -76,32 +76,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     assert snapshot(here) == before
 
 
-def test_a_missing_output_folder_is_an_error(corpus: Path, here: Path) -> None:
-    assert_error(tinylm("train-tokenizer", corpus, "--out", "no/t.json"), 1, "Cannot write no/t.json: No such file")
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ("--kind word", "--kind is 'word'; it must be one of: char, bpe"),
-        ("--vocab-size 256", "--vocab-size is 256; a BPE tokenizer needs 257"),
-        ("--kind char --vocab-size 300", "--vocab-size is for BPE, and the tokenizer is 'char'"),
-        ("--encoding utf-9", "--encoding is 'utf-9', which is unknown"),
-    ],
-)
-def test_invalid_values_are_reported_with_their_flags(flags: str, message: str, corpus: Path, here: Path) -> None:
-    assert_error(tinylm("train-tokenizer", corpus, *flags.split()), 2, message)
-    assert [path.name for path in here.iterdir()] == [corpus.name]
-
-
-@pytest.mark.parametrize(
-    "name, message", [("missing.txt", "'missing.txt'"), ("empty.txt", "empty.txt contains no text")]
-)
-def test_a_missing_or_empty_text_is_an_error(name: str, message: str, here: Path) -> None:
-    (here / "empty.txt").touch()
-    assert_error(tinylm("train-tokenizer", name), 2, message)
-
-
 def test_one_character_is_enough_for_a_tokenizer(here: Path) -> None:
     (here / "one.txt").write_text("x")
     run_ok("train-tokenizer", "one.txt", "--kind", "char")

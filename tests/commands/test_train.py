@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.machines import MATMUL_RATE
 from tests.shell import (
     FILES,
     TINY,
@@ -24,11 +23,7 @@ from tests.shell import (
     story,
     tinylm,
 )
-from tinylm.console import Console
-from tinylm.errors import ClosedOutputError
-from tinylm.machine import round_measured
 from tinylm.ranks import Ranks
-from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, summarise
 from tinylm.training.graceful_stop import StopRequest
 
@@ -39,10 +34,27 @@ EVALUATED = {"step", "val_loss", "val_bits_per_byte", "seconds"}
 
 
 def test_stdout_is_the_path_and_nothing_else(corpus: Path, here: Path) -> None:
-    result = run_ok("train", corpus, "--steps", 2, *TINY)
-    assert result.stdout == "checkpoints/corpus\n"
-    assert {path.name for path in (here / "checkpoints/corpus").iterdir()} == FILES
-    assert [path.name for path in (here / "checkpoints").iterdir()] == ["corpus"]
+    """The run is as readable as its folder, and hidden folders of the user stay."""
+    for name in (".corpus.old", ".corpus.new"):
+        (here / "checkpoints" / name).mkdir(parents=True)
+        (here / "checkpoints" / name / "mine").write_text("mine")
+    result = run_ok("train", corpus, "--steps", 2, *TINY, "--quiet")
+    assert (result.stdout, result.stderr) == ("checkpoints/corpus\n", "")
+    assert {path.name for path in (here / "checkpoints").iterdir()} == {"corpus", ".corpus.old", ".corpus.new"}
+    assert all((here / "checkpoints" / name / "mine").exists() for name in (".corpus.old", ".corpus.new"))
+    run = here / "checkpoints/corpus"
+    assert {path.name for path in run.iterdir()} == FILES
+    for file in ("model.safetensors", "last/optimizer.safetensors", "config.json"):
+        assert (run / file).stat().st_mode & 0o666 == run.stat().st_mode & 0o666
+
+
+def test_the_default_directory_is_named_after_the_corpus(here: Path) -> None:
+    (here / "folder").mkdir()
+    for name in ("my text.v2.txt", "folder/a.txt"):
+        (here / name).write_text(story(1500))
+    for name, run in (("my text.v2.txt", "my text.v2"), ("folder", "folder"), ("-", "stdin")):
+        assert run_ok("train", name, "--steps", 1, *TINY, stdin=story(1500)).stdout == f"checkpoints/{run}\n"
+    assert run_ok("train", "folder", "--out", "a/b/c", "--steps", 1, *TINY).stdout == "a/b/c\n"
 
 
 def test_the_plan_is_printed_first(corpus: Path) -> None:
@@ -55,11 +67,6 @@ def test_the_plan_is_printed_first(corpus: Path) -> None:
     assert "all steps are done" in lines[-2]
 
 
-def test_quiet_leaves_stderr_empty(corpus: Path) -> None:
-    result = run_ok("train", corpus, "--steps", 2, *TINY, "--quiet")
-    assert (result.stdout, result.stderr) == ("checkpoints/corpus\n", "")
-
-
 def test_json_prints_the_lines_of_metrics_jsonl_and_then_the_result(corpus: Path, here: Path) -> None:
     options = ("--steps", 4, "--log-every", 2, "--eval-every", 2, *TINY, "--json")
     *lines, last = records(run_ok("train", corpus, *options))
@@ -68,6 +75,7 @@ def test_json_prints_the_lines_of_metrics_jsonl_and_then_the_result(corpus: Path
     assert set(last) == LAST_RECORD
     assert (last["run"], last["step"], last["stopped_by"]) == ("checkpoints/corpus", 4, "steps")
     assert last["best_val_loss"] == min(line["val_loss"] for line in lines if "val_loss" in line)
+    assert last["parameters"] == sum(p.numel() for p in load_model(here / "checkpoints/corpus").network.parameters())
     metrics = (here / "checkpoints/corpus/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in metrics] == lines
 
@@ -104,12 +112,6 @@ def test_the_last_line_has_bits_per_byte_in_front_and_only_on_plain_text(corpus:
         assert re.fullmatch(rf"Best validation loss: {loss}, at step [01]\.", last_line)
 
 
-def test_parameters_in_json_are_those_of_the_model(corpus: Path, here: Path) -> None:
-    last = records(run_ok("train", corpus, "--steps", 1, *TINY, "--json"))[-1]
-    model, *_ = load_model(here / "checkpoints/corpus")
-    assert last["parameters"] == sum(parameter.numel() for parameter in model.parameters())
-
-
 def test_dry_run_prints_the_plan_and_writes_nothing(corpus: Path, here: Path) -> None:
     before = snapshot(here)
     result = run_ok("train", corpus, "--steps", 2, *TINY, "--dry-run")
@@ -120,20 +122,11 @@ def test_dry_run_prints_the_plan_and_writes_nothing(corpus: Path, here: Path) ->
     assert re.search(r"^batch: .* x 256 tokens per step, in sequences of 64, 128, then 256$", longer, re.MULTILINE)
     assert snapshot(here) == before
     assert run_ok("train", corpus, "--steps", 2, *TINY, "--dry-run", "--quiet").stdout == result.stdout
+    several = run_ok("train", corpus, "--epochs", 7, *TINY, "--dry-run").stdout
+    assert "passes over the text; averaged weights are saved\n" in several and "averaged" not in result.stdout
     (plan,) = records(run_ok("train", corpus, "--steps", 2, *TINY, "--dry-run", "--json"))
     assert (plan["steps"], plan["model"]["width"], plan["training"]["budget"]["steps"]) == (2, 16, 2)
     assert snapshot(here) == before
-
-
-def test_the_plan_says_whether_averaged_weights_are_saved(corpus: Path, here: Path) -> None:
-    def planned(*options: object) -> str:
-        return run_ok("train", corpus, *options, *TINY, "--dry-run").stdout
-
-    averaged = r"^length: .* passes over the text; averaged weights are saved$"
-    assert re.search(averaged, planned("--epochs", 7), re.MULTILINE)
-    assert re.search(averaged, planned("--steps", 2, "--average", 0.1), re.MULTILINE)
-    assert "averaged" not in planned("--epochs", 7, "--average", 0)
-    assert "averaged" not in planned("--steps", 2)
 
 
 def test_dry_run_in_several_processes_plans_for_all_of_them(corpus: Path, here: Path) -> None:
@@ -174,74 +167,24 @@ def test_the_plan_does_not_depend_on_how_busy_the_machine_is(corpus: Path, monke
     assert all(a != b for a, b in zip(quiet, busy, strict=True)), "the timings affect the plan"
 
 
-def test_a_run_records_the_matmul_rate_of_its_plan(corpus: Path, here: Path) -> None:
-    run_ok("train", corpus, "--steps", 1, *TINY)
-    runtime = read_config(here / "checkpoints/corpus").runtime
-    assert runtime is not None and runtime.matmul_rate == round_measured(MATMUL_RATE)
-    assert "  matmul " in run_ok("info", "checkpoints/corpus", "--all").stdout
-
-
-def test_a_machine_profile_that_others_can_write_is_one_warning(corpus: Path) -> None:
-    (Path(os.environ["TINYLM_CACHE"]) / "machine").chmod(0o777)
-    result = run_ok("train", corpus, "--steps", 1, *TINY, "--dry-run")
-    assert result.stderr.count("the same settings may give different results") == 1
-
-
-@pytest.mark.parametrize("name, run", [("my text.v2.txt", "my text.v2"), ("folder", "folder"), ("-", "stdin")])
-def test_the_default_directory_is_named_after_the_corpus(name: str, run: str, here: Path) -> None:
-    text = story(1500)
-    if name == "folder":
-        (here / name).mkdir()
-        (here / name / "a.txt").write_text(text)
-    elif name != "-":
-        (here / name).write_text(text)
-    result = run_ok("train", name, "--steps", 1, *TINY, stdin=text)
-    assert result.stdout == f"checkpoints/{run}\n"
-
-
-def test_an_existing_run_at_out_is_an_error_with_the_alternatives(run: Path, here: Path, corpus: Path) -> None:
-    path = copied(run, here / "checkpoints" / "corpus")
+def test_an_existing_run_is_replaced_only_with_force_and_when_the_new_one_can_start(
+    run: Path, here: Path, corpus: Path
+) -> None:
+    path = copied(run, here / "my run")
     before = snapshot(here)
-    ways = ("tinylm train --resume checkpoints/corpus", "--force", "--out")
-    assert_error(
-        tinylm("train", corpus, "--steps", 1, *TINY), 2, "checkpoints/corpus already holds a run", *ways, sentences=4
-    )
+    new = ("train", corpus, "--out", "my run", "--steps", 1, *TINY, "--seed", 5)
+    ways = ("tinylm train --resume 'my run'", "--force", "--out")
+    assert_error(tinylm(*new), 2, "my run already holds a run", *ways, sentences=4)
+    assert_error(tinylm("train", "missing.txt", "--out", path, "--force"), 2, "'missing.txt'")
+    (here / "link").symlink_to(path)
+    result = tinylm("train", corpus, "--out", "link", "--force", "--steps", 1, *TINY)
+    assert_error(result, 2, "link is a link", str(path))
+    (here / "link").unlink()
     assert snapshot(here) == before
-    load_model(path)
-
-
-def test_force_replaces_a_run(run: Path, here: Path, corpus: Path) -> None:
-    path = copied(run, here / "old")
-    run_ok("train", corpus, "--out", path, "--force", "--steps", 1, *TINY, "--seed", 5)
+    run_ok(*new, "--force")
     config = read_config(path)
     assert config.training is not None and config.training.seed == 5
     assert [entry.name for entry in here.iterdir() if entry.name.startswith(".")] == []
-
-
-def test_force_keeps_the_old_run_if_the_new_one_cannot_start(run: Path, here: Path) -> None:
-    path = copied(run, here / "old")
-    before = snapshot(path)
-    assert_error(tinylm("train", "missing.txt", "--out", path, "--force"), 2, "'missing.txt'")
-    assert snapshot(path) == before
-
-
-def test_out_may_be_an_empty_folder_but_not_a_link(run: Path, corpus: Path, here: Path) -> None:
-    (here / "empty").mkdir()
-    run_ok("train", corpus, "--out", "empty", "--steps", 1, *TINY)
-    load_model(here / "empty")
-    path = copied(run, here / "real")
-    (here / "link").symlink_to(path)
-    before = snapshot(here)
-    assert_error(
-        tinylm("train", corpus, "--out", "link", "--force", "--steps", 1, *TINY), 2, "link is a link", str(path)
-    )
-    assert snapshot(here) == before
-
-
-def test_suggested_commands_are_quoted_for_the_shell(run: Path, corpus: Path, here: Path) -> None:
-    copied(run, here / "my run")
-    result = tinylm("train", corpus, "--out", "my run", "--steps", 1, *TINY)
-    assert_error(result, 2, "tinylm train --resume 'my run'", sentences=4)
 
 
 def test_after_a_signal_before_the_first_save_nothing_is_written(
@@ -261,61 +204,21 @@ def test_after_a_signal_before_the_first_save_nothing_is_written(
     assert snapshot(here) == before
 
 
-def test_missing_parent_folders_of_out_are_created(corpus: Path, here: Path) -> None:
-    assert run_ok("train", corpus, "--out", "a/b/c", "--steps", 1, *TINY).stdout == "a/b/c\n"
-    load_model(here / "a/b/c")
-
-
-def test_val_data_is_the_validation_text(corpus: Path, here: Path) -> None:
-    (here / "val.txt").write_text(story(500, seed=3))
-    run_ok("train", corpus, "--val-data", "val.txt", "--steps", 1, *TINY)
-    data = read_config(here / "checkpoints/corpus").data
-    assert data is not None
-    assert data.val_corpus == (str(here / "val.txt"),)
-    assert data.train_characters == len(corpus.read_text())
-    assert data.val_tokens == len((here / "val.txt").read_text())
-
-
-def test_val_data_may_be_standard_input(corpus: Path, here: Path) -> None:
-    text = story(500, seed=3)
-    run_ok("train", corpus, "--val-data", "-", "--steps", 1, *TINY, stdin=text)
-    data = read_config(here / "checkpoints/corpus").data
-    assert data is not None and data.val_tokens == len(text)
-    run_ok("train", "--resume", "checkpoints/corpus", "--steps", 2)
-
-
-def test_val_fraction_is_a_fraction_of_the_characters_at_the_end(corpus: Path, here: Path) -> None:
-    run_ok("train", corpus, "--val-fraction", "0.25", "--steps", 1, *TINY)
-    data = read_config(here / "checkpoints/corpus").data
-    assert data is not None
-    assert data.val_tokens == int(len(corpus.read_text()) * 0.25)
-
-
-def test_documents_of_folders_and_jsonl_are_joined_by_the_end_of_text_token(here: Path) -> None:
-    text = story(900)
-    (here / "books").mkdir()
-    for name in ("a.txt", "b.txt"):
-        (here / "books" / name).write_text(text)
-    (here / "books" / ".hidden.txt").write_text("%%%")
-    lines = [json.dumps({"body": text}) for _ in range(3)]
-    (here / "more.jsonl").write_text("\n".join(lines) + "\n")
-    run_ok("train", "books", "more.jsonl", "--text-key", "body", "--steps", 1, *TINY)
-    data = read_config(here / "checkpoints/books").data
-    assert data is not None
-    assert (data.documents, data.characters) == (5, 5 * len(text))
-    assert data.train_tokens + data.val_tokens == 5 * len(text) + 4
-
-
-def test_texts_are_decoded_with_encoding_and_without_a_byte_order_mark(here: Path) -> None:
-    text = story(1500).replace("said", "saïd")
-    (here / "latin.txt").write_bytes(text.encode("latin-1"))
-    (here / "mark.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    for name, encoding in (("latin", "latin-1"), ("mark", "utf-8")):
-        run_ok("train", f"{name}.txt", "--encoding", encoding, "--steps", 1, *TINY)
-    one, other = (read_config(here / "checkpoints" / name).data for name in ("latin", "mark"))
-    assert one is not None and other is not None
-    assert one.fingerprint == other.fingerprint
-    assert one.characters == len(text)
+def test_the_validation_text_is_given_or_the_end_of_the_corpus(corpus: Path, here: Path) -> None:
+    text = corpus.read_text()
+    (here / "val.txt").write_bytes(story(500, seed=3).replace("said", "saïd").encode("latin-1"))
+    size = len((here / "val.txt").read_bytes())
+    for name, options, characters in (
+        ("file", ("--val-data", "val.txt", "--encoding", "latin-1"), size),
+        ("stdin", ("--val-data", "-"), 500),
+        ("fraction", ("--val-fraction", 0.25), int(len(text) * 0.25)),
+    ):
+        run_ok("train", corpus, *options, "--out", name, "--steps", 1, *TINY, stdin=story(1000)[:500])
+        data = read_config(here / name).data
+        assert data is not None
+        assert (data.val_tokens, data.train_characters) == (characters, len(text) - characters * (name == "fraction"))
+        assert data.val_corpus == {"file": (str(here / "val.txt"),), "stdin": ("standard input",)}.get(name)
+    run_ok("train", "--resume", "stdin", "--steps", 2)
 
 
 def test_the_same_command_gives_the_same_weights(corpus: Path, here: Path) -> None:
@@ -327,34 +230,15 @@ def test_the_same_command_gives_the_same_weights(corpus: Path, here: Path) -> No
     assert not same_tensors(a, c)
 
 
-def test_patience_stops_a_run_that_does_not_improve(corpus: Path) -> None:
+def test_a_run_ends_by_patience_or_after_its_epochs(corpus: Path, here: Path) -> None:
     options = ("--steps", 50, "--patience", 2, "--eval-every", 1, "--lr", "1e-12", "--warmup-steps", 0, *TINY)
     last = records(run_ok("train", corpus, *options, "--json"))[-1]
     assert last["stopped_by"] == "patience"
     assert last["step"] < 50
-
-
-def test_epochs_are_passes_over_the_training_text(corpus: Path, here: Path) -> None:
-    last = records(run_ok("train", corpus, "--epochs", "0.5", *TINY, "--json"))[-1]
-    data = read_config(here / "checkpoints/corpus").data
+    last = records(run_ok("train", corpus, "--epochs", "0.5", "--out", "half", *TINY, "--json"))[-1]
+    data = read_config(here / "half").data
     assert data is not None
-    assert last["stopped_by"] == "epochs"
-    assert last["step"] == -(-data.train_tokens // (2 * 4 * 16))
-
-
-@pytest.mark.parametrize("kind", ["char", "bpe"])
-def test_the_tokenizer_may_come_from_a_file(kind: str, corpus: Path, here: Path) -> None:
-    run_ok("train-tokenizer", corpus, "--kind", kind, "--out", "t.json")
-    run_ok("train", corpus, "--tokenizer", "t.json", "--steps", 1, *TINY)
-    assert (here / "checkpoints/corpus/tokenizer.json").read_bytes() == (here / "t.json").read_bytes()
-    assert read_config(here / "checkpoints/corpus").tokenizer.kind == kind
-
-
-def test_a_short_text_shortens_the_default_context_with_a_warning(here: Path) -> None:
-    (here / "short.txt").write_text("to be or not to be, that is it")
-    result = run_ok("train", "short.txt", "--steps", 1, "--layers", 1, "--heads", 2, "--width", 16)
-    assert "Warning: The training text has only 27 tokens: the context is shortened to 26." in result.stderr
-    assert read_config(here / "checkpoints/short").model.context == 26
+    assert (last["stopped_by"], last["step"]) == ("epochs", -(-data.train_tokens // (2 * 4 * 16)))
 
 
 def test_divergence_exits_with_3_and_keeps_the_last_saved_weights(corpus: Path, here: Path) -> None:
@@ -369,28 +253,3 @@ def test_overfitting_is_a_warning(here: Path) -> None:
     options = ("--steps", 60, "--eval-every", 20, "--lr", "0.05", "--warmup-steps", 0, *TINY)
     result = run_ok("train", "twice.txt", *options, "--quiet")
     assert "Warning: The validation loss rose from " in result.stderr
-
-
-def test_training_continues_when_stdout_is_closed(corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave(console: Console, values: object) -> None:
-        raise ClosedOutputError
-
-    monkeypatch.setattr(Console, "record", leave)
-    assert tinylm("train", corpus, "--steps", 4, *TINY, "--json").exit_code == 0
-    run = here / "checkpoints/corpus"
-    assert RunDirectory(run).load_last(read_config(run)).state["step"] == 4
-
-
-def test_files_of_a_run_are_as_readable_as_its_folder(corpus: Path, here: Path) -> None:
-    run_ok("train", corpus, "--steps", 1, *TINY)
-    run = here / "checkpoints/corpus"
-    for file in (run / "model.safetensors", run / "last" / "optimizer.safetensors", run / "config.json"):
-        assert file.stat().st_mode & 0o666 == run.stat().st_mode & 0o666
-
-
-def test_hidden_folders_of_the_user_are_kept(corpus: Path, here: Path) -> None:
-    for name in (".corpus.old", ".corpus.new"):
-        (here / "checkpoints" / name).mkdir(parents=True)
-        (here / "checkpoints" / name / "mine").write_text("mine")
-    run_ok("train", corpus, "--steps", 1, *TINY)
-    assert (here / "checkpoints/.corpus.old/mine").exists() and (here / "checkpoints/.corpus.new/mine").exists()

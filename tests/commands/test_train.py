@@ -217,7 +217,7 @@ def test_the_validation_text_is_given_or_the_end_of_the_corpus(corpus: Path, her
         data = read_config(here / name).data
         assert data is not None
         assert (data.val_tokens, data.train_characters) == (characters, len(text) - characters * (name == "fraction"))
-        assert data.val_corpus == {"file": (str(here / "val.txt"),), "stdin": ("standard input",)}.get(name)
+        assert data.val_corpus == {"file": (str(here / "val.txt"),), "stdin": ("-",)}.get(name, ())
     run_ok("train", "--resume", "stdin", "--steps", 2)
 
 

@@ -11,7 +11,6 @@ import torch
 
 from tests.shell import TINY, assert_error, records, run_ok, tinylm
 from tests.trained_runs import BOTH, REVERSED, SOURCES, pairs_file
-from tinylm.device import DTYPES
 from tinylm.generation.translate import search_targets
 from tinylm.run_directory.loading import load_model, read_config
 
@@ -58,8 +57,6 @@ def test_a_mask_marker_in_a_training_text_is_plain_text(here: Path) -> None:
     assert config.data.train_tokens + config.data.val_tokens == 60 * 11
 
 
-
-
 # The encoder-decoder.
 
 
@@ -88,12 +85,6 @@ def test_json_records_of_targets_have_a_score_and_the_reason_of_their_end(transl
     assert (record["text"], record["finish_reason"]) == ("c ", "stop")
 
 
-
-
-
-
-
-
 def test_the_planned_steps_of_an_epoch_count_only_pairs_that_fit(here: Path) -> None:
     """Twelve pairs in batches of ten; a context of 4 tokens fits four of them."""
     lines = [("ab", "ba")] * 4 + [("abcd", "dcba")] * 8
@@ -103,12 +94,6 @@ def test_the_planned_steps_of_an_epoch_count_only_pairs_that_fit(here: Path) -> 
         (plan,) = records(run_ok("train", *options, "--dry-run"))
         last = records(run_ok("train", *options, "--out", f"run {context}"))[-1]
         assert plan["steps"] == last["step"] == steps
-
-
-
-
-
-
 
 
 def test_sources_from_lines_and_jsonl_may_have_their_own_settings(translator: Path) -> None:
@@ -126,12 +111,6 @@ def test_sources_from_lines_and_jsonl_may_have_their_own_settings(translator: Pa
     found = tinylm(*sample, "lines", stdin="abc\nabé\n")
     assert (found.exit_code, found.stdout) == (2, "c b a\n")
     assert "Error: Standard input, line 2 has a character" in found.stderr
-
-
-
-
-
-
 
 
 def test_each_source_has_its_own_random_stream_that_its_seed_reproduces(translator: Path) -> None:
@@ -174,8 +153,6 @@ def test_eval_generates_targets_in_the_requested_dtype(
     assert record["exact_match"] == 1.0
 
 
-
-
 def test_bleu_equals_that_of_sacrebleu_and_needs_it(
     translator: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,8 +180,6 @@ def test_info_and_resume_work_for_an_encoder_decoder(encoder: Path, translator: 
     assert "at step 2" in run_ok("train", "--resume", "run", "--steps", 3).stderr
 
 
-
-
 @pytest.mark.usefixtures("shelf_cache")
 def test_options_of_other_architectures_from_variables_are_ignored(translator: Path, encoder: Path) -> None:
     sources = ("-m", translator, "-p", "abc\nbca", "--echo")
@@ -214,20 +189,8 @@ def test_options_of_other_architectures_from_variables_are_ignored(translator: P
     assert run_ok("eval", "-m", encoder, env=variables).stdout == run_ok("eval", "-m", encoder).stdout
 
 
-
-
-
-
 def test_a_long_source_is_truncated_with_a_warning(translator: Path) -> None:
     assert "only the first" in run_ok("sample", "-m", translator, "-p", "abc" * 100).stderr
-
-
-
-
-
-
-
-
 
 
 def test_extending_the_vocabulary_of_an_encoder_keeps_its_mask_token(encoder: Path, here: Path) -> None:
@@ -241,12 +204,22 @@ def test_extending_the_vocabulary_of_an_encoder_keeps_its_mask_token(encoder: Pa
 
 def test_routing_metrics_are_logged_and_local_layers_are_chosen_by_index(here: Path) -> None:
     (here / "t.txt").write_text("the old man said it\n" * 60)
-    flags = "--layers 2 --local-window 4 --local-layers 1 --experts 3 --log-gradients --log-every 1".split()
+    flags = [
+        "--layers",
+        "2",
+        "--local-window",
+        "4",
+        "--local-layers",
+        "1",
+        "--experts",
+        "3",
+        "--log-gradients",
+        "--log-every",
+        "1",
+    ]
     result = run_ok("train", "t.txt", "--out", "run", "--steps", 2, "--json", *TINY[2:], *flags)
     (first, *_) = [record for record in records(result) if "loss" in record]
     assert all(sum(layer) == pytest.approx(1) and len(layer) == 3 for layer in first["expert_shares"])
     assert 0 < first["router_entropy"] <= 1.0987
     assert {"layers.0", "layers.1", "embedding"} <= first["gradient_norms"].keys()
     assert read_config(here / "run").model.local_layers == (1,)
-
-

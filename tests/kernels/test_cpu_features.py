@@ -7,14 +7,6 @@ import torch
 
 from tinylm.kernels import cpu_features
 
-OLD_NAMES = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-
-
-@pytest.fixture
-def x86(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    return monkeypatch
-
 
 def pretend(patch: pytest.MonkeyPatch, capabilities: dict[str, object] | None) -> None:
     """Make torch report these capabilities; `None`: remove the function that reports them."""
@@ -23,38 +15,31 @@ def pretend(patch: pytest.MonkeyPatch, capabilities: dict[str, object] | None) -
         patch.delattr(torch.cpu, "get_capabilities")
 
 
-@pytest.mark.parametrize(
-    "capabilities, vendor, intel",
-    [
+def test_an_intel_cpu_is_recognised_by_torch_or_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capabilities, vendor, intel in (
         ({"cpu_name": "Intel Xeon"}, {}, True),
         ({"cpu_name": "AMD EPYC"}, {"vendor_id": "GenuineIntel"}, False),
         (None, {"vendor_id": "GenuineIntel"}, True),
         (None, {"vendor_id": "AuthenticAMD"}, False),
         ({}, {}, False),
-    ],
-)
-def test_an_intel_cpu_is_recognised_by_torch_or_the_system(
-    capabilities: dict[str, object] | None, vendor: dict[str, str], intel: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(monkeypatch, capabilities)
-    monkeypatch.setattr(cpu_features, "identify_processor", lambda: vendor)
-    assert cpu_features.is_intel() == intel
+    ):
+        with monkeypatch.context() as patch:
+            pretend(patch, capabilities)
+            patch.setattr(cpu_features, "identify_processor", lambda vendor=vendor: vendor)
+            assert cpu_features.is_intel() == intel, (capabilities, vendor)
 
 
-@pytest.mark.parametrize("avx, amx", [(True, False), (False, True), (False, False)])
 def test_bf16_is_read_from_the_capabilities_if_torch_has_no_private_names_for_it(
-    avx: bool, amx: bool, x86: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in OLD_NAMES:
-        x86.delattr(torch.cpu, name)
-    pretend(x86, {"avx512_bf16": avx, "amx_tile": amx})
-    assert (cpu_features.computes_bf16(), cpu_features.has_amx()) == (avx or amx, amx)
-
-
-def test_without_reported_features_bf16_is_not_used(x86: pytest.MonkeyPatch) -> None:
-    for name in OLD_NAMES:
-        x86.delattr(torch.cpu, name)
-    pretend(x86, None)
+    """Without capabilities, bf16 is not used."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.delattr(torch.cpu, name)
+    for avx, amx in ((True, False), (False, True), (False, False)):
+        pretend(monkeypatch, {"avx512_bf16": avx, "amx_tile": amx})
+        assert (cpu_features.computes_bf16(), cpu_features.has_amx()) == (avx or amx, amx)
+    pretend(monkeypatch, None)
     assert not cpu_features.computes_bf16() and not cpu_features.has_amx()
     assert cpu_features.capabilities() == {}
     assert cpu_features.identify_torch()["capabilities"]

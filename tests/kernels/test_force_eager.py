@@ -25,17 +25,13 @@ def compiled_layer() -> tuple[Double, list[object]]:
 
 
 @compiling
-def test_compiled_modules_run_eagerly_inside_the_context() -> None:
+def test_compiled_modules_run_eagerly_inside_the_context_or_after_their_code_was_discarded() -> None:
     layer, compiled = compiled_layer()
     with force_eager():
         layer(torch.ones(1, 2))
     assert not compiled
     layer(torch.ones(1, 2))
     assert compiled
-
-
-@compiling
-def test_a_module_whose_compiled_code_was_discarded_runs_eagerly() -> None:
     layer, compiled = compiled_layer()
     discard_compiled([layer])
     assert torch.equal(layer(torch.ones(1, 2)), torch.full((1, 2), 2.0))

@@ -1,5 +1,6 @@
 """Reference: the formula with the quantized weights in float64."""
 
+import itertools
 from types import ModuleType
 
 import numpy as np
@@ -20,29 +21,26 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> M
     return loaded_again(int8)
 
 
-@pytest.mark.parametrize("inputs, outputs", [(16, 16), (1, 5), (7, 1), (33, 64), (100, 3)])
-@pytest.mark.parametrize("leading", [(), (3,), (2, 5)])
-def test_outputs_equal_the_formula_within_the_precision_of_bf16(
-    inputs: int, outputs: int, leading: tuple[int, ...], kernel: ModuleType
-) -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randint(-127, 128, (outputs, inputs), generator=generator, dtype=torch.int8)
-    scale = torch.rand(outputs, generator=generator).bfloat16()
-    x = torch.randn(*leading, inputs, generator=generator)
-    found = kernel.linear(x, kernel.align(weight), scale)
-    assert found.shape == (*leading, outputs)
-    rows, weights, scales = (t.double().numpy() for t in (x.reshape(-1, inputs), weight, scale))
-    expected = rows @ weights.T * scales
-    tolerance = (
-        np.abs(rows) @ np.abs(weights).T * ROUNDED + np.abs(rows @ weights.T) * TRUNCATED
-    ) * scales * 1.05 + 1e-6
-    np.testing.assert_array_less(np.abs(found.reshape(-1, outputs).double().numpy() - expected), tolerance)
+def test_outputs_equal_the_formula_within_the_precision_of_bf16(kernel: ModuleType) -> None:
+    shapes = ((16, 16), (1, 5), (7, 1), (33, 64), (100, 3))
+    for (inputs, outputs), leading in itertools.product(shapes, ((), (3,), (2, 5))):
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.randint(-127, 128, (outputs, inputs), generator=generator, dtype=torch.int8)
+        scale = torch.rand(outputs, generator=generator).bfloat16()
+        x = torch.randn(*leading, inputs, generator=generator)
+        found = kernel.linear(x, kernel.align(weight), scale)
+        assert found.shape == (*leading, outputs)
+        rows, weights, scales = (t.double().numpy() for t in (x.reshape(-1, inputs), weight, scale))
+        exact = rows @ weights.T * scales
+        rounding = np.abs(rows) @ np.abs(weights).T * ROUNDED + np.abs(rows @ weights.T) * TRUNCATED
+        error = np.abs(found.reshape(-1, outputs).double().numpy() - exact)
+        np.testing.assert_array_less(error, rounding * scales * 1.05 + 1e-6)
 
 
-@pytest.mark.parametrize("inputs, aligned", [(1, 16), (15, 16), (16, 16), (17, 32)])
-def test_a_weight_is_padded_with_zeros_to_a_multiple_of_16_inputs(inputs: int, aligned: int) -> None:
-    found = int8.align(torch.ones(3, inputs, dtype=torch.int8))
-    assert found.shape == (3, aligned) and found.sum() == 3 * inputs
+def test_a_weight_is_padded_with_zeros_to_a_multiple_of_16_inputs() -> None:
+    for inputs, aligned in ((1, 16), (15, 16), (16, 16), (17, 32)):
+        found = int8.align(torch.ones(3, inputs, dtype=torch.int8))
+        assert found.shape == (3, aligned) and found.sum() == 3 * inputs
 
 
 def test_a_weight_and_an_input_may_be_stored_by_columns(kernel: ModuleType) -> None:

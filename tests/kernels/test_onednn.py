@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -73,47 +75,29 @@ def test_outputs_and_gradients_equal_the_formulas_in_float64(
 
 @needs_onednn
 def test_fp32_on_a_cpu_is_computed_by_onednn_forward_and_backward(products: list[tuple[int, ...]]) -> None:
-    layer, x = make(8, 6), torch.randn(2, MIN_ROWS, 8, requires_grad=True)
-    layer(x).sum().backward()
-    assert products == [(2, MIN_ROWS, 8), (2, MIN_ROWS, 6), (6, 2 * MIN_ROWS)]
+    """The smaller operand of the weight gradient comes first. Gradients that are not required are not computed."""
+    x = torch.randn(2, MIN_ROWS, 8, requires_grad=True)
+    for outputs, first in ((6, 6), (8, 8), (12, 8)):
+        products.clear()
+        make(8, outputs)(x).sum().backward()
+        assert products == [(2, MIN_ROWS, 8), (2, MIN_ROWS, outputs), (first, 2 * MIN_ROWS)]
+    products.clear()
+    make(8, 6)(x.detach()).sum().backward()
+    frozen = make(8, 6).requires_grad_(False)
+    frozen(x).sum().backward()
+    assert products == [(2, MIN_ROWS, 8), (6, 2 * MIN_ROWS), (2, MIN_ROWS, 8), (2, MIN_ROWS, 6)]
+    assert frozen.weight.grad is None and frozen.bias.grad is None
 
 
-@needs_onednn
-@pytest.mark.parametrize("outputs, first", [(6, 6), (8, 8), (12, 8)])
-def test_the_smaller_operand_of_the_weight_gradient_comes_first(
-    outputs: int, first: int, products: list[tuple[int, ...]]
-) -> None:
-    layer = make(8, outputs)
-    layer(torch.randn(MIN_ROWS, 8)).sum().backward()
-    assert products[1:] == [(first, MIN_ROWS)]
-
-
-@needs_onednn
-def test_gradients_that_are_not_required_are_not_computed(products: list[tuple[int, ...]]) -> None:
-    layer, x = make(8, 6).requires_grad_(False), torch.randn(MIN_ROWS, 8, requires_grad=True)
-    layer(x).sum().backward()
-    assert products == [(MIN_ROWS, 8), (MIN_ROWS, 6)]
-    assert layer.weight.grad is None and layer.bias.grad is None
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_other_number_formats_use_torchs_linear_function(dtype: torch.dtype, products: list[tuple[int, ...]]) -> None:
-    layer, x = make(8, 6).to(dtype), torch.randn(MIN_ROWS, 8).to(dtype)
-    assert layer(x).equal(F.linear(x, layer.weight, layer.bias))
-    assert products == []
-
-
-def test_autocast_applies_as_to_any_linear_layer(products: list[tuple[int, ...]]) -> None:
-    layer, x = make(8, 6), torch.randn(MIN_ROWS, 8)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert layer(x).dtype == torch.bfloat16
-    assert products == []
-
-
-def test_few_rows_and_processors_with_a_faster_library_use_torchs_linear_function(
+def test_other_number_formats_few_rows_and_processors_with_a_faster_library_use_torchs_linear_function(
     products: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        layer, x = make(8, 6).to(dtype), torch.randn(MIN_ROWS, 8).to(dtype)
+        assert layer(x).equal(F.linear(x, layer.weight, layer.bias))
     layer = make(8, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.randn(MIN_ROWS, 8)).dtype == torch.bfloat16
     layer(torch.randn(MIN_ROWS - 1, 8))
     monkeypatch.setattr(onednn, "_PREFERRED", False)
     layer(torch.randn(MIN_ROWS, 8))
@@ -121,77 +105,62 @@ def test_few_rows_and_processors_with_a_faster_library_use_torchs_linear_functio
 
 
 @needs_onednn
-@pytest.mark.parametrize(
-    ("capabilities", "level", "mkl", "preferred", "prepacked"),
-    [
-        ({"cpu_name": "Intel Xeon"}, "AVX512", True, False, False),
-        ({"cpu_name": "Intel Xeon"}, "AVX512", False, True, True),
-        ({"cpu_name": "AMD EPYC"}, "AVX512", True, True, True),
-        ({"cpu_name": "AMD EPYC"}, "AVX2", True, False, True),
-        ({"cpu_name": "ARM Neoverse"}, "DEFAULT", False, True, True),
-        ({}, "AVX512", True, True, True),
-    ],
-)
-def test_processors_on_which_mkl_is_faster_keep_it_if_torch_has_it(
-    capabilities: dict[str, str],
-    level: str,
-    mkl: bool,
-    preferred: bool,
-    prepacked: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_processors_on_which_mkl_is_faster_keep_it_if_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty capabilities: a version of torch that does not report them, on an AMD processor."""
     monkeypatch.setattr(cpu_features, "identify_processor", lambda: {"vendor_id": "AuthenticAMD"})
-    monkeypatch.setattr(cpu_features, "capabilities", lambda: capabilities)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: level)
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
-    found = loaded_again(onednn)
-    assert (found.is_preferred(), found.is_preferred_prepacked()) == (preferred, prepacked)
+    intel, amd, arm = ({"cpu_name": name} for name in ("Intel Xeon", "AMD EPYC", "ARM Neoverse"))
+    table = [  # capabilities, instruction set, whether torch has MKL; whether oneDNN is preferred, also if prepacked
+        (intel, "AVX512", True, (False, False)),
+        (intel, "AVX512", False, (True, True)),
+        (amd, "AVX512", True, (True, True)),
+        (amd, "AVX2", True, (False, True)),
+        (arm, "DEFAULT", False, (True, True)),
+        ({}, "AVX512", True, (True, True)),
+    ]
+    for capabilities, level, mkl, expected in table:
+        monkeypatch.setattr(cpu_features, "capabilities", lambda found=capabilities: found)
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=level: found)
+        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda found=mkl: found)
+        found = loaded_again(onednn)
+        assert (found.is_preferred(), found.is_preferred_prepacked()) == expected, (capabilities, level, mkl)
 
 
-@pytest.mark.parametrize("missing", ["_linear_pointwise", "_reorder_linear_weight"])
-def test_without_the_private_operations_torchs_linear_function_is_used(
-    missing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.ops, "mkldnn", NamespaceWithout(torch.ops.mkldnn, missing))
-    portable = loaded_again(onednn)
-    assert not (portable.is_available() or portable.is_preferred() or portable.is_preferred_prepacked())
-    x, weight, bias = torch.randn(MIN_ROWS, 8), torch.randn(6, 8, requires_grad=True), torch.randn(6)
-    found = portable.linear(x, weight, bias)
-    assert found.equal(F.linear(x, weight, bias)) and found.requires_grad
+def test_without_the_private_operations_torchs_linear_function_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    operations = torch.ops.mkldnn
+    for missing in ("_linear_pointwise", "_reorder_linear_weight"):
+        monkeypatch.setattr(torch.ops, "mkldnn", NamespaceWithout(operations, missing))
+        portable = loaded_again(onednn)
+        assert not (portable.is_available() or portable.is_preferred() or portable.is_preferred_prepacked())
+        x, weight, bias = torch.randn(MIN_ROWS, 8), torch.randn(6, 8, requires_grad=True), torch.randn(6)
+        found = portable.linear(x, weight, bias)
+        assert found.equal(F.linear(x, weight, bias)) and found.requires_grad
 
 
 @needs_onednn
-@pytest.mark.parametrize("outputs, inputs", [(1, 1), (7, 5), (64, 48), (48, 64), (300, 33)])
-@pytest.mark.parametrize("rows", [1, 2, 5, 32, 100])
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_prepacked_weight_equals_the_formula_for_any_number_of_rows(
-    outputs: int, inputs: int, rows: int, bias: bool
-) -> None:
+def test_a_prepacked_weight_equals_the_formula_for_any_number_of_rows() -> None:
     torch.manual_seed(0)
-    layer, x = nn.Linear(inputs, outputs, bias), torch.randn(2, rows, inputs)
-    expected = x.double() @ layer.weight.detach().double().T
-    if bias:
-        expected = expected + layer.bias.detach().double()
-    with torch.inference_mode():
-        found = linear(x, prepack(layer.weight), layer.bias)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    for (outputs, inputs), rows, bias in itertools.product(((1, 1), (7, 5), (300, 33)), (1, 5, 32, 100), (True, False)):
+        layer, x = nn.Linear(inputs, outputs, bias), torch.randn(2, rows, inputs)
+        expected = F.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
+        with torch.inference_mode():
+            found = linear(x, prepack(layer.weight), layer.bias)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @needs_onednn
-@pytest.mark.parametrize("before, then", [(2, 2), (2, 1), (1, 2)])
-def test_a_prepacked_weight_equals_the_formula_with_any_number_of_threads(before: int, then: int) -> None:
+def test_a_prepacked_weight_equals_the_formula_with_any_number_of_threads() -> None:
     weight, x = torch.randn(500, 300), torch.randn(7, 300)
     threads = torch.get_num_threads()
     try:
-        torch.set_num_threads(before)
-        packed = prepack(weight)
-        torch.set_num_threads(then)
-        with torch.inference_mode():
-            found = linear(x, packed)
+        for before, then in ((2, 2), (2, 1), (1, 2)):
+            torch.set_num_threads(before)
+            packed = prepack(weight)
+            torch.set_num_threads(then)
+            with torch.inference_mode():
+                found = linear(x, packed)
+            torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-4)
     finally:
         torch.set_num_threads(threads)
-    torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-4)
 
 
 def test_a_compiled_layer_has_the_same_gradients() -> None:
@@ -201,18 +170,3 @@ def test_a_compiled_layer_has_the_same_gradients() -> None:
     expected = torch.autograd.grad(layer(x).square().sum(), (x, layer.weight))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-def test_an_input_need_not_be_contiguous() -> None:
-    layer, wide = make(8, 6), torch.randn(8, 2 * MIN_ROWS)
-    x = wide.t()[::2]
-    torch.testing.assert_close(layer(x), F.linear(x.contiguous(), layer.weight, layer.bias), rtol=1e-5, atol=1e-5)
-
-
-def test_the_gradient_of_a_shared_weight_is_the_sum_of_both() -> None:
-    weight, x = nn.Parameter(torch.randn(8, 8)), torch.randn(MIN_ROWS, 8)
-    linear(linear(x, weight), weight).sum().backward()
-    exact = weight.detach().double().requires_grad_()
-    F.linear(F.linear(x.double(), exact), exact).sum().backward()
-    assert weight.grad is not None and exact.grad is not None
-    torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=1e-4, atol=1e-3)

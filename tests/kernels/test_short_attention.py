@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,8 @@ from tinylm.kernels.short_attention import MAX_UNFUSED_KEYS, dot_product_attenti
 
 
 @pytest.mark.parametrize(
-    "keys", [MAX_UNFUSED_KEYS // 4, MAX_UNFUSED_KEYS, MAX_UNFUSED_KEYS + 1], ids=["fewer-keys", "few-keys", "many-keys"]
+    ("keys", "masked"), [(128, False), (128, True), (MAX_UNFUSED_KEYS, True), (MAX_UNFUSED_KEYS + 1, False)]
 )
-@pytest.mark.parametrize("masked", [True, False], ids=["masked", "causal"])
 def test_bf16_attention_and_its_gradients_equal_the_formula(keys: int, masked: bool) -> None:
     """Two query heads share each key/value head. Reference: the formula in float64 with the rounded inputs.
 
@@ -36,48 +37,37 @@ def test_bf16_attention_and_its_gradients_equal_the_formula(keys: int, masked: b
             torch.testing.assert_close(rounded.grad.double(), precise.grad, rtol=0.03, atol=0.05 * scale)
 
 
-@pytest.mark.parametrize(
-    ("keys", "dtype", "gradient", "fused"),
-    [
-        (MAX_UNFUSED_KEYS, torch.bfloat16, True, False),
-        (MAX_UNFUSED_KEYS + 1, torch.bfloat16, True, True),
-        (MAX_UNFUSED_KEYS, torch.bfloat16, False, True),
-        (MAX_UNFUSED_KEYS, torch.float32, True, True),
-    ],
-)
-def test_attention_is_fused_except_for_few_keys_in_bf16_with_gradients(
-    keys: int, dtype: torch.dtype, gradient: bool, fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_is_fused_except_for_few_keys_in_bf16_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, calls = F.scaled_dot_product_attention, []
     monkeypatch.setattr(
         F, "scaled_dot_product_attention", lambda *inputs, **how: (calls.append(1), kernel(*inputs, **how))[1]
     )
-    q, k, v = (torch.randn(1, 2, keys, 8, dtype=dtype, requires_grad=True) for _ in range(3))
-    with torch.set_grad_enabled(gradient):
-        dot_product_attention(q, k, v, None, True)
-    assert len(calls) == fused
-
-
-@pytest.mark.parametrize(
-    "queries, causal, masked", [(7, True, False), (7, False, False), (2, True, False), (5, True, True)]
-)
-@pytest.mark.parametrize("scale", [None, 1.0])
-def test_unfused_attention_equals_the_fused_kernel_in_fp32(
-    queries: int, causal: bool, masked: bool, scale: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fewer queries than keys are the last ones; the reference gets their causal mask explicitly."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, h, t, 8, generator=generator) for h, t in ((4, queries), (2, 7), (2, 7)))
-    allowed = torch.rand(2, 1, queries, 7, generator=generator) < 0.7
-    allowed[..., -1] = True
-    visible = torch.ones(queries, 7, dtype=torch.bool).tril(7 - queries) if causal else torch.ones(queries, 7) > 0
-    expected = F.scaled_dot_product_attention(q, k, v, allowed if masked else visible, scale=scale, enable_gqa=True)
-    monkeypatch.setattr("tinylm.kernels.short_attention._is_unfused_faster", lambda q, k: True)
-    monkeypatch.setattr(F, "scaled_dot_product_attention", None)
-    found = dot_product_attention(q, k, v, allowed if masked else None, causal, scale)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_the_maximum_of_unfused_keys_is_that_of_bf16_on_a_cpu() -> None:
+    for keys, dtype, gradient, fused in (
+        (MAX_UNFUSED_KEYS, torch.bfloat16, True, 0),
+        (MAX_UNFUSED_KEYS + 1, torch.bfloat16, True, 1),
+        (MAX_UNFUSED_KEYS, torch.bfloat16, False, 1),
+        (MAX_UNFUSED_KEYS, torch.float32, True, 1),
+    ):
+        calls.clear()
+        q, k, v = (torch.randn(1, 2, keys, 8, dtype=dtype, requires_grad=True) for _ in range(3))
+        with torch.set_grad_enabled(gradient):
+            dot_product_attention(q, k, v, None, True)
+        assert len(calls) == fused, (keys, dtype, gradient)
     assert max_unfused_keys("cpu", "bf16") == MAX_UNFUSED_KEYS
     assert max_unfused_keys("cpu", "fp32") == max_unfused_keys("cuda", "bf16") == 0
+
+
+def test_unfused_attention_equals_the_fused_kernel_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer queries than keys are the last ones; the reference gets their causal mask explicitly."""
+    generator, fused = torch.Generator().manual_seed(0), F.scaled_dot_product_attention
+    monkeypatch.setattr("tinylm.kernels.short_attention._is_unfused_faster", lambda q, k: True)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", None)
+    cases = ((7, True, False), (7, False, False), (2, True, False), (5, True, True))
+    for (queries, causal, masked), scale in itertools.product(cases, (None, 1.0)):
+        q, k, v = (torch.randn(2, h, t, 8, generator=generator) for h, t in ((4, queries), (2, 7), (2, 7)))
+        allowed = torch.rand(2, 1, queries, 7, generator=generator) < 0.7
+        allowed[..., -1] = True
+        visible = torch.ones(queries, 7, dtype=torch.bool).tril(7 - queries) if causal else torch.ones(queries, 7) > 0
+        expected = fused(q, k, v, allowed if masked else visible, scale=scale, enable_gqa=True)
+        found = dot_product_attention(q, k, v, allowed if masked else None, causal, scale)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

@@ -90,21 +90,14 @@ def test_threads_use_all_cores_where_that_is_faster_and_other_cores_in_the_next_
     assert [*intervals(placement, 2, spread=300, confined=100)] == [True, False]
 
 
-@pytest.mark.parametrize(("busy", "count"), [(0.5, 3), (1.4, 3), (2.2, 2), (3.9, 1)])
-def test_as_many_cores_are_left_as_other_processes_use(machine: Machine, busy: float, count: int) -> None:
-    placement = machine.placement()
-    machine.busy = busy
-    assert [*intervals(placement, 2, spread=100, confined=100)] == [False, False]
-    assert len(machine.cores[11]) == count
-
-
-def test_threads_use_all_cores_again_after_an_error(machine: Machine) -> None:
-    machine.busy = 1.0
-    with pytest.raises(KeyError), machine.placement() as placement:
-        list(intervals(placement, 3, spread=100, confined=300))
-        assert placement.confined
-        raise KeyError
-    assert (machine.cores[11], machine.teams) == ({0, 1, 2, 3}, 0)
+def test_as_many_cores_are_left_as_other_processes_use_and_all_are_used_again_after_an_error(machine: Machine) -> None:
+    for busy, count in ((0.5, 3), (1.4, 3), (2.2, 2), (3.9, 1)):
+        machine.busy = busy
+        with pytest.raises(KeyError), machine.placement() as placement:
+            assert [*intervals(placement, 2, spread=100, confined=100)] == [False, False]
+            assert (len(machine.cores[11]), placement.confined) == (count, True), busy
+            raise KeyError
+        assert (machine.cores[11], machine.teams) == ({0, 1, 2, 3}, 0)
 
 
 @two_cores

@@ -1,3 +1,4 @@
+import itertools
 import platform
 from collections.abc import Iterator
 
@@ -44,16 +45,16 @@ def operands(dtype: torch.dtype, rows: int = MIN_ROWS) -> tuple[Tensor, Tensor, 
     return torch.randn(rows, 24).to(dtype), torch.randn(7, 24).to(dtype), torch.randn(7).to(dtype)
 
 
-@pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize("dtype", EPSILONS)
-def test_the_product_is_rounded_once(dtype: torch.dtype, with_bias: bool, widths: list[torch.dtype]) -> None:
+def test_the_product_is_rounded_once(widths: list[torch.dtype]) -> None:
     """Reference: the formula in float64. One rounding to the format changes a number by at most half its epsilon."""
-    x, weight, bias = operands(dtype)
-    with torch.no_grad():
-        found = linear(x.view(2, -1, 24), weight, bias if with_bias else None)  # (2, N/2, 7)
-    expected = x.double() @ weight.double().t() + (bias.double() if with_bias else 0.0)  # (N, 7)
-    assert found.dtype == dtype and widths == [torch.float32]
-    torch.testing.assert_close(found.double().view(-1, 7), expected, rtol=EPSILONS[dtype], atol=1e-6)
+    for (dtype, epsilon), with_bias in itertools.product(EPSILONS.items(), (True, False)):
+        x, weight, bias = operands(dtype)
+        with torch.no_grad():
+            found = linear(x.view(2, -1, 24), weight, bias if with_bias else None)  # (2, N/2, 7)
+        expected = x.double() @ weight.double().t() + (bias.double() if with_bias else 0.0)  # (N, 7)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double().view(-1, 7), expected, rtol=epsilon, atol=1e-6)
+    assert widths == [torch.float32] * 4
 
 
 def test_autocast_to_the_format_of_the_weights_is_widened_and_another_format_is_not(widths: list[torch.dtype]) -> None:
@@ -68,29 +69,19 @@ def test_autocast_to_the_format_of_the_weights_is_widened_and_another_format_is_
 def test_few_rows_gradients_and_processors_with_instructions_keep_the_product_in_16_bits(
     widths: list[torch.dtype], processor: pytest.MonkeyPatch
 ) -> None:
+    """So do processors other than x86. Products of fp32 weights are not converted."""
     x, weight, bias = operands(torch.bfloat16)
     linear(x, weight, bias)
     with torch.no_grad():
         linear(x[1:], weight, bias)
-        processor.setattr(cpu_features, "computes_bf16", lambda: True)
+        for owner, name, value in ((cpu_features, "computes_bf16", True), (platform, "machine", "arm64")):
+            with processor.context() as patch:
+                patch.setattr(owner, name, lambda value=value: value)
+                widened._computes.cache_clear()
+                linear(x, weight, bias)
         widened._computes.cache_clear()
-        linear(x, weight, bias)
-    assert widths == [torch.bfloat16] * 3
-
-
-def test_processors_other_than_x86_keep_the_product_in_16_bits(
-    widths: list[torch.dtype], processor: pytest.MonkeyPatch
-) -> None:
-    processor.setattr(platform, "machine", lambda: "arm64")
-    with torch.no_grad():
-        linear(*operands(torch.bfloat16))
-    assert widths == [torch.bfloat16]
-
-
-def test_fp32_weights_are_not_converted(widths: list[torch.dtype]) -> None:
-    with torch.no_grad():
-        x, weight, _ = operands(torch.float32)
-        assert not widened.is_faster(x, weight)
+        assert not widened.is_faster(*operands(torch.float32)[:2])
+    assert widths == [torch.bfloat16] * 4
 
 
 def test_all_large_products_of_a_16_bit_model_are_widened(widths: list[torch.dtype]) -> None:

@@ -16,32 +16,22 @@ from hypothesis import strategies as st
 
 from tests.formats.gguf_files import BOS, bytes_to_letters, tokenizer_metadata, write_file
 from tests.formats.refusals import assert_refused
-from tinylm.formats.gguf_header import Metadata, parse_header
-from tinylm.formats.gguf_tokenizer import NO_TOKEN, PRE_TOKENIZERS, read_tokenizer, write_tokenizer
+from tests.published import PATTERNS as PUBLISHED
+from tinylm.formats.gguf_header import parse_header
+from tinylm.formats.gguf_tokenizer import NO_TOKEN, PRE_TOKENIZERS, ReadTokenizer, read_tokenizer, write_tokenizer
 from tinylm.run_config import SpecialTokens
 from tinylm.text.tokenizer import train_bpe, train_char
 from tinylm.text.tokenizer_file import validate_tokenizer
 
 LETTERS = bytes_to_letters()
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-LLAMA3 = (
-    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QWEN2 = LLAMA3.replace("{1,3}", "")
-TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# llama.cpp's regular expressions by the names of pre-tokenizers; for Tekken, those of its tokenizer.json.
+# Regular expressions by the names of pre-tokenizers.
 PATTERNS: dict[str, Sequence[str]] = {
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), (GPT2,)),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe"), (LLAMA3,)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (QWEN2,)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), (r"\p{N}", GPT2)),
-    "tekken": (TEKKEN,),
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), (PUBLISHED["gpt2"],)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe"), (PUBLISHED["llama3"],)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (PUBLISHED["qwen2"],)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), (r"\p{N}", PUBLISHED["gpt2"])),
+    "tekken": (PUBLISHED["tekken"],),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", PUBLISHED["gpt2"], r"\p{N}+", "[0-9][0-9][0-9]"),
 }
 WITH_NFC = ("qwen2", "olmo", "mpt")
 IGNORES_MERGES = ("llama-bpe", "llama3", "llama-v3", "tekken")
@@ -98,20 +88,16 @@ def byte_level_ids(text: str, metadata: dict[str, Any]) -> list[int]:
     return found
 
 
-def metadata_of(tmp_path: Path, values: dict[str, Any]) -> Metadata:
-    """Metadata with these values, written by the package gguf and read by tinylm."""
-    write_file(tmp_path / "tokenizer.gguf", "none", values, {})
-    return parse_header((tmp_path / "tokenizer.gguf").read_bytes()).metadata
-
-
 def encoder(text: str) -> Callable[[str], list[int]]:
     library = tokenizers.Tokenizer.from_str(text)
     library.encode_special_tokens = True
     return lambda value: library.encode(value, add_special_tokens=False).ids
 
 
-def read(tmp_path: Path, values: dict[str, Any], family: str = "llama") -> Any:
-    return read_tokenizer(metadata_of(tmp_path, values), family, 1 << 16)
+def read(tmp_path: Path, values: dict[str, Any], family: str = "llama") -> ReadTokenizer:
+    """The tokenizer in metadata that the package gguf writes."""
+    write_file(tmp_path / "tokenizer.gguf", "none", values, {})
+    return read_tokenizer(parse_header((tmp_path / "tokenizer.gguf").read_bytes()).metadata, family, 1 << 16)
 
 
 # Byte-level BPE.
@@ -175,29 +161,20 @@ def test_without_its_name_the_pre_tokenizer_is_known_for_some_families_only(tmp_
     assert encoder(read(tmp_path, values, "qwen3").text)(text) == byte_level_ids(text, bpe_metadata("qwen2"))
 
 
-def test_user_defined_tokens_are_found_in_text_and_control_tokens_are_not(tmp_path: Path) -> None:
-    values = tokenizer_metadata()
-    values["tokenizer.ggml.tokens"][-1], values["tokenizer.ggml.token_type"][-1] = "<think>", 4
-    encode = encoder(read(tmp_path, values).text)
-    assert encode("a<think>b") == [LETTER_IDS["a"], 299, LETTER_IDS["b"]]
-    assert 256 not in encode("<|end|>")
-
-
-LETTER_IDS = {chr(byte): i for i, byte in enumerate(LETTERS) if byte < 128}
-
-
-def test_unused_tokens_are_left_out(tmp_path: Path) -> None:
-    found = json.loads(read(tmp_path, tokenizer_metadata()).text)
-    assert max(found["model"]["vocab"].values()) == 264
-    assert [token["content"] for token in found["added_tokens"]] == ["<|end|>", "<|begin|>", "<|pad|>"]
-
-
-def test_all_tokens_that_end_a_turn_end_generation(tmp_path: Path) -> None:
+def test_the_types_of_tokens_decide_what_is_found_in_text_left_out_and_ends_generation(tmp_path: Path) -> None:
     values = tokenizer_metadata()
     tokens, types = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
-    tokens[-3:], types[-3:] = ["<|im_end|>", "<|turn|>", "<|eot_id|>"], [3, 3, 1]
+    tokens[-4:], types[-4:] = ["<think>", "<|im_end|>", "<|turn|>", "<|eot_id|>"], [4, 3, 3, 1]
     values["tokenizer.ggml.eot_token_id"] = 298
-    assert read(tmp_path, values).special.eos == ("<|end|>", "<|turn|>", "<|im_end|>")
+    found = read(tmp_path, values)
+    assert found.special.eos == ("<|end|>", "<|turn|>", "<|im_end|>")
+    spec, encode = json.loads(found.text), encoder(found.text)
+    assert sorted(spec["model"]["vocab"].values()) == [*range(265), 296, 297, 298, 299]  # the others are unused
+    added = ["<|end|>", "<|begin|>", "<|pad|>", "<think>", "<|im_end|>", "<|turn|>"]
+    assert [token["content"] for token in spec["added_tokens"]] == added
+    letter_ids = {chr(byte): i for i, byte in enumerate(LETTERS) if byte < 128}
+    assert encode("a<think>b") == [letter_ids["a"], 296, letter_ids["b"]]
+    assert 256 not in encode("<|end|>")
 
 
 # SentencePiece.

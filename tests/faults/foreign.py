@@ -26,7 +26,12 @@ FOLDERS = {  # name: case of tests/formats/peers.py
     "mixture": "qwen3_moe",
     "neox": "gpt_neox",
 }
-FILES = {"llama.gguf": "llama 3", "gpt2.gguf": "gpt2", "gemma.gguf": "gemma3", "mixture.gguf": "mixtral"}
+FILES = {  # name: case of tests/formats/gguf_files.py
+    "llama.gguf": "llama 3 scaling",
+    "gpt2.gguf": "gpt2",
+    "gemma.gguf": "gemma3_text as published",
+    "mixture.gguf": "mixtral",
+}
 SENTENCEPIECE = "pieces.gguf"
 ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {  # name: the base, and fields of LoraConfig
     "lora": ("llama", {"target_modules": ["q_proj", "up_proj"], "rank_pattern": {"q_proj": 2}}),
@@ -73,7 +78,7 @@ def make_models(folder: Path) -> None:
         peers.save_peer(case, folder / name, **({"max_shard_size": "20KB"} if name == "yarn" else {}))
     for name, case in FILES.items():
         gguf_files.save_peer(case, folder / name)
-    peer, size = gguf_files.make_peer("llama"), gguf_files.VOCABULARY
+    peer, size = peers.make_peer("llama"), peers.VOCABULARY
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁thebonsamr", "▁t", "he", "▁the"]
     unused = size - len(tokens)
     types = [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259), *[5] * unused]

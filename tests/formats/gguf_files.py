@@ -10,114 +10,44 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-import transformers
 from torch import Tensor
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from tests.formats.gguf_peers import peer_tensors
+from tests.formats.peers import CONTEXT, VOCABULARY, make_peer
 
-VOCABULARY, CONTEXT, LAYERS = 300, 64, 2
 EOS, BOS, PAD = 256, 257, 258  # ids of special tokens, after the 256 bytes
-
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
+LETTERS = bytes_to_unicode()  # the letter that stands for each byte
+# Cases of peers.py that GGUF can represent, with the names of their architectures there.
+CASES = {
+    "llama": "llama",
+    "llama tied, theta, epsilon": "llama",
+    "llama 3 scaling": "llama",
+    "llama linear scaling, multi-head, biases": "llama",
+    "llama yarn scaling": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gpt2": "gpt2",
+    "gpt_neox": "gptneox",
+    "gpt_neox sequential, full RoPE": "gptneox",
+    "gemma": "gemma",
+    "gemma3_text as published": "gemma3",
 }
-NEOX = {name: value for name, value in SMALL.items() if name != "num_key_value_heads"}
-GPT2 = {"vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": 32, "n_layer": LAYERS, "n_head": 4}
-ROPE = {"rope_type": "default", "rope_theta": 700.0}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 5000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-YARN_ROPE = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 16}
-GEMMA3_ROPE = {
-    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 90_000.0},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-}
-
-# By name: architecture of GGUF, model_type of transformers, and what differs from the small config.
-CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama": ("llama", "llama", {}),
-    "llama tied, theta": ("llama", "llama", {"tie_word_embeddings": True, "rope_parameters": ROPE}),
-    "llama with biases": ("llama", "llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama 3": ("llama", "llama", {"rope_parameters": LLAMA3_ROPE, "head_dim": 32}),
-    "llama linear scaling": (
-        "llama",
-        "llama",
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
-    ),
-    "mistral, wide heads": ("llama", "mistral", {"sliding_window": None, "head_dim": 16}),
-    "mixtral": ("llama", "mixtral", {"num_local_experts": 3, "num_experts_per_tok": 2}),
-    "qwen2": ("qwen2", "qwen2", {"tie_word_embeddings": True}),
-    "qwen2 yarn": ("qwen2", "qwen2", {"rope_parameters": YARN_ROPE}),
-    "qwen3": ("qwen3", "qwen3", {"head_dim": 16}),
-    "qwen3moe": (
-        "qwen3moe",
-        "qwen3_moe",
-        {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "norm_topk_prob": True,
-            "head_dim": 16,
-        },
-    ),
-    "gpt2": ("gpt2", "gpt2", {}),
-    "gptneox": ("gptneox", "gpt_neox", {}),
-    "gptneox sequential": (
-        "gptneox",
-        "gpt_neox",
-        {"use_parallel_residual": False, "rope_parameters": {**ROPE, "partial_rotary_factor": 1.0}},
-    ),
-    "gemma": ("gemma", "gemma", {"head_dim": 16}),
-    "gemma3": (
-        "gemma3",
-        "gemma3_text",
-        {
-            "head_dim": 16,
-            "num_hidden_layers": 7,
-            "sliding_window": 6,
-            "query_pre_attn_scalar": 16,
-            "rope_parameters": GEMMA3_ROPE,
-        },
-    ),
-}
-
-
-def make_peer(case: str) -> Any:
-    """The random model of a case in float32. Norms and biases, which start as constants, are random, too."""
-    _, kind, choices = CASES[case]
-    base = {"gpt2": GPT2, "gpt_neox": NEOX}.get(kind, SMALL)
-    config = transformers.AutoConfig.for_model(kind, **{**base, **choices})
-    torch.manual_seed(sum(map(ord, case)))
-    peer = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for name, parameter in peer.named_parameters():
-            parameter.normal_(mean=1.0 if "norm" in name and not kind.startswith("gemma") else 0.0, std=0.2)
-    return peer
 
 
 def save_peer(case: str, path: Path) -> Any:
     """Write the model of a case as a GGUF file, and return the model."""
-    architecture, _, _ = CASES[case]
     peer = make_peer(case)
-    write_file(path, architecture, peer_metadata(case, peer), dict(peer_tensors(architecture, peer)))
+    write_file(path, CASES[case], peer_metadata(case, peer), dict(peer_tensors(CASES[case], peer)))
     return peer
 
 
 def peer_metadata(case: str, peer: Any) -> dict[str, Any]:
     """The metadata of a case, by keys without the architecture's prefix; that of the tokenizer with its own."""
-    architecture, kind, _ = CASES[case]
-    config = peer.config
+    config, kind = peer.config, peer.config.model_type
     width = config.n_inner or 4 * config.n_embd if kind == "gpt2" else config.intermediate_size
     values: dict[str, Any] = {
         "context_length": CONTEXT,
@@ -152,12 +82,12 @@ def peer_metadata(case: str, peer: Any) -> dict[str, Any]:
         values["expert_feed_forward_length"] = config.moe_intermediate_size
     if kind == "gemma3_text":
         values["attention.sliding_window"] = config.sliding_window
-    return {f"{architecture}.{key}": value for key, value in values.items()} | tokenizer_metadata()
+    return {f"{CASES[case]}.{key}": value for key, value in values.items()} | tokenizer_metadata()
 
 
 def tokenizer_metadata() -> dict[str, Any]:
     """A byte-level tokenizer of 256 bytes, 3 special tokens and 6 words, and padding up to VOCABULARY."""
-    letters = list(bytes_to_letters().values())
+    letters = list(LETTERS.values())
     words = ["he", "hel", "Ġt", "Ġth", "Ġthe", "lo"]
     tokens = [*letters, "<|end|>", "<|begin|>", "<|pad|>", *words]
     types = [1] * 256 + [3] * 3 + [1] * len(words)
@@ -174,13 +104,6 @@ def tokenizer_metadata() -> dict[str, Any]:
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": "{{ messages[0].content }}",
     }
-
-
-def bytes_to_letters() -> dict[int, str]:
-    """The letter that stands for each byte, as transformers has it."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return bytes_to_unicode()
 
 
 def write_file(

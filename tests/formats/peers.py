@@ -48,8 +48,9 @@ LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
+    "original_max_position_embeddings": 32,
 }
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
 YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 MIXED = ["full_attention", "sliding_attention", "full_attention"]
 THETA = {"rope_type": "default", "rope_theta": 700.0}
@@ -75,23 +76,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "hidden_act": "gelu"},
     ),
-    "llama 3 scaling": ("llama", {"rope_parameters": LLAMA3}),
-    "llama linear scaling, multi-head": (
+    "llama 3 scaling": ("llama", {"rope_parameters": LLAMA3, "head_dim": 32}),
+    "llama linear scaling, multi-head, biases": (
         "llama",
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}, "num_key_value_heads": 4},
+        {"rope_parameters": LINEAR, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
     ),
     "llama yarn scaling": ("llama", {"rope_parameters": YARN}),
     "llama yarn with mscale": (
         "llama",
-        {
-            "rope_parameters": {
-                **YARN,
-                "beta_fast": 16.0,
-                "beta_slow": 2.0,
-                "mscale": 0.8,
-                "mscale_all_dim": 0.4,
-            }
-        },
+        {"rope_parameters": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.8, "mscale_all_dim": 0.4}},
     ),
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 16}),
     "mistral with a window": ("mistral", {"sliding_window": 7}),

@@ -123,7 +123,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=120)
 def test_a_file_with_other_numbers_and_bytes_in_its_header_is_read_or_refused(
     valid: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

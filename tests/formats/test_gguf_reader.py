@@ -13,17 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.formats.gguf_files import (
-    CASES,
-    CONTEXT,
-    VOCABULARY,
-    make_peer,
-    peer_metadata,
-    peer_tensors,
-    save_peer,
-    write_file,
-)
-from tests.formats.peers import load
+from tests.formats.gguf_files import CASES, peer_metadata, peer_tensors, save_peer, write_file
+from tests.formats.peers import CONTEXT, VOCABULARY, ids, load, make_peer
 from tests.formats.refusals import assert_refused
 from tinylm.errors import UsageError
 from tinylm.formats.gguf_reader import read_gguf
@@ -36,7 +27,7 @@ TOLERANCE = 1e-4  # of logits whose standard deviation is about 1 to 10
 def parts(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The metadata and the tensors of a case."""
     peer = make_peer(case)
-    return peer_metadata(case, peer), dict(peer_tensors(CASES[case][0], peer))
+    return peer_metadata(case, peer), dict(peer_tensors(CASES[case], peer))
 
 
 def write(folder: Path, changes: Mapping[str, Any] | None = None, case: str = "llama") -> Path:
@@ -44,7 +35,7 @@ def write(folder: Path, changes: Mapping[str, Any] | None = None, case: str = "l
     metadata, tensors = ({**values} for values in parts(case))
     for name, value in (changes or {}).items():
         (tensors if isinstance(value, torch.Tensor | tuple) else metadata)[name] = value
-    architecture = metadata.pop("general.architecture", CASES[case][0])
+    architecture = metadata.pop("general.architecture", CASES[case])
     kept = {name: value for name, value in metadata.items() if value is not ...}
     write_file(folder / "model.gguf", architecture, kept, tensors)
     return folder / "model.gguf"
@@ -54,7 +45,7 @@ def write(folder: Path, changes: Mapping[str, Any] | None = None, case: str = "l
 @torch.no_grad()
 def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     peer = save_peer(case, tmp_path / "model.gguf")
-    tokens = torch.randint(VOCABULARY, (2, CONTEXT), generator=torch.Generator().manual_seed(5))
+    tokens = ids(CONTEXT)
     decoder = load(read_gguf(tmp_path / "model.gguf"))
     expected = peer(tokens).logits
     assert expected.std() > 0.1
@@ -179,7 +170,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("llama", {"llama.feed_forward_length": [48, 40]}, "feed_forward_length differs from layer to layer"),
     ("llama", {"llama.context_length": float("nan")}, r"llama.context_length = nan; it must be an integer"),
     ("llama", {"llama.attention.layer_norm_rms_epsilon": float("inf")}, "it must be a finite number"),
-    ("llama", {"llama.block_count": 3}, "lacks the tensor model.layers.2"),
+    ("llama", {"llama.block_count": 4}, "lacks the tensor model.layers.3"),
     ("llama", {"llama.block_count": 1}, "has the tensor 'blk.1."),
     ("llama", {"llama.block_count": 4_000_000_000}, "block_count"),
     ("llama", {"llama.expert_count": 1 << 31, "llama.expert_used_count": 2}, "experts"),
@@ -226,12 +217,12 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
         "rope_freqs.weight does not have",
     ),
     (
-        "gptneox",
+        "gpt_neox",
         {"gptneox.rope.dimension_count": ..., "gptneox.attention.head_count": 64, "gptneox.attention.key_length": 0},
         r"gptneox\.attention\.head_count is 64",
     ),
     (
-        "gemma3",
+        "gemma3_text as published",
         {"gemma3.attention.sliding_window_pattern": [float("nan")] * 7},
         "sliding_window_pattern does not have a boolean for each of 7 layers",
     ),
@@ -259,7 +250,7 @@ def test_keys_without_effect_are_accepted(tmp_path: Path) -> None:
 
 
 def test_llama_3_scaling_is_found_again_from_its_divisors(tmp_path: Path) -> None:
-    save_peer("llama 3", tmp_path / "model.gguf")
+    save_peer("llama 3 scaling", tmp_path / "model.gguf")
     scaling = read_gguf(tmp_path / "model.gguf").config.rope_scaling
     assert scaling is not None
     found = dataclasses.astuple(scaling)[:5]
@@ -268,7 +259,7 @@ def test_llama_3_scaling_is_found_again_from_its_divisors(tmp_path: Path) -> Non
 
 def test_a_sliding_window_of_llama_is_that_of_mistral(tmp_path: Path) -> None:
     model = read_gguf(write(tmp_path, {"llama.attention.sliding_window": 7}))
-    assert (model.family, model.config.local_window, model.config.local_layers) == ("mistral", 7, (0, 1))
+    assert (model.family, model.config.local_window, model.config.local_layers) == ("mistral", 7, (0, 1, 2))
 
 
 def test_what_is_not_a_regular_file_is_an_error(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.formats.gguf_files import BOS, bytes_to_letters, tokenizer_metadata, write_file
+from tests.formats.gguf_files import BOS, LETTERS, tokenizer_metadata, write_file
 from tests.formats.refusals import assert_refused
 from tests.published import PATTERNS as PUBLISHED
 from tinylm.formats.gguf_header import parse_header
@@ -23,7 +23,6 @@ from tinylm.run_config import SpecialTokens
 from tinylm.text.tokenizer import train_bpe, train_char
 from tinylm.text.tokenizer_file import validate_tokenizer
 
-LETTERS = bytes_to_letters()
 # Regular expressions by the names of pre-tokenizers.
 PATTERNS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), (PUBLISHED["gpt2"],)),

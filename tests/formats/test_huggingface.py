@@ -239,7 +239,7 @@ def test_what_two_files_do_not_agree_on_is_refused(llama: Path, tmp_path: Path) 
 
 
 def test_a_config_of_transformers_4_gives_the_same_model(tmp_path: Path) -> None:
-    llama3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+    llama3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
     theta: dict[str, Any] = {"rope_parameters": ..., "rope_theta": 5000.0}
     older: list[tuple[str, dict[str, Any]]] = [
         ("llama 3 scaling", {**theta, "rope_scaling": {"rope_type": "llama3", **llama3}}),

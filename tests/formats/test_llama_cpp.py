@@ -12,63 +12,81 @@ import subprocess
 import sys
 import unicodedata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from tests.formats.gguf_files import CASES, make_peer, peer_metadata, peer_tensors, save_peer, write_file
+from tests.formats.gguf_files import CASES, peer_metadata, peer_tensors, save_peer, write_file
+from tests.formats.peers import load, make_peer
 from tests.formats.test_gguf_tokenizer import EXAMPLES, WITH_NFC, bpe_metadata, encoder, sentencepiece_metadata
-from tests.formats.test_gguf_writer import OWN, foreign
+from tests.formats.test_gguf_writer import OWN, own_model
 from tests.shell import story
 from tinylm.formats.gguf_reader import read_gguf
 from tinylm.formats.gguf_tokenizer import PRE_TOKENIZERS
 from tinylm.formats.gguf_writer import write_gguf
-from tinylm.formats.imported import ForeignModel
-from tinylm.model.build import build_empty_model, build_model
 from tinylm.model.decoder import Decoder
-from tinylm.presets import make_model_config
-from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
+from tinylm.text.tokenizer import train_bpe, train_char
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.timeout(600)]
 PEER = Path(__file__).with_name("llama_cpp_peer.py")
 PYTHON = os.environ.get("LLAMA_CPP_PYTHON", sys.executable)
 TOLERANCE = 1e-3  # of logits, with weights and a cache of 32 bits
 GELU = 1e-2  # of models with GELU, which llama.cpp looks up in a table of 16-bit numbers (GGML_GELU_FP16)
-WITH_GELU = ("gpt2", "gptneox", "gemma")
+WITH_GELU = ("gpt2", "gpt_neox", "gemma")
 GREEDY = 200
-SIZES: dict[str, Any] = {"layers": 3, "heads": 4, "kv_heads": 2, "width": 64, "ffn_width": 96, "context": 256}
-WORDS = (
-    *(
-        "the",
-        " cat",
-        "Hello",
-        "don't",
-        " I'LL",
-        "中文字符",
-        "，标点。",
-        "日本語テキスト",
-        "한국어",
-        "naïve",
-        "ß",
-        "Ωμέγα",
-    ),
-    *("👍🏽", "🇫🇷", "👩‍💻", "\u200d", "\x00", "\x07", "\x1b[0m", "\t", "\r\n", "\n\n", "  ", " ", "\u00a0", "\u3000"),
-    *(
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<s>",
-        "</s>",
-        "[PAD0]",
-        "<0x0A>",
-        "▁",
-        "Ġ",
-        "def f(x):\n    return x**2",
-        "{};",
-    ),
-    *("0", "12", "345", "3.14", "٣", "½", "!?", "...", "-->", "'s", "_x", "\\", '"'),
-)
+WORDS = [
+    "the",
+    " cat",
+    "Hello",
+    "don't",
+    " I'LL",
+    "中文字符",
+    "，标点。",
+    "日本語テキスト",
+    "한국어",
+    "naïve",
+    "ß",
+    "Ωμέγα",
+    "👍🏽",
+    "🇫🇷",
+    "👩\u200d💻",
+    "\u200d",
+    "\x00",
+    "\x07",
+    "\x1b[0m",
+    "\t",
+    "\r\n",
+    "\n\n",
+    "  ",
+    " ",
+    "\xa0",
+    "\u3000",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<s>",
+    "</s>",
+    "[PAD0]",
+    "<0x0A>",
+    "▁",
+    "Ġ",
+    "def f(x):\n    return x**2",
+    "{};",
+    "0",
+    "12",
+    "345",
+    "3.14",
+    "٣",
+    "½",
+    "!?",
+    "...",
+    "-->",
+    "'s",
+    "_x",
+    "\\",
+    '"',
+]
 
 
 class Answers(NamedTuple):
@@ -107,13 +125,6 @@ def greedy(model: Decoder, ids: list[int], count: int = GREEDY) -> list[int]:
     return ids[-count:]
 
 
-def load(model: ForeignModel) -> Decoder:
-    decoder = build_empty_model(model.config)
-    decoder.load_state_dict(dict(model.tensors), assign=True)
-    assert isinstance(decoder, Decoder)
-    return decoder.eval()
-
-
 def compare(name: str, model: Decoder, ids: list[int], answers: Answers, tolerance: float) -> None:
     ours = logits(model, ids).numpy()
     difference = float(np.abs(ours - answers.logits).max())
@@ -128,31 +139,17 @@ TOKENIZERS = {
 }
 
 
-@pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("case", OWN)
-def test_an_exported_model_has_equal_ids_logits_and_greedy_text(case: str, tokenizer: str, tmp_path: Path) -> None:
-    library = TOKENIZERS[tokenizer]
-    model, exported = random_model(case, library)
-    write_gguf(tmp_path / "model.gguf", exported, "f32")
-    ids = library.encode("the 中文 12\nHello 👍🏽").tolist()
-    answers = ask(tmp_path / "model.gguf", ids, texts=texts())
-    for text, found in zip(texts(), answers.ids, strict=True):
-        assert found == library.encode(text).tolist(), repr(text)
-    compare(f"{case}, {tokenizer}", model, ids, answers, GELU if case.startswith(WITH_GELU) else TOLERANCE)
-    assert answers.greedy == greedy(model, ids)
-
-
-def random_model(case: str, tokenizer: Tokenizer) -> tuple[Decoder, ForeignModel]:
-    choices = {**SIZES, "preset": "modern", **OWN[case], **({"kv_heads": 4} if case == "gpt2" else {})}
-    config = make_model_config(vocab_size=tokenizer.vocab_size, size="nano", **choices)
-    model = build_model(config)
-    assert isinstance(model, Decoder)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-            parameter.copy_(mean + 0.2 * torch.randn(parameter.shape, generator=generator))
-    return model.eval(), foreign(config, model, tokenizer)
+def test_an_exported_model_has_equal_ids_logits_and_greedy_text(case: str, tmp_path: Path) -> None:
+    for name, library in TOKENIZERS.items():
+        model, exported = own_model(case, library, layers=3, context=256)
+        write_gguf(tmp_path / "model.gguf", exported, "f32")
+        ids = library.encode("the 中文 12\nHello 👍🏽").tolist()
+        answers = ask(tmp_path / "model.gguf", ids, texts=texts())
+        for text, found in zip(texts(), answers.ids, strict=True):
+            assert found == library.encode(text).tolist(), repr(text)
+        compare(f"{case}, {name}", model, ids, answers, GELU if case.startswith(WITH_GELU) else TOLERANCE)
+        assert answers.greedy == greedy(model, ids)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -164,24 +161,25 @@ def test_an_imported_model_has_equal_logits(case: str, tmp_path: Path) -> None:
     compare(case, load(read_gguf(tmp_path / "model.gguf")), ids, answers, tolerance)
 
 
-@pytest.mark.parametrize("kind", [*PRE_TOKENIZERS, "SentencePiece", "SentencePiece without a prefix"])
-def test_an_imported_tokenizer_has_equal_ids(kind: str, tmp_path: Path) -> None:
-    values = bpe_metadata(kind) if kind in PRE_TOKENIZERS else sentencepiece_metadata(prefix=kind == "SentencePiece")
-    peer = make_peer("qwen2")
-    peer.resize_token_embeddings(len(values["tokenizer.ggml.tokens"]))
-    metadata = {name: value for name, value in peer_metadata("qwen2", peer).items() if name.startswith("qwen2.")}
-    write_file(tmp_path / "model.gguf", "qwen2", metadata | values, dict(peer_tensors("qwen2", peer)))
-    samples = [unicodedata.normalize("NFC", text) if kind in WITH_NFC else text for text in [*EXAMPLES, *texts()]]
-    answers = ask(tmp_path / "model.gguf", [0], texts=samples, greedy=0)
-    encode = encoder(read_gguf(tmp_path / "model.gguf").tokenizer)
-    for text, found in zip(samples, answers.ids, strict=True):
-        assert encode(text) == found, repr(text)
+def test_imported_tokenizers_have_equal_ids(tmp_path: Path) -> None:
+    for kind in (*PRE_TOKENIZERS, "SentencePiece", "SentencePiece without a prefix"):
+        prefix = kind == "SentencePiece"
+        values = bpe_metadata(kind) if kind in PRE_TOKENIZERS else sentencepiece_metadata(prefix=prefix)
+        peer = make_peer("qwen2")
+        peer.resize_token_embeddings(len(values["tokenizer.ggml.tokens"]))
+        metadata = {name: value for name, value in peer_metadata("qwen2", peer).items() if name.startswith("qwen2.")}
+        write_file(tmp_path / "model.gguf", "qwen2", metadata | values, dict(peer_tensors("qwen2", peer)))
+        samples = [unicodedata.normalize("NFC", text) if kind in WITH_NFC else text for text in [*EXAMPLES, *texts()]]
+        answers = ask(tmp_path / "model.gguf", [0], texts=samples, greedy=0)
+        encode = encoder(read_gguf(tmp_path / "model.gguf").tokenizer)
+        for text, found in zip(samples, answers.ids, strict=True):
+            assert encode(text) == found, f"{kind}: {text!r}"
 
 
 def test_a_model_in_8_bits_has_close_logits(tmp_path: Path) -> None:
     """llama.cpp quantizes the activations, too, so that its logits are not those of the dequantized weights."""
     library = TOKENIZERS["bpe"]
-    _, exported = random_model("modern", library)
+    _, exported = own_model("modern", library, layers=3, context=256)
     write_gguf(tmp_path / "model.gguf", exported, "q8_0")
     ids = library.encode("the 中文 12\nHello 👍🏽").tolist()
     answers = ask(tmp_path / "model.gguf", ids, texts=[], greedy=0)

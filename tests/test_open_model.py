@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 import transformers
 
 import tinylm
-from tests.formats.peers import EOS, SMALL, VOCABULARY, edit_json, save_peer, save_tokenizer
+from tests.formats.peers import EOS, SMALL, VOCABULARY, save_peer, save_tokenizer
 from tests.published import published
 from tests.shell import story
 from tinylm.adapters.merge import merge_adapter
@@ -21,7 +22,7 @@ from tinylm.chat_session import ChatSession
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.importing import import_model
-from tinylm.open_model import find_model, open_model
+from tinylm.open_model import open_model
 from tinylm.reporter import LogReporter
 from tinylm.run_directory import directory
 from tinylm.run_directory.loading import read_config
@@ -128,14 +129,6 @@ def test_bf16_weights_are_not_converted_and_give_the_peers_logits(halved: tuple[
     )
 
 
-def test_padding_rows_are_never_sampled(saved: tuple[Any, Path], tmp_path: Path) -> None:
-    _, folder = saved
-    model = tinylm.load(folder)
-    with torch.no_grad():
-        model.network.output.weight[VOCABULARY - 8 :] *= 100
-    assert max(model.encode(model.generate("Once", max_tokens=50, seed=1, stop=())), default=0) < VOCABULARY - 8
-
-
 def test_an_imported_run_has_the_same_tensors_and_the_same_digest(halved: tuple[Any, Path], tmp_path: Path) -> None:
     _, folder = halved
     reporter = LogReporter()
@@ -171,20 +164,16 @@ def test_an_import_that_is_written_wrongly_does_not_appear(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("kind", ["saved", "halved"])
-def test_an_adapter_is_trained_on_a_foreign_base_and_merged(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    _, folder = request.getfixturevalue(kind)
+def test_an_adapter_is_trained_on_a_foreign_base_and_merged(halved: tuple[Any, Path], tmp_path: Path) -> None:
+    _, folder = halved
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(TEXT * 3)
     trained = tinylm.finetune_lora(corpus, model=folder, out=tmp_path / "lora", steps=8, lr=1e-2, eval_every=4, seed=1)
     base, adapted = tinylm.load(folder), tinylm.load(folder, adapters=[trained.run])
-    assert adapted.evaluate(text=TEXT).loss < base.evaluate(text=TEXT).loss
-    assert trained.load().evaluate(text=TEXT).loss == adapted.evaluate(text=TEXT).loss
+    loss = adapted.evaluate(text=TEXT).loss
+    assert trained.load().evaluate(text=TEXT).loss == loss < base.evaluate(text=TEXT).loss
     merged = merge_adapter(trained.run, tmp_path / "merged", folder, LogReporter())
-    loss = tinylm.load(merged.run).evaluate(text=TEXT).loss
-    assert loss == pytest.approx(adapted.evaluate(text=TEXT).loss, rel=1e-4 if kind == "saved" else 2e-2)
+    assert tinylm.load(merged.run).evaluate(text=TEXT).loss == pytest.approx(loss, rel=2e-2)
     assert open_model(merged.run).config.family == "llama"
 
 
@@ -213,49 +202,18 @@ def test_a_foreign_model_is_trained_further(halved: tuple[Any, Path], tmp_path: 
     assert model.config.family == "llama" and model.network.vocab_size == VOCABULARY
 
 
-def test_an_unknown_family_and_a_damaged_folder_are_errors(saved: tuple[Any, Path], tmp_path: Path) -> None:
-    _, folder = saved
-    for name, fields in {"family": {"model_type": "mamba"}, "field": {"attn_softcap": 3}}.items():
-        copy = tmp_path / name
-        copy.mkdir()
-        for file in folder.iterdir():
-            (copy / file.name).write_bytes(file.read_bytes())
-        edit_json(copy / "config.json", **fields)
-        with pytest.raises(TinyLMError, match=next(iter(fields)) if name == "field" else "mamba"):
-            tinylm.load(copy)
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
-
-
-def test_a_model_that_is_not_in_the_cache_of_the_hub_is_an_error_offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # the variable is read at its import
-    with pytest.raises(TinyLMError):
-        find_model(Path("hf:nobody/no-such-model"), LogReporter())
-    with pytest.raises(UsageError, match="hf:OWNER/NAME"):
-        find_model(Path("hf:../../etc/passwd"), LogReporter())
-
-
-def test_the_use_of_the_hub_is_reported(
-    saved: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Recorder(LogReporter):
-        def note(self, message: str) -> None:
-            notes.append(message)
-
-    notes: list[str] = []
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(saved[1]))
-    import_model("hf:someone/Some-Model", tmp_path / "run", reporter=Recorder())
-    assert notes == ["Using hf:someone/Some-Model from the cache of the Hugging Face hub, or downloading it."]
-
-
-def test_an_adapter_on_a_model_of_the_hub_is_resumed(
-    saved: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_model_of_the_hub_is_reported_and_its_adapter_is_resumed(
+    saved: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(saved[1]))
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text(TEXT * 3)
+    with caplog.at_level(logging.INFO, "tinylm"):
+        import_model("hf:someone/Some-Model", tmp_path / "run", reporter=LogReporter())
+    note = "Using hf:someone/Some-Model from the cache of the Hugging Face hub, or downloading it."
+    assert note in [record.message for record in caplog.records]
+    (tmp_path / "corpus.txt").write_text(TEXT * 3)
     options: dict[str, Any] = {"batch_size": 2, "eval_every": 1, "sequence_length": 8}
-    run = tinylm.finetune_lora(corpus, "hf:someone/Some-Model", tmp_path / "lora", steps=1, **options).run
-    assert tinylm.finetune_lora(model="hf:someone/Some-Model", resume=run, steps=2).step == 2
+    run = tinylm.finetune_lora(tmp_path / "corpus.txt", "hf:someone/Some-Model", tmp_path / "lora", steps=1, **options)
+    assert tinylm.finetune_lora(model="hf:someone/Some-Model", resume=run.run, steps=2).step == 2
 
 
 def test_a_base_with_a_long_context_is_trained_on_shorter_sequences(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell import ROOT, assert_error, copied, edit_config, records, run_ok, tinylm
+from tests.shell import ROOT, copied, edit_config, records, run_ok
 from tinylm.commands.run_filter import KEYS
 from tinylm.errors import TinyLMError
 from tinylm.run_directory.loading import load_model, summarise
@@ -23,23 +23,18 @@ def shelve(here: Path, **runs: Path) -> None:
             os.utime(file, (2e9 - age, 2e9 - age))
 
 
+def listed(*arguments: object) -> list[str]:
+    return [record["name"] for record in records(run_ok("runs", *arguments, "--json"))]
+
+
 def test_the_table_has_name_kind_size_steps_loss_and_age_newest_first(run: Path, adapter: Path, here: Path) -> None:
-    shelve(here, young=run, tune=adapter, old=run)
+    shelve(here, **{"n" * 150: run, "tune": adapter, "old": run})  # a long name is not truncated
     result = run_ok("runs")
     header, *rows = (line.split() for line in result.stdout.splitlines())
     assert header == ["name", "kind", "parameters", "steps", "bits/byte", "val", "loss", "age"]
-    assert [row[:2] for row in rows] == [["young", "model"], ["tune", "adapter"], ["old", "model"]]
+    assert [row[:2] for row in rows] == [["n" * 150, "model"], ["tune", "adapter"], ["old", "model"]]
     assert [row[3] for row in rows] == ["200", "20", "200"]
     assert result.stderr == ""
-
-
-def test_runs_are_sorted_by_the_time_of_their_weights_with_damaged_runs_last(run: Path, here: Path) -> None:
-    """The run `long` was started first and saved last."""
-    shelve(here, short=run, long=run, torn=run)
-    os.utime(here / "checkpoints/long/model.safetensors", (3e9, 3e9))
-    assert "Using checkpoints/long, the newest model." in run_ok("sample", "-n", 1).stderr
-    (here / "checkpoints/torn/model.safetensors").write_bytes(b"")
-    assert [record["name"] for record in records(run_ok("runs", "--json"))] == ["long", "short", "torn"]
 
 
 def test_json_has_the_documented_keys(run: Path, here: Path) -> None:
@@ -52,42 +47,20 @@ def test_json_has_the_documented_keys(run: Path, here: Path) -> None:
     assert record["parameters"] == sum(tensor.numel() for tensor in weights.tensors.values())
 
 
-def test_damaged_runs_are_listed_and_hide_no_other(run: Path, here: Path) -> None:
-    shelve(here, good=run, torn=run, empty=run, bare=run)
+def test_runs_are_sorted_by_the_time_of_their_weights_with_damaged_runs_last(run: Path, here: Path) -> None:
+    """The run `long` was started first and saved last. A damaged run hides no other."""
+    shelve(here, short=run, torn=run, empty=run, bare=run, long=run)
+    os.utime(here / "checkpoints/long/model.safetensors", (3e9, 3e9))
+    assert "Using checkpoints/long, the newest model." in run_ok("sample", "-n", 1).stderr
     with (here / "checkpoints/torn/model.safetensors").open("r+b") as file:
         file.truncate(100)
     (here / "checkpoints/empty/config.json").write_text("")
     (here / "checkpoints/bare/model.safetensors").unlink()
-    kinds = {record["name"]: record["kind"] for record in records(run_ok("runs", "--json"))}
-    assert kinds == {"good": "model", "torn": "damaged", "empty": "damaged", "bare": "damaged"}
+    found = {record["name"]: record for record in records(run_ok("runs", "--json"))}
+    assert list(found)[:2] == ["long", "short"] and len(found) == 5
+    assert {found[name]["kind"] for name in ("torn", "empty", "bare")} == {"damaged"}
+    assert "torn/model.safetensors" in found["torn"]["error"] and "empty/config.json" in found["empty"]["error"]
     assert run_ok("runs").stdout.count(" damaged: ") == 3
-    errors = {record["name"]: record.get("error", "") for record in records(run_ok("runs", "--json"))}
-    assert "torn/model.safetensors" in errors["torn"] and "empty/config.json" in errors["empty"]
-
-
-def test_other_folders_and_unfinished_runs_are_skipped(run: Path, here: Path) -> None:
-    shelve(here, mine=run, unfinished=run)
-    (here / "checkpoints/unfinished").rename(here / "checkpoints/.unfinished.new")
-    (here / "checkpoints/notes").mkdir()
-    (here / "checkpoints/README.md").write_text("# runs")
-    assert [record["name"] for record in records(run_ok("runs", "--json"))] == ["mine"]
-
-
-def test_a_long_name_is_not_truncated(run: Path, here: Path) -> None:
-    shelve(here, **{"n" * 150: run})
-    assert "n" * 150 in run_ok("runs").stdout
-
-
-def test_another_folder_can_be_listed(run: Path, shelf: Path, adapter: Path) -> None:
-    names = {record["name"] for record in records(run_ok("runs", shelf, "--json"))}
-    assert {"run", "adapter"} <= names
-
-
-def test_an_empty_list_is_not_an_error() -> None:
-    result = run_ok("runs")
-    assert result.stdout == ""
-    assert "tinylm train corpus.txt" in result.stderr
-    assert run_ok("runs", "--json").stdout == ""
 
 
 def test_a_run_that_cannot_be_read_is_listed_with_a_shortened_error(
@@ -109,90 +82,76 @@ def test_a_run_that_cannot_be_read_is_listed_with_a_shortened_error(
     assert "damaged: [Errno 13] Permission denied" in lines[2] and "damaged: torn is damaged: xxx" in lines[3]
 
 
-def test_a_run_in_a_subfolder_is_named_by_its_relative_path(run: Path, here: Path) -> None:
-    shelve(here, **{"top": run, "group/inner": run, "group/deep/er": run, ".hidden/not": run})
+def test_runs_in_subfolders_are_named_by_relative_paths_and_other_folders_are_skipped(run: Path, here: Path) -> None:
+    """Every printed name is accepted by info, whatever folder is listed."""
+    shelve(here, **{"top": run, "group/inner": run, "group/deep/er": run, ".hidden/not": run, "unfinished": run})
+    (here / "checkpoints/unfinished").rename(here / "checkpoints/.unfinished.new")
     (here / "checkpoints/loop").symlink_to(here / "checkpoints")
-    names = [record["name"] for record in records(run_ok("runs", "--json"))]
-    assert names == ["top", "group/inner", "group/deep/er"]
-
-
-@pytest.mark.parametrize("folder", [(), (".",), ("elsewhere",), ("checkpoints",)])
-def test_every_printed_name_is_accepted_by_info(run: Path, here: Path, folder: tuple[str, ...]) -> None:
-    shelve(here, one=run, **{"group/two": run})
+    (here / "checkpoints/notes").mkdir()
+    (here / "checkpoints/README.md").write_text("# runs")
+    assert listed() == ["top", "group/inner", "group/deep/er"]
     copied(run, here / "elsewhere/three")
-    printed = [line.split()[0] for line in run_ok("runs", *folder).stdout.splitlines()[1:]]
-    assert len(printed) == {(): 2, (".",): 3, ("elsewhere",): 1, ("checkpoints",): 2}[folder]
-    for name in printed:
-        run_ok("info", name)
+    for folder, count in (((), 3), ((".",), 4), (("elsewhere",), 1), (("checkpoints",), 3)):
+        printed = [line.split()[0] for line in run_ok("runs", *folder).stdout.splitlines()[1:]]
+        assert len(printed) == count
+        for name in printed:
+            run_ok("info", name)
 
 
-def listed(*arguments: object) -> list[str]:
-    return [record["name"] for record in records(run_ok("runs", *arguments, "--json"))]
+def test_an_empty_list_is_not_an_error() -> None:
+    result = run_ok("runs")
+    assert result.stdout == ""
+    assert "tinylm train corpus.txt" in result.stderr
+    assert run_ok("runs", "--json").stdout == ""
 
 
-@pytest.fixture
-def four(run: Path, bpe_run: Path, adapter: Path, encoder: Path, here: Path) -> None:
-    """Four runs, of 200, 3, 20 and 30 steps, with these values of other keys."""
+# Sorting and filters
+
+
+ALL = {"chars", "bpe", "tune", "masked"}
+SORTED = {
+    "age": ["chars", "bpe", "tune", "masked"],
+    "-age": ["masked", "tune", "bpe", "chars"],
+    "name": ["bpe", "chars", "masked", "tune"],
+    "steps": ["bpe", "tune", "masked", "chars"],
+    "-steps": ["chars", "masked", "tune", "bpe"],
+}
+FILTERED: tuple[tuple[tuple[str, ...], set[str]], ...] = (
+    (("kind=adapter",), {"tune"}),
+    (("kind!=adapter",), {"chars", "bpe", "masked"}),
+    (("steps<30",), {"bpe", "tune"}),
+    (("steps<=30",), {"bpe", "tune", "masked"}),
+    (("steps > 20", "steps>=30", "name=*s*"), {"chars", "masked"}),
+    (("tokenizer==bpe",), {"bpe"}),
+    (("preset=modern", "architecture=encoder"), {"masked"}),
+    (("batch-size=4",), ALL),
+    (("lr=5e-1",), {"bpe"}),
+    (("rank=8",), {"tune"}),
+    (("rank!=7",), ALL),
+    (("parameters<1M", "parameters>0.001k"), ALL),
+    (("time<1h30m",), ALL),
+    (("loss>1e9",), set()),
+)
+
+
+def test_runs_are_sorted_by_a_key_and_filters_compare_numbers_texts_and_durations(
+    run: Path, bpe_run: Path, adapter: Path, encoder: Path, here: Path
+) -> None:
+    """The four runs have 200, 3, 20 and 30 steps. A key that has no column is added to the table."""
     shelve(here, chars=run, bpe=bpe_run, tune=adapter, masked=encoder)
     edit_config(here / "checkpoints/bpe", training={"lr": 0.5, "optimizer": "adamw"})
-
-
-@pytest.mark.usefixtures("four")
-@pytest.mark.parametrize(
-    ("key", "names"),
-    [
-        ("age", ["chars", "bpe", "tune", "masked"]),
-        ("-age", ["masked", "tune", "bpe", "chars"]),
-        ("name", ["bpe", "chars", "masked", "tune"]),
-        ("steps", ["bpe", "tune", "masked", "chars"]),
-        ("-steps", ["chars", "masked", "tune", "bpe"]),
-    ],
-)
-def test_runs_are_sorted_by_a_key_ascending_or_after_a_minus_descending(key: str, names: list[str]) -> None:
-    assert listed("--sort", key) == names
-
-
-@pytest.mark.usefixtures("four")
-@pytest.mark.parametrize(("key", "entry"), [("loss", "val_loss"), ("time", "seconds"), ("parameters", "parameters")])
-def test_sorting_by_loss_time_or_size_puts_the_least_first(key: str, entry: str) -> None:
-    values = [record[entry] for record in records(run_ok("runs", "--sort", key, "--json"))]
-    assert len(values) == 4 and values == sorted(values)
-
-
-@pytest.mark.usefixtures("four")
-@pytest.mark.parametrize(
-    ("filters", "names"),
-    [
-        (["kind=adapter"], {"tune"}),
-        (["kind!=adapter"], {"chars", "bpe", "masked"}),
-        (["steps<30"], {"bpe", "tune"}),
-        (["steps<=30"], {"bpe", "tune", "masked"}),
-        (["steps > 20", "steps>=30", "name=*s*"], {"chars", "masked"}),
-        (["tokenizer==bpe"], {"bpe"}),
-        (["preset=modern", "architecture=encoder"], {"masked"}),
-        (["batch-size=4"], {"chars", "bpe", "tune", "masked"}),
-        (["lr=5e-1"], {"bpe"}),
-        (["rank=8"], {"tune"}),
-        (["rank!=7"], {"chars", "bpe", "tune", "masked"}),
-        (["parameters<1M", "parameters>0.001k"], {"chars", "bpe", "tune", "masked"}),
-        (["time<1h30m"], {"chars", "bpe", "tune", "masked"}),
-        (["loss>1e9"], set()),
-    ],
-)
-def test_filters_are_combined_and_compare_numbers_texts_and_durations(filters: list[str], names: set[str]) -> None:
-    assert set(listed(*(word for one in filters for word in ("--filter", one)))) == names
-
-
-@pytest.mark.usefixtures("four")
-def test_a_key_that_has_no_column_is_added_to_the_table() -> None:
+    assert {key: listed("--sort", key) for key in SORTED} == SORTED
+    for key, entry in (("loss", "val_loss"), ("time", "seconds"), ("parameters", "parameters")):
+        values = [record[entry] for record in records(run_ok("runs", "--sort", key, "--json"))]
+        assert len(values) == 4 and values == sorted(values)
+    found = [
+        (filters, set(listed(*(word for one in filters for word in ("--filter", one))))) for filters, _ in FILTERED
+    ]
+    assert found == list(FILTERED)
     header, first, *_ = run_ok("runs", "--sort", "-lr", "--filter", "optimizer=*").stdout.splitlines()
     assert header.split()[-3:] == ["age", "lr", "optimizer"]
     assert first.split()[0] == "bpe" and first.split()[-2:] == ["0.5", "adamw"]
     assert run_ok("runs", "--sort", "loss").stdout.splitlines()[0].split()[-1] == "age"
-
-
-@pytest.mark.usefixtures("four")
-def test_when_no_run_passes_a_note_says_so() -> None:
     result = run_ok("runs", "--filter", "steps>1G")
     assert result.stdout == "" and "None of the 4 runs under checkpoints/ passes" in result.stderr
 
@@ -206,31 +165,7 @@ def test_a_damaged_run_is_last_in_every_order_and_passes_only_filters_that_it_ca
     assert "damaged" in run_ok("runs", "--sort", "lr").stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (("--sort", "speed"), ("--sort has no key 'speed'", "loss", "preset", "batch_size")),
-        (("--filter", "speed<1"), ("--filter has no key 'speed'", "loss", "preset", "batch_size")),
-        (("--filter", "loss"), ("--filter is 'loss'", "loss<1.5")),
-        (("--filter", ""), ("--filter is ''",)),
-        (("--filter", "loss<low"), ("compares loss with 'low'",)),
-        (("--filter", "loss<nan"), ("compares loss with 'nan'",)),
-        (("--filter", "loss<"), ("compares loss with ''",)),
-        (("--filter", "name<b"), ("compares name by <", "text")),
-        (("--filter", "age>soon"), ("age, a duration", "'soon' is not a length of time")),
-    ],
-)
-def test_a_wrong_key_or_expression_is_an_error_that_names_the_keys_or_the_form(
-    words: tuple[str, ...], parts: tuple[str, ...]
-) -> None:
-    assert_error(tinylm("runs", *words), 2, *parts)
-
-
 def test_the_documents_name_every_key() -> None:
     page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
     rows = page[page.index("The keys:") :].split("\n\n")[1]
     assert set(re.findall(r"`(\w+)`", rows)) == set(KEYS)
-
-
-def test_a_missing_folder_is_an_error() -> None:
-    assert_error(tinylm("runs", "nowhere"), 2, "There is no folder nowhere")

@@ -341,6 +341,8 @@ ERRORS: dict[str, list[Row]] = {
         (f"sample -m {{run}} --strict -p {'a' * 17}", 2, "17 tokens, more than the context of 16 ... --strict"),
         ("sample --adapter {run}", 2, "is a model, not an adapter ... --model"),
         ("sample --model {adapter}", 2, "is an adapter, not a model ... --adapter ... merge-lora"),
+        ("sample --adapter {adapter}=nan", 2, "is not a number from -1000 to 1000 ... =0.5"),
+        (f"sample --adapter {{adapter}}={'9' * 400}", 2, "is not a number from -1000 to 1000 ... =0.5"),
         ("sample --adapter {adapter}=1e308", 2, "is not a number from -1000 to 1000 ... =0.5"),
     ],
     "chat": [
@@ -378,6 +380,26 @@ ERRORS: dict[str, list[Row]] = {
     "info": [
         ("info absent", 2, "There is no run at absent. List the runs with: tinylm runs."),
         ("info --model a", 2, "It is an argument without a flag: tinylm info RUN."),
+        ("info photos", 2, "photos is not a run directory: it has no config.json"),
+        (f"info {' '.join(f'run{i}' for i in range(27))}", 2, "name at most 26"),
+    ],
+    "runs": [
+        ("runs absent", 2, "There is no folder absent"),
+        ("runs --sort speed", 2, "--sort has no key 'speed' ... loss ... preset"),
+        ("runs --filter 'speed<1'", 2, "--filter has no key 'speed' ... loss ... preset"),
+        ("runs --filter loss", 2, "--filter is 'loss' ... loss<1.5"),
+        ("runs --filter ''", 2, "--filter is ''"),
+        ("runs --filter 'loss<low'", 2, "compares loss with 'low'"),
+        ("runs --filter 'loss<nan'", 2, "compares loss with 'nan'"),
+        ("runs --filter 'loss<'", 2, "compares loss with ''"),
+        ("runs --filter 'name<b'", 2, "compares name by < ... text"),
+        ("runs --filter 'age>soon'", 2, "age, a duration ... 'soon' is not a length of time"),
+    ],
+    "merge-lora": [
+        ("merge-lora absent --out merged", 2, "There is no run at absent"),
+        ("merge-lora {run} --out merged", 2, "is a model, not an adapter"),
+        ("merge-lora {adapter} --undo --out undone", 2, "--undo takes the adapter out of a merged model"),
+        ("merge-lora {adapter} --undo --model {run} --out undone", 2, "was not made by merging"),
     ],
     "export": [
         ("export --model a", 2, "It is an argument without a flag: tinylm export MODEL."),

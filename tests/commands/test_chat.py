@@ -1,7 +1,6 @@
 """tinylm chat: the conversation on standard input and output, its commands, and Ctrl-C."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.formats.peers import save_peer
-from tests.shell import assert_error, records, run_ok
+from tests.shell import CHILD_LIMIT, assert_error, child_process, default_signals, environment, records, run_ok
 from tests.shell import tinylm as shell
 from tinylm.commands.chat import _print_answer
 from tinylm.console import Console
@@ -20,6 +19,7 @@ from tinylm.console import Console
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
 )
+PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 SYSTEM_FIRST = "{% if messages[0].role == 'system' and not messages[1:] %}{{ raise_exception('say it') }}{% endif %}"
 
 
@@ -52,16 +52,12 @@ def test_an_answer_is_shown_without_line_breaks_around_it(capsys: pytest.Capture
     assert capsys.readouterr().out == "a\n\nb\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
 def test_a_question_that_is_not_utf_8_is_a_usage_error_that_names_the_byte(model: Path, locale: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "tinylm", "chat", "--model", str(model), "-n", "3", "--quiet"],
-        input=b"caf\xe9?\n",
-        capture_output=True,
-        timeout=60,
-        env={**os.environ, "LC_ALL": locale},
-        check=False,
-    )
+    command = [sys.executable, "-m", "tinylm", "chat", "--model", str(model), "-n", "3", "--quiet"]
+    env = {**environment(), "LC_ALL": locale}
+    ran = subprocess.run(command, input=b"caf\xe9?\n", capture_output=True, timeout=CHILD_LIMIT, env=env, check=False)
     assert ran.returncode == 2 and ran.stdout == b""
     assert b"Error: Standard input is not valid UTF-8 (byte 0xE9); convert it." in ran.stderr
 
@@ -80,13 +76,12 @@ def test_commands_save_and_reset_the_conversation(model: Path, tmp_path: Path) -
     assert "/no is not a command" in result.stderr and "Cannot write" in result.stderr
 
 
-def test_a_line_that_ends_in_a_backslash_continues_on_the_next_line(model: Path, tmp_path: Path) -> None:
+def test_a_line_that_ends_in_a_backslash_continues_on_the_next_line_if_there_is_one(
+    model: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "chat.jsonl"
     run_ok("chat", "--model", model, "-n", 2, stdin=f"a\\\nb\n/save {file}\n")
     assert json.loads(file.read_text())["messages"][0]["content"] == "a\nb"
-
-
-def test_the_last_line_is_a_question_even_if_it_ends_in_a_backslash(model: Path) -> None:
     result = run_ok("chat", "--model", model, "-n", 2, "-t", 0, stdin="hi\\")
     assert result.stdout == run_ok("chat", "--model", model, "-n", 2, "-t", 0, stdin="hi\\\n").stdout != ""
 
@@ -108,6 +103,7 @@ def test_a_model_that_cannot_chat_is_refused(model: Path, tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
 def test_a_conversation_that_does_not_fit_on_the_disk_leaves_no_part_of_a_line(model: Path, tmp_path: Path) -> None:
     import resource
@@ -118,40 +114,25 @@ def test_a_conversation_that_does_not_fit_on_the_disk_leaves_no_part_of_a_line(m
     def limit_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(first) + 9, len(first) + 9))
 
-    ran = subprocess.run(
-        [sys.executable, "-m", "tinylm", "chat", "--model", str(model), "-n", "3"],
-        input=f"hi\n/save {file}\n",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        preexec_fn=limit_files,
-        check=False,
-    )
-    assert ran.returncode == 0 and f"Cannot write {file}: No space left" in ran.stderr
+    command = [sys.executable, "-m", "tinylm", "chat", "--model", str(model), "-n", "3"]
+    with child_process(command, preexec_fn=limit_files, **PIPES) as process:
+        _, errors = process.communicate(f"hi\n/save {file}\n")
+    assert process.returncode == 0 and f"Cannot write {file}: No space left" in errors
     assert file.read_text() == first
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
 def test_ctrl_c_stops_the_answer_and_not_the_program(model: Path) -> None:
     command = [sys.executable, "-m", "tinylm", "chat", "--model", str(model), "-n", "100000", "--seed", "1", "-t", "3"]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
+    with child_process(command, preexec_fn=default_signals, **PIPES) as process:
+        assert process.stdin is not None and process.stdout is not None
         process.stdin.write("hi\n")
         process.stdin.flush()
         assert process.stdout.read(1)
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
-        _, errors = process.communicate("/reset\n", timeout=60)
-    finally:
-        process.kill()
+        _, errors = process.communicate("/reset\n")
     assert process.returncode == 0 and "A new conversation." in errors
 
 

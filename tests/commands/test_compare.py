@@ -64,23 +64,11 @@ def test_the_difference_and_its_interval_are_those_of_a_paired_bootstrap_over_do
     assert record["difference_low"] == pytest.approx(low, abs=0.1 * (high - low))
     assert record["difference_high"] == pytest.approx(high, abs=0.1 * (high - low))
     assert record["better"] == "a" and record["difference"] > 0
-
-
-def test_the_size_of_lines_includes_their_line_breaks_as_in_eval(run: Path, other: Path, here: Path) -> None:
-    text = story(1500, seed=5)
-    (here / "t.txt").write_text(text)
-    lines = [line for line in text.splitlines() if line.strip()]
-    record = compared(run, other, "t.txt", "--format", "lines")
-    assert record["bytes"] == len("\n".join(lines)) - 1  # the first character is not scored
-    for name, path in (("a", run), ("b", other)):
-        expected = sum(document_bits(path, lines)) / record["bytes"]
-        assert record[f"bits_per_byte_{name}"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_several_processes_are_an_error(run: Path, other: Path, here: Path) -> None:
-    torchrun = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
-    torchrun |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert_error(tinylm("compare", run, other, env=torchrun), 2, "in one process", "without torchrun")
+    text = "\n".join(documents)  # lines end with line breaks, which count
+    record = compared(run, other, "-", "--format", "lines", stdin=text + "\n")
+    assert record["bytes"] == len(text) - 1  # the first character is not scored
+    for name, expected in bits.items():
+        assert record[f"bits_per_byte_{name}"] == pytest.approx(expected.sum() / record["bytes"], rel=1e-5)
 
 
 def test_the_better_model_is_named_in_either_order_and_a_model_is_not_better_than_itself(
@@ -110,19 +98,15 @@ def test_tokenizers_may_differ_and_the_same_bytes_are_scored(run: Path, bpe_run:
 
 @pytest.mark.usefixtures("shelf_cache")
 def test_without_a_text_models_of_the_same_data_are_compared_on_their_validation_text(
-    run: Path, other: Path, bpe_run: Path, adapter: Path
+    run: Path, other: Path, bpe_run: Path, adapter: Path, shelf: Path
 ) -> None:
     (scored,) = records(run_ok("eval", "-m", other, "--json"))
     assert compared(run, other)["bits_per_byte_b"] == pytest.approx(scored["bits_per_byte"], rel=1e-6)
     record = compared(run, bpe_run)
     assert record["difference"] > 0 and record["better"] is None  # 301 characters: too short for an interval
     assert_error(tinylm("compare", run, adapter), 2, "not trained on the same text", "name a text")
-
-
-def test_an_adapter_is_compared_with_its_base(run: Path, adapter: Path, shelf: Path) -> None:
     record = compared(run, adapter, shelf / "two.txt")
-    assert record["better"] == "b"
-    assert (record["a"], record["b"]) == (str(run), str(adapter))
+    assert (record["a"], record["b"], record["better"]) == (str(run), str(adapter), "b")
 
 
 def test_a_text_may_be_standard_input_and_a_short_one_gives_no_verdict(run: Path, other: Path) -> None:
@@ -136,22 +120,6 @@ def test_characters_that_either_model_lacks_are_an_error_or_skipped_for_both(run
     text = "é the old man said é"
     assert_error(tinylm("compare", bpe_run, run, "-", stdin=text), 2, "has no id for 1 of the text's characters, 'é'")
     assert compared(bpe_run, run, "-", "--unknown", "skip", stdin=text)["bytes"] < len(text) - 2
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_only_decoders_are_compared(order: int, run: Path, encoder: Path, shelf: Path) -> None:
-    models = [run, encoder][::order]
-    assert_error(
-        tinylm("compare", *models, shelf / "one.txt"), 2, f"Only decoders are compared; {encoder} is an encoder"
-    )
-
-
-def test_wrong_arguments_are_usage_errors(run: Path, here: Path) -> None:
-    assert_error(tinylm("compare", run, "none", "t.txt"), 2, "There is no run at none")
-    assert_error(tinylm("compare", run, run, "none.txt"), 2, "'none.txt'")
-    assert_error(tinylm("compare", run, run, "-m", run, "-", stdin="t"), 2, "--model has no effect", "an adapter")
-    assert_error(tinylm("compare", run, run, "--format", "lines"), 2, "--format", "has no effect without a text")
-    assert_error(tinylm("compare", run, run, "-", stdin="t"), 2, "too short to compare")
 
 
 @pytest.mark.usefixtures("shelf_cache")

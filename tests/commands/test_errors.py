@@ -395,6 +395,22 @@ ERRORS: dict[str, list[Row]] = {
         ("runs --filter 'name<b'", 2, "compares name by < ... text"),
         ("runs --filter 'age>soon'", 2, "age, a duration ... 'soon' is not a length of time"),
     ],
+    "compare": [
+        ("compare {run} absent sea.txt", 2, "There is no run at absent"),
+        ("compare {run} {run} absent.txt", 2, "'absent.txt'"),
+        ("compare {run} {run} -m {run} sea.txt", 2, "--model has no effect ... an adapter"),
+        ("compare {run} {run} --format lines", 2, "--format ... has no effect without a text"),
+        ("compare {run} {run} t.txt", 2, "too short to compare"),
+        ("compare {run} {encoder} sea.txt", 2, "Only decoders are compared; ... /enc is an encoder"),
+        ("compare {encoder} {run} sea.txt", 2, "Only decoders are compared; ... /enc is an encoder"),
+        ("compare {bpe_run} {run} accents.txt", 2, "has no id for 2 of the text's characters, 'é'"),
+        (
+            "MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 WORLD_SIZE=2 RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 "
+            "compare {run} {run} sea.txt",
+            2,
+            "in one process ... without torchrun",
+        ),
+    ],
     "merge-lora": [
         ("merge-lora absent --out merged", 2, "There is no run at absent"),
         ("merge-lora {run} --out merged", 2, "is a model, not an adapter"),

@@ -3,7 +3,6 @@
 import json
 import math
 import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,45 +49,46 @@ def model(chats: Path, here: Path) -> Path:
     return here / "model"
 
 
-@pytest.mark.parametrize("tokenizer", [("char",), ("bpe", "--vocab-size", "280")])
-def test_a_new_model_is_trained_with_chatml_and_stops_at_its_end_token(
-    chats: Path, here: Path, tokenizer: tuple[str, ...]
-) -> None:
-    run_ok("train", chats, "--out", "model", "--tokenizer", *tokenizer, *SHORT)
-    _, config, loaded, _ = load_model(here / "model")
-    assert config.data is not None and config.training is not None
-    assert (config.data.kind, config.training.objective) == ("chat", "chat")
-    assert config.tokenizer.chat_template == CHATML
-    assert config.tokenizer.special == SpecialTokens(eos=("<|im_end|>",))
-    assert loaded.decode_with_special(sorted(loaded.stop_ids)) == "<|im_end|>"
-    if tokenizer[0] == "bpe":
-        assert loaded.vocab_size == config.model.vocab_size <= 280
+def test_a_new_model_is_trained_with_chatml_and_stops_at_its_end_token(chats: Path, here: Path) -> None:
+    run_ok("train-tokenizer", chats, "--out", "t.json", "--kind", "bpe", "--vocab-size", 280)
+    for name, source, *tokenizer in (
+        ("char", chats, "char"),
+        ("given", chats, "t.json"),
+        ("bpe", "-", "bpe", "--vocab-size", "280"),
+    ):
+        run_ok("train", source, "--out", name, "--tokenizer", *tokenizer, *SHORT, stdin=chats.read_text())
+        _, config, loaded, _ = load_model(here / name)
+        assert config.data is not None and config.training is not None
+        assert (config.data.kind, config.training.objective) == ("chat", "chat")
+        assert config.tokenizer.chat_template == CHATML
+        assert config.tokenizer.special == SpecialTokens(eos=("<|im_end|>",))
+        assert loaded.decode_with_special(sorted(loaded.stop_ids)) == "<|im_end|>"
+        assert name == "char" or loaded.vocab_size == config.model.vocab_size <= 280
+    assert (config.data.tokens_in_run, config.data.documents) == (True, 30)
+    run_ok("train", "--resume", "bpe", "--steps", 5)
+    (record,) = records(run_ok("chat", "-m", "char", "-n", 5, "--json", "--quiet", stdin="Say 3\n"))
+    assert record["role"] == "assistant"
 
 
-@pytest.mark.parametrize("options", [("--pack",), ("--no-pack",)])
-def test_a_resumed_run_has_the_weights_of_an_uninterrupted_run(chats: Path, here: Path, options: tuple[str]) -> None:
-    fixed = ("--schedule", "constant", "--weight-decay", "0.1", "--dropout", "0.1")
-    for name, steps in (("whole", 12), ("parts", 6)):
-        run_ok("train", chats, "--out", name, *SHORT, *options, *fixed, "--steps", steps, "--eval-every", 4)
-    run_ok("train", "--resume", "parts", "--steps", 12)
-    for name in ("model", "optimizer"):
-        assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_run(chats: Path, here: Path) -> None:
+    fixed = ("--schedule", "constant", "--weight-decay", "0.1", "--dropout", "0.1", "--eval-every", 4)
+    for pack in ("--pack", "--no-pack"):
+        for name, steps in (("whole", 12), ("parts", 6)):
+            run_ok("train", chats, "--out", f"{name}{pack}", *SHORT, pack, *fixed, "--steps", steps)
+        run_ok("train", "--resume", f"parts{pack}", "--steps", 12)
+        for name in ("model", "optimizer"):
+            whole, parts = (here / f"{run}{pack}/last/{name}.safetensors" for run in ("whole", "parts"))
+            assert same_tensors(whole, parts)
 
 
-def test_a_run_whose_encoded_conversations_were_deleted_is_resumed_with_the_file(
+def test_a_run_is_evaluated_and_resumed_without_its_file_and_then_with_it_if_the_cache_was_deleted(
     model: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (record,) = records(run_ok("eval", "-m", model, "--json"))
+    assert record["text"] == f"validation text of {model}"
     monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "other cache"))
     assert_error(tinylm("train", "--resume", model, "--steps", 5), 1, "is no longer in the cache")
     run_ok("train", "--resume", model, chats, "--steps", 5)
-
-
-def test_standard_input_is_read_as_conversations(chats: Path, here: Path) -> None:
-    run_ok("train", "-", "--out", "piped", *SHORT, stdin=chats.read_text())
-    config = read_config(here / "piped")
-    assert config.data is not None
-    assert (config.data.kind, config.data.tokens_in_run, config.data.documents) == ("chat", True, 30)
-    run_ok("train", "--resume", "piped", "--steps", 5)
 
 
 def test_eval_gives_the_loss_of_the_answers_computed_one_conversation_at_a_time(model: Path, pairs: Path) -> None:
@@ -114,13 +114,9 @@ def test_eval_gives_the_loss_of_the_answers_computed_one_conversation_at_a_time(
     (everything,) = records(run_ok("eval", pairs, "-m", model, "--json", "--train-on", "all"))
     assert everything["tokens"] > record["tokens"]
     assert "tokens scored" in run_ok("eval", "-m", model).stdout
-
-
-def test_settings_of_plain_text_are_refused_for_conversations(model: Path, pairs: Path) -> None:
-    assert_error(
-        tinylm("eval", pairs, "-m", model, "--stride", 4), 2, "--stride is for plain text, not for conversations"
-    )
-    assert_error(tinylm("eval", pairs, "-m", model, "--baselines"), 2, "--baselines is for plain text")
+    for options in (("--stride", 4), ("--baselines",)):
+        result = tinylm("eval", pairs, "-m", model, *options)
+        assert_error(result, 2, f"{options[0]} is for plain text, not for conversations")
 
 
 @pytest.mark.parametrize("command", ["finetune-lora", "finetune-adapter"])
@@ -152,16 +148,14 @@ def test_an_adapter_keeps_the_template_that_it_was_trained_with(model: Path, pai
     assert merged["loss"] == pytest.approx(own["loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize("pack", ["--pack", "--no-pack"])
-def test_micro_batches_with_unequal_numbers_of_answers_give_the_step_of_one_batch(
-    chats: Path, here: Path, pack: str
-) -> None:
-    fixed = (*SHORT, pack, "--dtype", "fp32", "--optimizer", "adam", "--steps", 3, "--batch-size", 6)
-    for rows in (6, 1):
-        run_ok("train", chats, "--out", f"by {rows}", *fixed, "--micro-batch", rows)
-    one, other = (load_model(here / f"by {rows}")[0].state_dict() for rows in (6, 1))
-    for name, tensor in one.items():
-        torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=1e-4)
+def test_micro_batches_with_unequal_numbers_of_answers_give_the_step_of_one_batch(chats: Path, here: Path) -> None:
+    for pack in ("--pack", "--no-pack"):
+        fixed = (*SHORT, pack, "--dtype", "fp32", "--optimizer", "adam", "--steps", 3, "--batch-size", 6)
+        for rows in (6, 1):
+            run_ok("train", chats, "--out", f"by {rows}{pack}", *fixed, "--micro-batch", rows)
+        one, other = (load_model(here / f"by {rows}{pack}")[0].state_dict() for rows in (6, 1))
+        for name, tensor in one.items():
+            torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 def test_missing_tokens_of_the_template_are_added_if_the_weights_are_trained(
@@ -241,12 +235,6 @@ def test_unscored_and_cut_conversations_are_counted(here: Path, chats: Path) -> 
     assert "10 of 30 validation conversations are cut to the context of 96 tokens" in result.stderr
 
 
-def test_data_in_which_nothing_is_scored_is_an_error(here: Path) -> None:
-    file = write_lines(here / "a.jsonl", [{"messages": [{"role": "user", "content": "no answer"}]}] * 10)
-    assert_error(tinylm("train", file, *SHORT), 2, "Nothing is scored in the training conversations")
-    run_ok("train", file, *SHORT, "--train-on", "all")
-
-
 def test_a_template_that_renders_a_message_differently_later_is_refused_with_the_line(chats: Path, here: Path) -> None:
     template = here / "qwen3.jinja"
     template.write_text(QWEN_3)
@@ -256,37 +244,7 @@ def test_a_template_that_renders_a_message_differently_later_is_refused_with_the
     run_ok("train", chats, *options, "--train-on", "last")
 
 
-def test_options_of_conversations_are_refused_for_plain_text(corpus: Path) -> None:
-    assert_error(tinylm("train", corpus, *TINY, "--train-on", "last"), 2, "--train-on is for conversations")
-    assert_error(tinylm("train", corpus, *TINY, "--pack"), 2, "--pack is for conversations")
-    assert_error(
-        tinylm("train", corpus, *TINY, "--show-examples", 1, "--steps", 1), 2, "--show-examples is for conversations"
-    )
-    run_ok("train", corpus, *TINY, "--steps", 1, "--out", "run", env={"TINYLM_TRAIN_TRAIN_ON": "last"})
-
-
-def test_a_tokenizer_trained_on_conversations_has_the_tokens_of_chatml(chats: Path, here: Path) -> None:
-    run_ok("train-tokenizer", chats, "--out", "t.json", "--kind", "bpe", "--vocab-size", 280)
-    run_ok("train", chats, "--tokenizer", "t.json", "--out", "model", *SHORT)
-    assert read_config(here / "model").model.vocab_size <= 280
-
-
-def test_a_chat_model_answers_in_tinylm_chat(model: Path) -> None:
-    result = run_ok("chat", "-m", model, "-n", 5, "--json", "--quiet", stdin="Say 3\n")
-    (record,) = records(result)
-    assert record["role"] == "assistant"
-
-
-def test_a_copy_of_the_run_is_enough_to_evaluate_on_its_own_data(model: Path, here: Path) -> None:
-    shutil.copytree(model, here / "copy")
-    copy, original = (records(run_ok("eval", "-m", path, "--json"))[0] for path in ("copy", model))
-    assert copy == original | {"model": "copy", "text": "validation text of copy"}
-
-
 def test_sample_with_a_model_of_conversations_notes_the_option_chat(model: Path) -> None:
     """An empty prompt is continued from the end-of-text token, which begins no conversation."""
-    assert "--chat answers prompts" in run_ok("sample", "-m", model, "-n", 3).stderr
-    for prompt in ((), ("-p", "")):
-        answered = run_ok("sample", "-m", model, "--chat", *prompt, "-n", 3)
-        assert "--chat answers" not in answered.stderr
-    assert "--chat answers" not in run_ok("sample", "-m", model, "-n", 3, "--quiet").stderr
+    for options, noted in (((), True), (("--chat",), False), (("--chat", "-p", ""), False), (("--quiet",), False)):
+        assert ("--chat answers prompts" in run_ok("sample", "-m", model, "-n", 3, *options).stderr) == noted

@@ -59,6 +59,7 @@ FILES: dict[str, str | bytes] = {
     "top_k.jsonl": '{"prompt": "abc", "top_k": 3, "num_samples": 2}',
     "max_tokens.jsonl": '{"prompt": "a <mask>", "max_tokens": 3}',
     "chats.jsonl": "".join(json.dumps(chat) + "\n" for chat in CHATS),
+    "unanswered.jsonl": '{"messages": [{"role": "user", "content": "no answer"}]}\n' * 10,
     "photos/beach.jpg": b"\x89PNG\0\0\0",
     "syntax.toml": "steps = ",
     "latin.toml": b"out = '\xff'",
@@ -124,6 +125,7 @@ ERRORS: dict[str, list[Row]] = {
         ("train chats.jsonl", 2, "chats.jsonl, line 2, message 1: 'role' is 'bot'"),
         (f"train chats.jsonl {BOTH}",
          2, "chats.jsonl, line 1: expected an object with texts under 'source' and 'target'"),
+        ("train unanswered.jsonl", 2, "Nothing is scored in the training conversations"),
         (f"{TRAIN} --train-on last", 2, "--train-on is for conversations"),
         (f"{TRAIN} --pack", 2, "--pack is for conversations"),
         (f"{TRAIN} --show-examples 1", 2, "--show-examples is for conversations"),
@@ -280,6 +282,10 @@ ERRORS: dict[str, list[Row]] = {
         ("eval -m {encoder} --stride 3", 2, "--stride is for decoder models; leave it out."),
         ("eval -m {translator} --baselines", 2, "--baselines is for decoder models; leave it out."),
         ("eval pairs.tsv -m {translator} --text-key body", 2, "--text-key is for documents"),
+    ],
+    "eval without a text": [
+        (f"eval -m {{run}} {option}", 2, f"{option.split()[0]} has no effect without a text")
+        for option in ("--text-key body", "--format lines", "--unknown skip", "--encoding latin-1")
     ],
     "train-tokenizer": [
         ("train-tokenizer absent.txt", 2, "'absent.txt'"),

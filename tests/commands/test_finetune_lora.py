@@ -179,23 +179,6 @@ def test_dry_run_writes_nothing(second: Path, run: Path, shelf: Path, here: Path
     assert snapshot(here) == before
 
 
-def test_an_existing_adapter_is_replaced_only_with_force(adapter: Path, second: Path, run: Path, here: Path) -> None:
-    path = copied(adapter, here / "ad")
-    before = snapshot(path)
-    result = tinylm("finetune-lora", second, "-m", run, "-o", "ad", *SHORT)
-    assert_error(result, 2, "ad already holds a run", "--force", "--out", sentences=4)
-    assert snapshot(path) == before
-    finetuned(second, run, "ad", "--force", "--rank", 2)
-    settings = read_config(path).adapter
-    assert settings is not None and settings.rank == 2
-
-
-def test_text_from_standard_input_is_kept_in_the_adapter(run: Path, second: Path, here: Path) -> None:
-    assert run_ok("finetune-lora", "-", "-m", run, "-o", "ad", *SHORT, stdin=second.read_text()).stdout == "ad\n"
-    assert (here / "ad/tokens").is_dir()
-    run_ok("finetune-lora", "--resume", "ad", "--model", run, "--steps", 3)
-
-
 @pytest.mark.usefixtures("shelf_cache")
 def test_training_a_base_further_warns_that_its_adapters_no_longer_fit(adapter: Path, run: Path, here: Path) -> None:
     base = copied(run, here / "checkpoints" / "base")

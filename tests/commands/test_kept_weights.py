@@ -51,28 +51,23 @@ def test_few_validation_records_keep_the_last_weights_and_say_why(here: Path) ->
     assert kept_step(here / "run") == 36
 
 
-@pytest.mark.parametrize(("number", "options"), [(49, ("--patience", 9)), (200, ())])
-def test_enough_records_or_a_patience_keep_the_best_weights(number: int, options: tuple[Any, ...], here: Path) -> None:
-    said = trained(here, number, *options)
-    found = losses(here / "run")
-    assert "the last ones are kept" not in said
-    assert kept_step(here / "run") == min(found, key=lambda step: found[step]) < 30
-    assert "those of the last step are in run/last." in said
+def test_enough_records_or_a_patience_keep_the_best_weights(here: Path) -> None:
+    for number, options in ((49, ("--patience", 9)), (200, ("--force",))):
+        said = trained(here, number, *options)
+        found = losses(here / "run")
+        assert "the last ones are kept" not in said
+        assert kept_step(here / "run") == min(found, key=lambda step: found[step]) < 30
+        assert "those of the last step are in run/last." in said
 
 
-def test_without_a_budget_few_records_are_seen_forty_times(here: Path) -> None:
-    facts(here, 199)
-    options = ("--format", "lines", "--dry-run", "--json")
-    (plan,) = records(run_ok("train", "facts.txt", *TINY, *options))
-    assert (plan["training"]["budget"]["epochs"], plan["training"]["patience"]) == (40, None)
-
-
-def test_a_short_continuous_text_keeps_the_last_weights(here: Path) -> None:
+def test_the_plan_decides_by_the_length_of_the_validation_text_and_sees_few_records_forty_times(here: Path) -> None:
     for characters, keep in ((6400, "last"), (6410, "best")):
-        (here / "t.txt").write_text("ab cd\n" * 2000)
-        (here / "t.txt").write_text((here / "t.txt").read_text()[:characters])
+        (here / "t.txt").write_text(("ab cd\n" * 2000)[:characters])
         (plan,) = records(run_ok("train", "t.txt", *TINY, "--dry-run", "--json"))
         assert (plan["data"]["val_tokens"], plan["training"]["keep"]) == (characters // 10, keep)
+    facts(here, 199)
+    (plan,) = records(run_ok("train", "facts.txt", *TINY, "--format", "lines", "--dry-run", "--json"))
+    assert (plan["training"]["budget"]["epochs"], plan["training"]["patience"]) == (40, None)
 
 
 def test_the_last_weights_of_a_model_are_named_by_their_folder(here: Path) -> None:
@@ -83,10 +78,9 @@ def test_the_last_weights_of_a_model_are_named_by_their_folder(here: Path) -> No
     assert best["loss"] == pytest.approx(min(losses(here / "run").values()), rel=1e-5)
     assert run_ok("sample", "-m", "run/last", "-n", 5, "--seed", 1).stdout
     run_ok("export", "run/last", "--to", "hf", "--out", "hf")
-    (exported,) = records(run_ok("eval", "facts.txt", "--format", "lines", "-m", "hf", "--json"))
-    (own,) = records(run_ok("eval", "facts.txt", "--format", "lines", "-m", "run/last", "--json"))
-    assert exported["loss"] == pytest.approx(own["loss"], rel=1e-4)
-    assert run_ok("info", "run/last", "--json").stdout
+    text = ("eval", "facts.txt", "--format", "lines", "--json", "-m")
+    exported, own = (records(run_ok(*text, model))[0]["loss"] for model in ("hf", "run/last"))
+    assert exported == pytest.approx(own, rel=1e-4)
     run_ok("train", "--resume", "run/last", "--steps", 31)
     assert 31 in losses(here / "run")
     assert_error(tinylm("sample", "-m", "run/lost"), 2, "There is no file or folder at run/lost")
@@ -99,9 +93,9 @@ def test_the_last_weights_of_an_adapter_are_named_by_their_folder_and_can_be_a_b
     (scored,) = records(run_ok("eval", "--adapter", "ad/last", "-m", run, "--json"))
     assert scored["loss"] == pytest.approx(losses(here / "ad")[8], rel=1e-4)
     run_ok("merge-lora", "ad/last", "-m", run, "--out", "merged")
-    (merged,) = records(run_ok("eval", "facts.txt", "--format", "lines", "-m", "merged", "--json"))
-    (adapted,) = records(run_ok("eval", "facts.txt", "--format", "lines", "--adapter", "ad/last", "-m", run, "--json"))
-    assert merged["loss"] == pytest.approx(adapted["loss"], rel=1e-4)
+    text = ("eval", "facts.txt", "--format", "lines", "--json", "-m")
+    merged, adapted = (records(run_ok(*text, *m))[0]["loss"] for m in (("merged",), (run, "--adapter", "ad/last")))
+    assert merged == pytest.approx(adapted, rel=1e-4)
     run_ok("train", "facts.txt", "--format", "lines", "--out", "checkpoints/base", "--steps", 4, *TINY)
     last = here / "checkpoints/base/last"
     assert run_ok("finetune-lora", "facts.txt", "-m", last, *options).stdout.strip().endswith("checkpoints/base-lora")

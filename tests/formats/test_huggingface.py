@@ -15,15 +15,15 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.formats.peers import BOS, EOS, PAD, TEMPLATE, edit_json, ids, load, save_peer, save_tokenizer
+from tests.formats.peers import BOS, EOS, PAD, TEMPLATE, edit_json, ids, load, save_peer
 from tests.formats.refusals import assert_refused
+from tests.published import published
 from tests.shell import story
 from tests.variants import small
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.huggingface import is_model_folder, read_folder, rebuilds_tokenizer, write_folder
 from tinylm.formats.imported import ForeignModel
 from tinylm.model.build import build_model
-from tinylm.model_config import ModelConfig
 from tinylm.run_config import SpecialTokens
 from tinylm.text.tokenizer import train_bpe, train_char
 
@@ -73,41 +73,33 @@ def test_token_ids_equal_those_of_transformers_and_padding_rows_are_kept(llama: 
 
 
 ALL = SpecialTokens(end_of_text=EOS, bos=BOS, eos=(EOS,), pad=PAD, add_bos=True)
+NAMES, GENERATION = "tokenizer_config.json", "generation_config.json"
 SPECIAL: dict[str, tuple[Changes, SpecialTokens]] = {
     "as saved": ({}, ALL),
     "every EOS token of generation_config": (
-        {"generation_config.json": {"eos_token_id": [1, 2, 5]}},
+        {GENERATION: {"eos_token_id": [1, 2, 5]}},
         replace(ALL, eos=(EOS, PAD, "#")),
     ),
-    "the ids of config.json, 299 of a padding row, if no token has a name": (
+    "no names: the ids of config.json, without 299, a padding row": (
         {
-            "tokenizer_config.json": {"bos_token": ..., "eos_token": ..., "pad_token": ...},
-            "generation_config.json": None,
+            NAMES: {"bos_token": ..., "eos_token": ..., "pad_token": ...},
+            GENERATION: None,
             "config.json": {"eos_token_id": [1, 299]},
         },
         ALL,
     ),
     # As in Qwen2.5, whose chat template would otherwise begin with it.
-    "no BOS token, although config.json gives its id": (
-        {"tokenizer_config.json": {"bos_token": None, "pad_token": ...}},
+    "no BOS token, although config.json has its id": (
+        {NAMES: {"bos_token": None, "pad_token": ...}},
         SpecialTokens(end_of_text=EOS, eos=(EOS,)),
     ),
-    "the EOS token of generation_config": (
-        {"tokenizer_config.json": {"bos_token": BOS, "eos_token": None, "pad_token": ...}},
-        replace(ALL, pad=None),
-    ),
+    "the EOS token of generation_config": ({NAMES: {"eos_token": None, "pad_token": ...}}, replace(ALL, pad=None)),
     "an object in special_tokens_map": (
-        {
-            "tokenizer_config.json": {"eos_token": ...},
-            "special_tokens_map.json": b'{"eos_token": {"content": "<pad>", "lstrip": false}}',
-        },
+        {NAMES: {"eos_token": ...}, "special_tokens_map.json": b'{"eos_token": {"content": "<pad>", "lstrip": false}}'},
         replace(ALL, end_of_text=PAD, eos=(PAD, EOS)),
     ),
-    "add_bos_token decides over the post-processor": (
-        {"tokenizer_config.json": {"add_bos_token": False}},
-        replace(ALL, add_bos=False),
-    ),
-    "a template without a single text adds no BOS token": (
+    "add_bos_token before the post-processor": ({NAMES: {"add_bos_token": False}}, replace(ALL, add_bos=False)),
+    "a template without a single text": (
         {"tokenizer.json": {"post_processor": {"type": "TemplateProcessing"}}},
         replace(ALL, add_bos=False),
     ),
@@ -149,61 +141,63 @@ def test_a_model_folder_is_distinguished_from_a_run(llama: Path, tmp_path: Path)
     assert not is_model_folder(tmp_path)
 
 
-FOLDERS: tuple[tuple[str, Any, str], ...] = (
-    ("config.json", {"model_type": "opt"}, "model_type is 'opt'; tinylm reads gemma"),
-    ("config.json", {"model_type": ["llama"]}, "model_type is a list"),
-    ("config.json", {"flux": 1}, "does not know: 'flux'"),
-    ("config.json", {"quantization_config": {"bits": 4}}, "quantization_config of its config.json is an object"),
-    ("config.json", {"auto_map": {"AutoModel": "m.Evil"}}, r"Python code of its own \(auto_map\)"),
-    ("config.json", {"architectures": ["LlamaForSequenceClassification"]}, "tinylm reads LlamaForCausalLM"),
-    ("config.json", {"hidden_size": ...}, "lacks hidden_size"),
-    ("config.json", {"hidden_size": 33}, "multiple of num_attention_heads"),
-    ("config.json", {"hidden_size": "32"}, "hidden_size of its config.json is '32'"),
+CONFIGS: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "opt"}, "model_type is 'opt'; tinylm reads gemma"),
+    ({"model_type": ["llama"]}, "model_type is a list"),
+    ({"flux": 1}, "does not know: 'flux'"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config of its config.json is an object"),
+    ({"auto_map": {"AutoModel": "m.Evil"}}, r"Python code of its own \(auto_map\)"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "tinylm reads LlamaForCausalLM"),
+    ({"hidden_size": ...}, "lacks hidden_size"),
+    ({"hidden_size": 33}, "multiple of num_attention_heads"),
+    ({"hidden_size": "32"}, "hidden_size of its config.json is '32'"),
+    ({"num_hidden_layers": 10**12}, "num_hidden_layers of its config.json is 1000000000000; tinylm supports"),
+    ({"num_hidden_layers": 2}, "does not have: model.layers.2."),
+    ({"num_hidden_layers": 4}, "lacks the tensor model.layers.3."),
+    ({"vocab_size": 301}, r"has the shape \[300, 32\]; its configuration requires \[301, 32\]"),
+    ({"vocab_size": 200}, r"has the shape \[300, 32\]; its configuration requires \[200, 32\]"),
+    ({"rms_norm_eps": True}, "rms_norm_eps of its config.json is True"),
+    ({"hidden_act": "relu2"}, "hidden_act of its config.json is 'relu2'"),
+    ({"tie_word_embeddings": True}, "lm_head.weight differs from model.embed_tokens.weight"),
+    ({"attention_bias": True}, "lacks the tensor model.layers.0.self_attn.q_proj.bias"),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "of the type 'dynamic'"),
+    ({"rope_parameters": {"rope_type": "default", "wobble": 1}}, "unknown field 'wobble'"),
+    ({"rope_parameters": [1]}, "rope_parameters of its config.json is not an object"),
+    ({"rope_theta": 9.0}, "rope_theta of its config.json is 9.0, but its RoPE scaling has 10000.0"),
+    ({"num_hidden_layers": 1000}, "it claims 1,000 layers and has"),
+    ({"vocab_size": 10**9}, "vocab_size of its config.json is 1000000000; tinylm supports an integer"),
+    ({"max_position_embeddings": 10**9}, "max_position_embeddings of its config.json is 1000000000"),
+    ({"intermediate_size": 10**12}, "intermediate_size of its config.json is 1000000000000"),
+    ({"hidden_size": 0}, "hidden_size of its config.json is 0; tinylm supports an integer from 1"),
+    ({"hidden_act": "\ud800"}, "config.json .*half of a surrogate pair"),
+    ({"\ud800": 1}, "config.json .*half of a surrogate pair"),
+]
+OTHERS: list[tuple[Changes, str]] = [
+    ({"config.json": None}, r"it has no config\.json"),
+    ({NAMES: {"eos_token": "<no>"}}, "eos_token '<no>' is not in its tokenizer.json"),
+    ({NAMES: {"eos_token": 3}}, "eos_token is 3, which is not a token"),
+    ({NAMES: {"add_bos_token": "no"}}, "add_bos_token of tokenizer_config.json is 'no'"),
+    ({NAMES: {"chat_template": "\ud800{{ messages }}"}}, "tokenizer_config.json .*half of a surrogate pair"),
+    ({GENERATION: {"eos_token_id": "x"}}, "eos_token_id is 'x'"),
+    ({GENERATION: {"eos_token_id": "\ud800"}}, "generation_config.json .*half of a surrogate pair"),
+    ({"tokenizer.json": None}, "no tokenizer.json.*AutoTokenizer"),
+    ({"tokenizer.json": {"version": "9"}}, "tokenizer.json cannot be used"),
+    ({"tokenizer.json": {"added_tokens": [{"id": 292, "content": "a\ud800"}]}}, "tokenizer.json .*half of a surrogate"),
     (
-        "config.json",
-        {"num_hidden_layers": 10**12},
-        "num_hidden_layers of its config.json is 1000000000000; tinylm supports an integer",
+        {
+            "tokenizer.json": {"added_tokens": [{"id": 299, "content": "<\0>", "special": True}]},
+            NAMES: {"bos_token": ..., "eos_token": "<\0>", "pad_token": ...},
+        },
+        "its special tokens cannot be used: end_of_text contains a NUL character",
     ),
-    ("config.json", {"num_hidden_layers": 2}, "does not have: model.layers.2."),
-    ("config.json", {"num_hidden_layers": 4}, "lacks the tensor model.layers.3."),
-    ("config.json", {"vocab_size": 301}, r"has the shape \[300, 32\]; its configuration requires \[301, 32\]"),
-    ("config.json", {"vocab_size": 200}, r"has the shape \[300, 32\]; its configuration requires \[200, 32\]"),
-    ("config.json", {"rms_norm_eps": True}, "rms_norm_eps of its config.json is True"),
-    ("config.json", {"hidden_act": "relu2"}, "hidden_act of its config.json is 'relu2'"),
-    ("config.json", {"tie_word_embeddings": True}, "lm_head.weight differs from model.embed_tokens.weight"),
-    ("config.json", {"attention_bias": True}, "lacks the tensor model.layers.0.self_attn.q_proj.bias"),
-    ("config.json", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "of the type 'dynamic'"),
-    ("config.json", {"rope_parameters": {"rope_type": "default", "wobble": 1}}, "unknown field 'wobble'"),
-    ("config.json", {"rope_parameters": [1]}, "rope_parameters of its config.json is not an object"),
-    ("config.json", {"rope_theta": 9.0}, "rope_theta of its config.json is 9.0, but its RoPE scaling has 10000.0"),
-    ("tokenizer_config.json", {"eos_token": "<no>"}, "eos_token '<no>' is not in its tokenizer.json"),
-    ("tokenizer_config.json", {"eos_token": 3}, "eos_token is 3, which is not a token"),
-    ("tokenizer_config.json", {"add_bos_token": "no"}, "add_bos_token of tokenizer_config.json is 'no'"),
-    ("generation_config.json", {"eos_token_id": "x"}, "eos_token_id is 'x'"),
-    ("tokenizer.json", {"version": "9"}, "tokenizer.json cannot be used"),
-    ("config.json", {"num_hidden_layers": 1000}, "it claims 1,000 layers and has"),
-    ("config.json", {"vocab_size": 10**9}, "vocab_size of its config.json is 1000000000; tinylm supports an integer"),
-    ("config.json", {"max_position_embeddings": 10**9}, "max_position_embeddings of its config.json is 1000000000"),
-    ("config.json", {"intermediate_size": 10**12}, "intermediate_size of its config.json is 1000000000000"),
-    ("config.json", {"hidden_size": 0}, "hidden_size of its config.json is 0; tinylm supports an integer from 1"),
-    ("config.json", {"hidden_act": "\ud800"}, "config.json .*half of a surrogate pair"),
-    ("config.json", {"\ud800": 1}, "config.json .*half of a surrogate pair"),
-    ("tokenizer_config.json", {"chat_template": "\ud800{{ messages }}"}, "tokenizer_config.json .*half of a surrogate"),
-    ("generation_config.json", {"eos_token_id": "\ud800"}, "generation_config.json .*half of a surrogate pair"),
-    (
-        "tokenizer.json",
-        {"added_tokens": [{"id": 292, "content": "a\ud800", "special": True}]},
-        "tokenizer.json .*half of a surrogate pair",
-    ),
-    ("config.json", None, r"it has no config\.json"),
-    ("tokenizer.json", None, "no tokenizer.json.*AutoTokenizer"),
-)
+    ({"model.safetensors": None, "pytorch_model.bin": b"x"}, "never opened.*save_pretrained"),
+]
 DAMAGED = (b"", b"[]", b"{", b"\xff", b'{"a": NaN}', b"[" * 100_000)
-JSON_FILES = ("config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json")
+JSON_FILES = ("config.json", NAMES, GENERATION, "tokenizer.json")
 
 
 def test_what_is_not_supported_damaged_or_no_file_is_named(llama: Path, tmp_path: Path) -> None:
-    rows = [({file: change}, message) for file, change, message in FOLDERS]
+    rows = [*OTHERS, *(({"config.json": fields}, message) for fields, message in CONFIGS)]
     rows += [({file: content}, re.escape(file)) for file in JSON_FILES for content in DAMAGED]
     for file in (*JSON_FILES, "model.safetensors", "chat_template.jinja"):
         rows += [({file: kind}, f"{file} is a link out of the folder") for kind in ("link", "loop")]
@@ -211,28 +205,21 @@ def test_what_is_not_supported_damaged_or_no_file_is_named(llama: Path, tmp_path
     assert_refused(rows, lambda changes: read_folder(changed(llama, tmp_path / "copy", changes)))
 
 
-def test_what_two_files_do_not_agree_on_is_refused(llama: Path, tmp_path: Path) -> None:
-    """And weights that only pickle can read."""
-    config = transformers.LlamaConfig(
-        vocab_size=291, hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "small")
-    save_tokenizer(tmp_path / "small")
-    nul = {"bos_token": ..., "eos_token": "<\0>", "pad_token": ...}
-    tokens = [{"id": 299, "content": "<\0>", "special": True}]
-    changed(llama, tmp_path / "nul", {"tokenizer.json": {"added_tokens": tokens}, "tokenizer_config.json": nul})
+def test_a_model_that_does_not_fit_its_tokenizer_or_its_output_layer_is_refused(llama: Path, tmp_path: Path) -> None:
+    few = changed(llama, tmp_path / "few", {"config.json": {"vocab_size": 291}})
     tied = changed(llama, tmp_path / "tied", {"config.json": {"tie_word_embeddings": True}})
-    tensors = load_file(tied / "model.safetensors")
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].to(torch.float8_e4m3fn)
-    save_file(tensors, tied / "model.safetensors")
-    changed(llama, tmp_path / "pickle", {"model.safetensors": None, "pytorch_model.bin": b"x"})
+    tensors = load_file(llama / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    ends = {"model.embed_tokens.weight": embedding[:291], "lm_head.weight": tensors["lm_head.weight"][:291]}
+    save_file({**tensors, **ends}, few / "model.safetensors")
+    save_file({**tensors, "lm_head.weight": embedding.to(torch.float8_e4m3fn)}, tied / "model.safetensors")
     rows = [
-        ("small", "has the id 291, and its model has 291 ids"),
-        ("nul", "its special tokens cannot be used: end_of_text contains a NUL character"),
-        ("tied", "lm_head.weight differs from model.embed_tokens.weight"),
-        ("pickle", "never opened.*save_pretrained"),
+        (few, "has the id 291, and its model has 291 ids"),
+        (tied, "lm_head.weight differs from model.embed_tokens.weight"),
     ]
-    assert_refused(rows, lambda name: read_folder(tmp_path / name))
+    assert_refused(rows, read_folder)
+    save_file({**tensors, "lm_head.weight": embedding.clone()}, tied / "model.safetensors")
+    assert "output.weight" not in read_folder(tied).tensors
 
 
 # Older files.
@@ -241,24 +228,19 @@ def test_what_two_files_do_not_agree_on_is_refused(llama: Path, tmp_path: Path) 
 def test_a_config_of_transformers_4_gives_the_same_model(tmp_path: Path) -> None:
     llama3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
     theta: dict[str, Any] = {"rope_parameters": ..., "rope_theta": 5000.0}
+    gemma = {
+        "rope_theta": 90_000.0,
+        "rope_local_base_freq": 300.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }
+    pattern = {"layer_types": ..., "sliding_window_pattern": 2, "cache_implementation": "hybrid"}
     older: list[tuple[str, dict[str, Any]]] = [
         ("llama 3 scaling", {**theta, "rope_scaling": {"rope_type": "llama3", **llama3}}),
         (
             "llama 3 scaling",
             {**theta, "rope_scaling": {"type": "llama3", **llama3}, "torch_dtype": "float32", "dtype": ...},
         ),
-        (
-            "gemma3_text with scaling, scalar, pattern",
-            {
-                "rope_parameters": ...,
-                "layer_types": ...,
-                "rope_theta": 90_000.0,
-                "rope_local_base_freq": 300.0,
-                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-                "sliding_window_pattern": 2,
-                "cache_implementation": "hybrid",
-            },
-        ),
+        ("gemma3_text with scaling, scalar, pattern", {"rope_parameters": ..., **gemma, **pattern}),
         (
             "gpt_neox without attention biases, half RoPE, tanh GELU, tied",
             {"rope_parameters": ..., "rotary_pct": 0.5, "rotary_emb_base": 700},
@@ -287,19 +269,15 @@ def test_tensors_of_a_base_model_lack_its_prefix_and_may_have_buffers(tmp_path: 
         read_folder(tmp_path)
 
 
-def test_an_output_layer_that_is_stored_although_it_is_tied_may_equal_the_embedding(tmp_path: Path) -> None:
-    save_peer("qwen2", tmp_path)
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, file)
-    assert "output.weight" not in read_folder(tmp_path).tensors
-
-
 # Exports of models of tinylm.
 
 
-def own_model(config: ModelConfig, tokenizer: str) -> ForeignModel:
+CHARACTERS, BPE = train_char("".join(sorted(set(story(500)) | set("é你🙂")))), train_bpe([story(3000)], 300)
+
+
+def own_model(tokenizer: str = CHARACTERS.to_str(), **choices: Any) -> ForeignModel:
     """A model with random parameters, including those that are initialised to zero or one."""
+    config = small(**{**choices, "vocab_size": tokenizers.Tokenizer.from_str(tokenizer).get_vocab_size()})
     model = build_model(config)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -308,19 +286,12 @@ def own_model(config: ModelConfig, tokenizer: str) -> ForeignModel:
     return ForeignModel(None, config, model.state_dict(), tokenizer, SpecialTokens(), None)
 
 
-def characters() -> str:
-    return train_char("".join(sorted(set(story(500)) | set("é你🙂")))).to_str()
-
-
 OWN: dict[str, tuple[str, dict[str, Any]]] = {
     "modern untied, dropout": ("qwen3", {"tie": False, "dropout": 0.1, "attention_dropout": 0.1}),
     "modern with windows": ("qwen3", {"local_window": 5, "local_layers": (0,)}),
     "modern with biases of attention": ("qwen3", {"qkv_bias": True, "output_bias": True, "head_dim": 6}),
     "without QK-norm, with all biases": ("llama", {"qk_norm": False, "bias": True, "rope_theta": 700.0}),
-    "without QK-norm, windows in all layers": (
-        "mistral",
-        {"qk_norm": False, "local_window": 5, "local_layers": (1, 0)},
-    ),
+    "windows in all layers": ("mistral", {"qk_norm": False, "local_window": 5, "local_layers": (1, 0)}),
     "mixture of experts": ("qwen3_moe", {"experts": 4, "experts_per_token": 2}),
     "one expert per token": ("qwen3_moe", {"experts": 3, "experts_per_token": 1}),
     "mixture without QK-norm": ("mixtral", {"experts": 3, "qk_norm": False}),
@@ -334,15 +305,13 @@ def test_an_export_opens_in_transformers_without_a_warning(
     case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, choices = OWN[case]
-    tokenizer = characters()
-    size = tokenizers.Tokenizer.from_str(tokenizer).get_vocab_size()
-    model = own_model(small(**{"preset": "modern", **choices, "vocab_size": size}), tokenizer)
+    model = own_model(**choices)
     assert write_folder(tmp_path, model) == family
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     with caplog.at_level(logging.WARNING):
         peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
         peer_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-        tokens = ids(24) % size
+        tokens = ids(24) % model.config.vocab_size
         prompt = {"input_ids": tokens[:1, :4], "attention_mask": torch.ones(1, 4, dtype=torch.long)}
         generated = peer.generate(**prompt, max_new_tokens=4, do_sample=False)
     assert caplog.records == []
@@ -353,42 +322,25 @@ def test_an_export_opens_in_transformers_without_a_warning(
         torch.testing.assert_close(peer(tokens).logits, expected, atol=1e-4, rtol=0)
     assert generated.shape[1] > 4
     text = story(300) + "你é🙂"
-    assert peer_tokenizer(text).input_ids == tokenizers.Tokenizer.from_str(tokenizer).encode(text).ids
+    assert peer_tokenizer(text).input_ids == CHARACTERS.encode(text).tolist()
     assert peer_tokenizer.decode(peer_tokenizer(text).input_ids) == text
     assert peer_tokenizer.eos_token == "<|endoftext|>" and peer.config.eos_token_id == 0
 
 
 def test_a_trained_bpe_tokenizer_is_exported_with_equal_ids(tmp_path: Path) -> None:
-    tokenizer = train_bpe([story(3000)], 300).to_str()
-    ours = tokenizers.Tokenizer.from_str(tokenizer)
-    write_folder(tmp_path, own_model(small(vocab_size=ours.get_vocab_size()), tokenizer))
+    write_folder(tmp_path, own_model(BPE.to_str()))
     peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in (*TEXTS, story(500)):
-        assert peer(text).input_ids == ours.encode(text).ids
+        assert peer(text).input_ids == BPE.encode(text).tolist()
         assert peer.decode(peer(text).input_ids) == text
 
 
-QWEN_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def qwen_tokenizer() -> str:
-    spec = json.loads(train_bpe([story(3000)], 300).to_str())
-    split = {"type": "Split", "pattern": {"Regex": QWEN_SPLIT}, "behavior": "Isolated", "invert": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    steps = {"type": "Sequence", "pretokenizers": [split, byte_level]}
-    return json.dumps({**spec, "normalizer": {"type": "NFC"}, "pre_tokenizer": steps})
-
-
 def test_a_tokenizer_that_transformers_5_replaces_by_that_of_qwen_is_found(tmp_path: Path) -> None:
-    bpe = train_bpe([story(3000)], 300).to_str()
-    for kind, tokenizer in {"characters": characters(), "bpe": bpe, "qwen": qwen_tokenizer()}.items():
-        ours = tokenizers.Tokenizer.from_str(tokenizer)
-        shape = {"qk_norm": False, "qkv_bias": True, "vocab_size": ours.get_vocab_size()}
-        assert write_folder(tmp_path, own_model(small(**shape), tokenizer)) == "qwen2"
+    made = {"characters": CHARACTERS.to_str(), "bpe": BPE.to_str(), "qwen": json.dumps(published()["qwen2"])}
+    for kind, tokenizer in made.items():
+        assert write_folder(tmp_path, own_model(tokenizer, qk_norm=False, qkv_bias=True)) == "qwen2"
         texts = [story(20)] if kind == "characters" else [story(20), "cafe\u0301"]
-        expected = [ours.encode(text).ids for text in texts]
+        expected = [tokenizers.Tokenizer.from_str(tokenizer).encode(text).ids for text in texts]
         automatic = transformers.AutoTokenizer.from_pretrained(tmp_path)
         plain = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
         assert [plain(text).input_ids for text in texts] == expected
@@ -399,8 +351,7 @@ def test_a_tokenizer_that_transformers_5_replaces_by_that_of_qwen_is_found(tmp_p
 
 
 def test_an_export_is_loaded_in_the_dtype_that_was_asked_for(tmp_path: Path) -> None:
-    tokenizer = characters()
-    model = own_model(small(vocab_size=tokenizers.Tokenizer.from_str(tokenizer).get_vocab_size()), tokenizer)
+    model = own_model()
     for dtype in (torch.bfloat16, torch.float16):
         write_folder(tmp_path, model, dtype)
         assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").dtype == dtype
@@ -409,8 +360,6 @@ def test_an_export_is_loaded_in_the_dtype_that_was_asked_for(tmp_path: Path) -> 
 
 
 def test_a_shape_that_no_family_has_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    tokenizer = characters()
-    size = tokenizers.Tokenizer.from_str(tokenizer).get_vocab_size()
     rows: list[tuple[dict[str, Any], str]] = [
         ({"position": "learned"}, "`position` 'learned'"),
         ({"norm_gain": False}, "`norm_gain` False"),
@@ -424,7 +373,5 @@ def test_a_shape_that_no_family_has_is_refused_before_anything_is_written(tmp_pa
         ({"scale_embedding": True}, "`scale_embedding` True"),
         ({"experts": 2, "local_window": 4, "local_layers": (1,)}, "`local_window` 4"),
     ]
-    assert_refused(
-        rows, lambda row: write_folder(tmp_path, own_model(small(**row, vocab_size=size), tokenizer)), UsageError
-    )
+    assert_refused(rows, lambda choices: write_folder(tmp_path, own_model(**choices)), UsageError)
     assert list(tmp_path.iterdir()) == []

@@ -76,7 +76,7 @@ ALL = SpecialTokens(end_of_text=EOS, bos=BOS, eos=(EOS,), pad=PAD, add_bos=True)
 NAMES, GENERATION = "tokenizer_config.json", "generation_config.json"
 SPECIAL: dict[str, tuple[Changes, SpecialTokens]] = {
     "as saved": ({}, ALL),
-    "every EOS token of generation_config": (
+    "all EOS tokens of generation_config": (
         {GENERATION: {"eos_token_id": [1, 2, 5]}},
         replace(ALL, eos=(EOS, PAD, "#")),
     ),

@@ -20,6 +20,7 @@ CONTEXT = 64
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 TEXT = "the bee who sees the moon in the sea sings to her; no one hears, and soon the day is here again.\n" * 3
 
+IDS = {"bos_token_id": 0, "eos_token_id": 1}
 SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -28,41 +29,32 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": CONTEXT,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
     "pad_token_id": 2,
+    **IDS,
 }
 NEOX = {name: value for name, value in SMALL.items() if name != "num_key_value_heads"}
-GPT2: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "n_positions": CONTEXT,
-    "n_embd": 32,
-    "n_layer": 3,
-    "n_head": 4,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
-YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 16}
-MIXED = ["full_attention", "sliding_attention", "full_attention"]
+GPT2 = {"vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": 32, "n_layer": 3, "n_head": 4, **IDS}
 THETA = {"rope_type": "default", "rope_theta": 700.0}
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+MSCALE = {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.8, "mscale_all_dim": 0.4}
 GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 90_000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
 }
+LOCAL_THETA = {"sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+MIXED = {"sliding_window": 6, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+BIASES = {"attention_bias": True, "mlp_bias": True}
 
 # By name: model_type, and the settings that differ from the small config.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
-    "gpt2 untied, exact GELU, narrow": ("gpt2", {"activation_function": "gelu", "n_inner": 40}),
+    "gpt2 untied, exact GELU, narrow": (
+        "gpt2",
+        {"activation_function": "gelu", "n_inner": 40, "tie_word_embeddings": False},
+    ),
     "gpt2 ReLU, unscaled attention, epsilon": (
         "gpt2",
         {"activation_function": "relu", "scale_attn_weights": False, "layer_norm_epsilon": 1e-3},
@@ -72,20 +64,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"tie_word_embeddings": True, "rope_parameters": THETA, "rms_norm_eps": 1e-3},
     ),
-    "llama with biases, head_dim, GELU": (
+    "llama with biases, head_dim, GELU": ("llama", {**BIASES, "head_dim": 12, "hidden_act": "gelu"}),
+    "llama 3 scaling": (
         "llama",
-        {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "hidden_act": "gelu"},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5000.0, **LLAMA3}, "head_dim": 32},
     ),
-    "llama 3 scaling": ("llama", {"rope_parameters": LLAMA3, "head_dim": 32}),
     "llama linear scaling, multi-head, biases": (
         "llama",
-        {"rope_parameters": LINEAR, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
+        {"rope_parameters": LINEAR, "num_key_value_heads": 4, **BIASES},
     ),
     "llama yarn scaling": ("llama", {"rope_parameters": YARN}),
-    "llama yarn with mscale": (
-        "llama",
-        {"rope_parameters": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.8, "mscale_all_dim": 0.4}},
-    ),
+    "llama yarn with mscale": ("llama", {"rope_parameters": MSCALE}),
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 16}),
     "mistral with a window": ("mistral", {"sliding_window": 7}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
@@ -96,36 +85,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "qwen3 with biases, windows by layer, yarn": (
         "qwen3",
-        {
-            "head_dim": 8,
-            "attention_bias": True,
-            "use_sliding_window": True,
-            "sliding_window": 6,
-            "layer_types": MIXED,
-            "rope_parameters": YARN,
-        },
+        {"head_dim": 8, "attention_bias": True, "use_sliding_window": True, **MIXED, "rope_parameters": YARN},
     ),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral with a window, one expert of three": (
         "mixtral",
         {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 9, "tie_word_embeddings": True},
     ),
-    "qwen3_moe": (
-        "qwen3_moe",
-        {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "norm_topk_prob": True,
-            "head_dim": 16,
-        },
-    ),
+    "qwen3_moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True, "head_dim": 16}),
     "qwen3_moe without normalised routing, windows": (
         "qwen3_moe",
         {
-            "num_experts": 4,
+            **EXPERTS,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
             "norm_topk_prob": False,
             "attention_bias": True,
             "use_sliding_window": True,
@@ -152,7 +124,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma",
         {"head_dim": 8, "num_key_value_heads": 1, "tie_word_embeddings": False, "attention_bias": True},
     ),
-    "gemma3_text": ("gemma3_text", {"head_dim": 16, "sliding_window": 6, "layer_types": MIXED}),
+    "gemma3_text": ("gemma3_text", {"head_dim": 16, **MIXED}),
     "gemma3_text with scaling, scalar, pattern": (
         "gemma3_text",
         {
@@ -171,20 +143,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 7,
             "sliding_window": 6,
             "query_pre_attn_scalar": 16,
-            "rope_parameters": {**GEMMA3_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}},
+            "rope_parameters": {**GEMMA3_ROPE, **LOCAL_THETA},
         },
     ),
 }
 BASES = {kind: SMALL for kind, _ in CASES.values()} | {"gpt2": GPT2, "gpt_neox": NEOX}
-UNTIED = {"gpt2 untied, exact GELU, narrow"}  # cases of GPT-2 with `tie_word_embeddings` False
 
 
 def make_peer(case: str) -> Any:
     """The model of a case in fp32. All parameters are random, also those that transformers initialises to constants."""
     kind, choices = CASES[case]
-    base = BASES[kind]
-    extra = {"tie_word_embeddings": False} if case in UNTIED else {}
-    config = transformers.AutoConfig.for_model(kind, **{**base, **choices, **extra})
+    config = transformers.AutoConfig.for_model(kind, **{**BASES[kind], **choices})
     torch.manual_seed(sum(map(ord, case)))
     peer = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():

@@ -115,8 +115,7 @@ def assert_close(found: list[Tensor], expected: list[Tensor], bound: float) -> N
         assert (one - other).norm() <= bound * other.norm()
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("dtype", ["fp32", *HALF])
+@pytest.mark.parametrize(("dtype", "optimizer"), [("fp32", "muon"), ("bf16", "muon"), ("fp16", "adamw")])
 def test_the_losses_of_training_are_those_of_the_cpu(dtype: str, optimizer: str, device: str) -> None:
     expected = losses(bench_on("cpu", optimizer=optimizer))
     assert expected[0] - expected[-1] > 0.2  # the updates have an effect
@@ -159,8 +158,7 @@ def test_prefetched_batches_are_pinned_and_arrive_unchanged(device: str) -> None
         assert torch.equal(found.targets.cpu(), expected.targets)
 
 
-@pytest.mark.parametrize("tie", [True, False])
-@pytest.mark.parametrize("dtype", ["fp32", *HALF])
+@pytest.mark.parametrize(("dtype", "tie"), [("fp32", True), ("bf16", True), ("fp16", False)])
 def test_graphs_train_as_the_cpu_does(dtype: str, tie: bool, device: str) -> None:
     """With sequences of two lengths, each with graphs of its own."""
     config = small(width=64, ffn_width=128, context=32, tie=tie)
@@ -241,8 +239,7 @@ def test_a_resumed_run_on_the_device_continues_exactly(
 
 
 @pytest.mark.timeout(900)  # the C++ compiler of a busy machine takes minutes
-@pytest.mark.parametrize("checkpointed", [False, True])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("dtype", "checkpointed"), [("fp32", True), ("bf16", False)])
 def test_compiled_blocks_have_the_gradients_of_the_cpu(dtype: str, checkpointed: bool, device: str) -> None:
     model = randomised(build_model(CONFIG)).train()
     expected = loss_and_gradients(copy.deepcopy(model), "cpu", "fp32")

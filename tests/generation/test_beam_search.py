@@ -56,15 +56,6 @@ def test_beam_search_finds_the_target_and_score_of_the_reference(beams: int) -> 
             assert target.score == pytest.approx(score, abs=1e-5)
 
 
-def test_a_beam_as_wide_as_all_targets_finds_the_best() -> None:
-    model = translator(1)
-    found = beam_search(model, SOURCES[:2], END, BeamSearchConfig(V**3, 0.8), 3)
-    for source, target in zip(SOURCES, found, strict=False):
-        tokens, score = reference_parts.best_sequence_by_enumeration(LogProbabilities(model, source), END, END, 3, 0.8)
-        assert [*target.tokens, END] == tokens
-        assert target.score == pytest.approx(score, abs=1e-5)
-
-
 def test_targets_do_not_depend_on_the_order_and_number_of_sources() -> None:
     model = translator(1)
     batched = beam_search(model, SOURCES, END, BeamSearchConfig(3), MAX_TOKENS)

@@ -89,7 +89,7 @@ def test_weights_stored_by_columns_are_stored_by_rows_afterwards(int8: bool) -> 
 
 
 @pytest.mark.usefixtures("small_matrices_count_as_large")
-def test_a_large_tied_output_layer_is_prepacked_where_onednn_is_faster_and_the_embedding_is_not(
+def test_a_large_tied_output_layer_is_prepacked_where_onednn_is_faster_or_quantized_and_the_embedding_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for preferred in {onednn.is_available(), False}:
@@ -98,12 +98,7 @@ def test_a_large_tied_output_layer_is_prepacked_where_onednn_is_faster_and_the_e
         fuse_model(model)
         assert ("output" in prepacked(model)) == preferred and type(model.output) is Linear
         assert model.embedding.weight.shape == (13, 16) and not model.embedding.weight.is_mkldnn
-
-
-@pytest.mark.usefixtures("small_matrices_count_as_large")
-def test_a_large_output_layer_is_quantized_though_the_embedding_is_not() -> None:
-    model = randomised(build_model(small()))
-    exact = randomised(build_model(small()))
+    model, exact = (randomised(build_model(small())) for _ in range(2))
     fuse_model(model, int8=True)
     assert type(model.output) is Int8Linear and model.embedding.weight.dtype == torch.float32
     hidden = torch.randn(3, 16)

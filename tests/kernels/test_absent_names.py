@@ -11,14 +11,7 @@ WITHOUT_PRIVATE_NAMES = """
 import sys
 import torch
 
-class NamespaceWithout:
-    def __init__(self, namespace, *names):
-        self.namespace, self.names = namespace, names
-
-    def __getattr__(self, name):
-        if name in self.names:
-            raise AttributeError(name)
-        return getattr(self.namespace, name)
+from tests.kernels.absent import NamespaceWithout
 
 torch.ops.mkldnn = NamespaceWithout(torch.ops.mkldnn, "_linear_pointwise", "_reorder_linear_weight")
 torch.ops.aten = NamespaceWithout(torch.ops.aten, "_weight_int8pack_mm", "native_layer_norm_backward")
@@ -33,7 +26,8 @@ main()
 """
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_models_are_trained_and_sampled_without_the_private_names(dtype: str, tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text(story(3000))
     train = f"train corpus.txt --out run --quiet --steps 2 --dropout 0.1 --dtype {dtype}".split()

@@ -71,6 +71,7 @@ def test_the_oldest_turns_are_dropped_and_the_system_message_is_kept(loaded: tup
 
 def test_a_question_longer_than_the_context_changes_nothing(loaded: tuple[Any, tinylm.Model]) -> None:
     _, model = loaded
+    assert model.chat_format().end_token == "</s>"
     session = ChatSession(model, model.chat_format(), GREEDY)
     with pytest.raises(UsageError, match=f"the context of {CONTEXT}"):
         session.ask("a b c d " * 50)
@@ -86,14 +87,6 @@ def test_an_answer_that_is_left_early_is_kept_as_far_as_it_was_read(loaded: tupl
     assert session.messages == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": first}]
 
 
-def test_the_end_token_of_the_template_ends_an_answer(loaded: tuple[Any, tinylm.Model]) -> None:
-    _, model = loaded
-    assert model.chat_format().end_token == "</s>"
-
-
-def test_a_model_without_a_template_says_what_to_give(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("no joy, no joy; no bed\n" * 60)
-    sizes = {"layers": 1, "heads": 2, "width": 16, "context": 16, "batch_size": 4, "steps": 1}
-    trained = tinylm.train(tmp_path / "text.txt", tmp_path / "run", **sizes)
+def test_a_model_without_a_template_says_what_to_give(run: Path) -> None:
     with pytest.raises(UsageError, match="chat_template"):
-        tinylm.load(trained.run).chat_format()
+        tinylm.load(run).chat_format()

@@ -10,8 +10,6 @@ from tests.shell import story
 from tinylm.errors import UsageError
 from tinylm.memorisation import MemorisationConfig, draw_passages, measure_copied
 
-CONFIG = MemorisationConfig(num_samples=3, sample_length=10, prefix_length=4, min_match=5)
-
 
 @given(st.lists(st.text("abc", min_size=1, max_size=60), min_size=1, max_size=5), st.integers(0, 3))
 def test_passages_are_drawn_from_the_parts_of_all_documents(texts: list[str], seed: int) -> None:
@@ -55,14 +53,11 @@ def test_shares_are_those_of_each_source_with_an_interval_over_its_texts() -> No
     assert list(record["matches"][0]) == ["sample", "characters", "text", "name", "line", "character"]
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
+def test_values_out_of_range_are_errors() -> None:
+    for settings, message in (
         ({"min_match": 501}, "`min_match` is 501; it must be at most `sample_length`, 500"),
         ({"min_match": 4}, "`min_match` is 4; it must be from 5"),
         ({"num_samples": 0}, "`num_samples` is 0"),
-    ],
-)
-def test_values_out_of_range_are_errors(settings: dict[str, int], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        MemorisationConfig(**settings)
+    ):
+        with pytest.raises(UsageError, match=message):
+            MemorisationConfig(**settings)

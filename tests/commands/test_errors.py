@@ -413,6 +413,10 @@ ERRORS: dict[str, list[Row]] = {
         ("runs --filter 'name<b'", 2, "compares name by < ... text"),
         ("runs --filter 'age>soon'", 2, "age, a duration ... 'soon' is not a length of time"),
     ],
+    "report": [
+        ("report absent", 2, "absent"),
+        ("report {run} --out photos", 1, "Cannot write"),
+    ],
     "compare": [
         ("compare {run} absent sea.txt", 2, "There is no run at absent"),
         ("compare {run} {run} absent.txt", 2, "'absent.txt'"),

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,21 +88,17 @@ NOT_SETTINGS = {"quiet", "json", "config", "debug", "dry_run", "report", "log_to
 NOT_SETTINGS |= {"out", "model", "resume", "corpus", "ctx"}
 
 
-@pytest.mark.parametrize(
-    ("command", "settings", "defaults"),
-    [
+def test_settings_have_the_names_and_defaults_of_the_options() -> None:
+    adapters = {**DEFAULTS, "dropout": 0.0}
+    for command, settings, defaults in (
         (train, TrainSettings, DEFAULTS),
-        (finetune_lora, LoRASettings, {**DEFAULTS, "dropout": 0.0}),
-        (finetune_adapter, AdapterSettings, {**DEFAULTS, "dropout": 0.0}),
-    ],
-)
-def test_settings_have_the_names_and_defaults_of_the_options(
-    command: Callable[..., None], settings: Any, defaults: dict[str, Any]
-) -> None:
-    options = {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
-    options = {name: default for name, default in options.items() if name not in NOT_SETTINGS}
-    assert set(typing.get_type_hints(settings)) == set(options)
-    assert {name: defaults.get(name) for name in options} == options
+        (finetune_lora, LoRASettings, adapters),
+        (finetune_adapter, AdapterSettings, adapters),
+    ):
+        options = {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
+        options = {name: default for name, default in options.items() if name not in NOT_SETTINGS}
+        assert set(typing.get_type_hints(settings)) == set(options)
+        assert {name: defaults.get(name) for name in options} == options
 
 
 # Training
@@ -137,30 +133,23 @@ def test_the_same_seed_gives_the_weights_of_the_command(here: Path) -> None:
     assert same[0]["training"] == same[1]["training"] and same[0]["model"] == same[1]["model"]
 
 
-def test_callbacks_receive_every_event() -> None:
-    events: list[Event] = []
-    steps: list[int] = []
-    trained(callbacks=[events.append, lambda event: isinstance(event, Stepped) and steps.append(event.step)])
-    kinds = [type(event) for event in events]
-    assert kinds[:2] == [Planned, Started]
-    assert kinds.count(Stepped) == 6
-    assert [event.step for event in events if isinstance(event, Logged)] == [2, 4, 6]
-    assert [event.step for event in events if isinstance(event, Evaluated)] == [0, 3, 6]
-    assert steps == [1, 2, 3, 4, 5, 6]
-    planned, started = events[0], events[1]
-    assert isinstance(planned, Planned) and isinstance(started, Started)
-    assert planned.plan.steps == 6
-    assert planned.parameters == sum(parameter.numel() for parameter in started.model.parameters())
-
-
-def test_nothing_is_printed_and_the_default_directory_is_named_after_the_first_file(
+def test_callbacks_receive_every_event_and_nothing_is_printed(
     here: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    events: list[Event] = []
+    steps: list[int] = []
+    callbacks = [events.append, lambda event: isinstance(event, Stepped) and steps.append(event.step)]
     with caplog.at_level(logging.INFO, "tinylm"):
-        result = tinylm.train([here / "one.txt", "two.txt"], steps=1, **TINY)
-    assert result.run == Path("checkpoints/one")
+        result = tinylm.train([here / "one.txt", "two.txt"], **TINY, steps=4, eval_every=2, callbacks=callbacks)
+    assert result.run == Path("checkpoints/one")  # named after the first file
     assert capfd.readouterr() == ("", "")
     assert any("On cpu" in record.message for record in caplog.records if record.levelno == logging.INFO)
+    planned, started, *_ = events
+    assert isinstance(planned, Planned) and isinstance(started, Started)
+    assert planned.plan.steps == 4 and steps == [1, 2, 3, 4]
+    assert planned.parameters == sum(parameter.numel() for parameter in started.model.parameters())
+    assert [event.step for event in events if isinstance(event, Evaluated)] == [0, 2, 4]
+    assert [event.step for event in events if isinstance(event, Logged)] == result.history.training["step"]
 
 
 def test_a_result_loads_its_best_weights(here: Path) -> None:
@@ -175,16 +164,6 @@ def test_a_result_loads_its_best_weights(here: Path) -> None:
     tinylm.finetune_lora("one.txt", "run", "lora", steps=1)
     lines = repr(tinylm.load("run", adapters=["lora=0.5"], quantize="int8")).splitlines()
     assert lines[1:] == ["      char tokenizer, 28 ids; cpu in fp32, int8 weights;", "      adapter 'lora', scale 0.5)"]
-
-
-def test_resuming_gives_the_weights_of_an_uninterrupted_run(here: Path) -> None:
-    """With settings that do not depend on the length of the run, which changes."""
-    trained("whole", schedule="constant", mtp_weight=0.0, steps=6, dropout=0.1)
-    trained("parts", schedule="constant", mtp_weight=0.0, steps=3, dropout=0.1)
-    result = tinylm.train(resume="parts", steps=6)
-    assert result.step == 6
-    assert result.history.validation["step"] == [0, 3, 6]
-    assert same_tensors(here / "whole/last/model.safetensors", here / "parts/last/model.safetensors")
 
 
 def test_a_resumed_run_measures_memory_before_it_loads_its_save_and_refuses_what_does_not_fit(
@@ -237,14 +216,6 @@ def test_an_error_names_the_setting_and_writes_no_file(here: Path) -> None:
 # Ctrl-C
 
 
-def interrupt_at(step: int) -> Callable[[Event], None]:
-    def callback(event: Event) -> None:
-        if isinstance(event, Stepped) and event.step == step:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return callback
-
-
 @pytest.fixture
 def foreground() -> Iterator[None]:
     """Ctrl-C raises KeyboardInterrupt, as in a process of a terminal, whatever the tests run in."""
@@ -254,9 +225,13 @@ def foreground() -> Iterator[None]:
     signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
 
 
+def interrupt(event: Event) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_ctrl_c_saves_and_returns_a_result_and_the_run_can_be_resumed(foreground: None) -> None:
     before = signal.getsignal(signal.SIGINT)
-    result = trained(steps=50, callbacks=[interrupt_at(4)])
+    result = trained(steps=50, callbacks=[lambda e: isinstance(e, Stepped) and e.step == 4 and interrupt(e)])
     assert (result.stopped_by, result.step, result.signal_number) == ("signal", 4, signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) == before
     assert tinylm.train(resume="run", steps=8).stopped_by == "steps"
@@ -264,13 +239,8 @@ def test_ctrl_c_saves_and_returns_a_result_and_the_run_can_be_resumed(foreground
 
 def test_ctrl_c_before_the_first_save_raises_and_leaves_no_files(here: Path, foreground: None) -> None:
     before = snapshot(here)
-
-    def interrupt(event: Event) -> None:
-        if isinstance(event, Started):
-            os.kill(os.getpid(), signal.SIGINT)
-
     with pytest.raises(KeyboardInterrupt):
-        trained(callbacks=[interrupt])
+        trained(callbacks=[lambda event: isinstance(event, Started) and interrupt(event)])
     assert snapshot(here) == before
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tests.machines import write_profile
-from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, same_tensors, snapshot, story, tinylm
+from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
 from tinylm.errors import TinyLMError
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights
@@ -233,13 +233,6 @@ def test_a_forged_run_is_an_error_of_the_commands_that_read_the_forged_part(
     assert ("good", "model") in {(row["name"], row["kind"]) for row in records(run_ok("runs", "--json"))}
 
 
-def test_weights_that_overflow_cause_no_internal_error(bad: Path) -> None:
-    resave(bad, lambda tensors: [tensor.fill_(3e38) for tensor in tensors.values()])
-    for words in COMMANDS.values():
-        result = tinylm(*words, stdin=story(300))
-        assert result.exit_code in (0, 1, 3) and "Internal error" not in result.output, result.output
-
-
 def test_a_damaged_token_file_of_the_training_text_leaves_out_the_baseline_that_reads_it(bad: Path) -> None:
     divide_tokens(bad)
     file = bad / "tokens" / "train.bin"
@@ -361,7 +354,6 @@ TENSORS: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "scalar": (lambda t: t.update({NORM: torch.tensor(1.0)}), "norm.weight is torch.float32 (), not"),
     "half": (lambda t: t.update({NORM: t[NORM].half()}), "norm.weight is torch.float16 (16,), not"),
     "integer": (lambda t: t.update({NORM: t[NORM].long()}), "norm.weight is I64, and weights are"),
-    "complex": (lambda t: t.update({NORM: t[NORM].to(torch.complex64)}), "norm.weight is C64, and weights are"),
     "infinite": (lambda t: t.update({NORM: t[NORM] / 0}), "norm.weight has values that are not finite numbers"),
 }
 METADATA = (
@@ -382,19 +374,15 @@ def test_tensors_and_metadata_that_do_not_fit_the_configuration_are_an_error(pip
 
 
 MOMENTUM = "layers.0.attention.q_proj.weight/momentum_buffer"
-OPTIMIZERS: dict[str, Callable[[Tensors], object]] = {
-    "of another optimizer": lambda t: t.update({"norm.weight/momentum_buffer": torch.zeros(16)}),
-    "misshaped": lambda t: t.update({MOMENTUM: torch.zeros(3, 3)}),
-    "half": lambda t: t.update({MOMENTUM: t[MOMENTUM].half()}),
-    "without step": lambda t: t.pop("norm.weight/step"),
-    "integer, which is damaged": lambda t: t.update({MOMENTUM: t[MOMENTUM].int()}),
-}
 
 
-def test_an_optimizer_state_that_does_not_fit_is_an_error(piped: Path, here: Path) -> None:
-    for name, change in OPTIMIZERS.items():
-        change_optimizer(bad := copied(piped, here / name), change)
-        message = "damaged" if "damaged" in name else "The saved optimizer does not fit the model"
+def test_an_optimizer_state_that_does_not_fit_is_an_error(bad: Path) -> None:
+    for change, message in (
+        ({f"{NORM}/momentum_buffer": torch.zeros(16)}, "The saved optimizer does not fit the model"),
+        ({MOMENTUM: torch.zeros(16, 16).half()}, "The saved optimizer does not fit the model"),
+        ({f"{NORM}/momentum_buffer": torch.zeros(16).int()}, "optimizer.safetensors is damaged"),
+    ):
+        change_optimizer(bad, lambda tensors: tensors.update(change))  # noqa: B023
         assert_error(tinylm("train", "--resume", bad, "--steps", 9), 1, message, sentences=3)
 
 
@@ -444,16 +432,6 @@ def test_an_invalid_line_of_metrics_is_skipped_and_too_many_lines_are_an_error(
     assert_error(tinylm("info", bad), 1, "has more than 1000 lines")
 
 
-def test_one_process_resumes_a_save_of_several_ranks(bad: Path, here: Path) -> None:
-    whole = copied(bad, here / "checkpoints" / "whole")
-    divide_last(bad, 3)
-    for run in (bad, whole):
-        run_ok("train", "--resume", run, "--steps", 9)
-        assert RunDirectory(run).load_last(read_config(run)).state["step"] == 9
-    for name in ("model", "optimizer"):
-        assert same_tensors(bad / f"last/{name}.safetensors", whole / f"last/{name}.safetensors")
-
-
 # Adapters
 
 
@@ -476,15 +454,3 @@ def test_the_base_of_an_adapter_is_found_by_its_digest_and_not_by_its_recorded_p
     write_weights(file, read_tensors([file]), read_config(moved), header.step, header.val_loss)
     run_ok("merge-lora", moved, "--out", "merged")
     assert read_config(here / "merged").merged_steps[0] == read_weights(run, read_config(run)).step
-
-
-def test_adapter_tensors_that_do_not_fit_are_an_error(adapter: Path, run: Path, here: Path) -> None:
-    copied(run, here / "checkpoints" / "run")
-    lora = copied(adapter, here / "checkpoints" / "lora")
-    weights = read_weights(lora, read_config(lora))
-    first, tensor = min(weights.tensors.items())
-    for change in ({"more": torch.zeros(2)}, {first: torch.full_like(tensor, torch.inf)}):
-        file = lora / "adapter.safetensors"
-        write_weights(file, weights.tensors | change, weights.config, weights.step, weights.val_loss)
-        for command in (("sample", "--adapter", lora, "-n", 2), ("merge-lora", lora, "--out", "merged")):
-            assert_error(tinylm(*command), 1, "lora", sentences=3)

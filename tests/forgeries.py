@@ -13,40 +13,12 @@ Layout = dict[str, Any]
 NESTED = "NESTED"  # stands for brackets, which json.dumps cannot nest deeply enough
 
 ODD: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1.5,
-    1e308,
-    float("inf"),
-    2**31 - 1,
-    2**32 - 1,
-    2**32,
-    2**63,
-    2**64,
-    10**400,
-    "",
-    " ",
-    "x" * 1_000_000,
-    "\0",
-    "\ud800",
-    "\u202e\u0301",
-    "\U0010ffff",
-    "Precompiled",
-    "Sequence",
-    "ByteLevel",
-    [],
-    {},
-    [[]],
-    {"": {}},
-    {"type": "Sequence"},
-    {"Regex": "(a+)+$"},
-    {"String": ""},
-    [None] * 1000,
-    {"x": NESTED},
-    NESTED,
+    *(None, True, False, 0, -1, 1.5, 1e308, float("inf")),
+    *(2**31 - 1, 2**32 - 1, 2**32, 2**63, 2**64, 10**400),
+    *("", " ", "x" * 1_000_000, "\0", "\ud800", "\u202e\u0301", "\U0010ffff"),
+    *("Precompiled", "Sequence", "ByteLevel"),
+    *([], {}, [[]], {"": {}}, {"type": "Sequence"}, {"Regex": "(a+)+$"}, {"String": ""}, [None] * 1000),
+    *({"x": NESTED}, NESTED),
 )
 
 
@@ -215,26 +187,19 @@ def _swap(forged: Layout, rng: random.Random) -> None:
 
 def _drop(forged: Layout, rng: random.Random) -> None:
     container, key = _place(forged, rng)
-    container.pop(key, None) if isinstance(container, dict) else container.pop(key)
+    del container[key]
 
 
 def _move(forged: Layout, rng: random.Random) -> None:
     """Replace a part of the file by a copy of another part."""
     (container, key), (other, source) = _place(forged, rng), _place(forged, rng)
-    container[key] = (
-        copy.deepcopy(other[source]) if isinstance(other, (dict, list)) and source in _keys(other) else None
-    )
-
-
-def _keys(container: Any) -> Any:
-    return container if isinstance(container, dict) else range(len(container))
+    container[key] = copy.deepcopy(other[source])
 
 
 def _add_key(forged: Layout, rng: random.Random) -> None:
     containers = [forged, *(c[k] for c, k in _places(forged) if isinstance(c[k], dict))]
-    rng.choice(containers)[rng.choice(("extra", "type", "pattern", "content", "vocab", "stop", "length"))] = rng.choice(
-        ODD
-    )
+    key = rng.choice(("extra", "type", "pattern", "content", "vocab", "stop", "length"))
+    rng.choice(containers)[key] = rng.choice(ODD)
 
 
 def _swap_flag(forged: Layout, rng: random.Random) -> None:
@@ -244,8 +209,12 @@ def _swap_flag(forged: Layout, rng: random.Random) -> None:
         container[key] = not container[key]
 
 
+def _model_part(forged: Layout, name: str) -> Any:
+    return forged["model"].get(name) if isinstance(forged.get("model"), dict) else None
+
+
 def _swap_ids(forged: Layout, rng: random.Random) -> None:
-    vocabulary = forged.get("model", {}).get("vocab") if isinstance(forged.get("model"), dict) else None
+    vocabulary = _model_part(forged, "vocab")
     if isinstance(vocabulary, dict) and len(vocabulary) > 1:
         for _ in range(rng.choice((1, 100))):
             one, two = rng.sample(sorted(vocabulary, key=str), 2)
@@ -253,7 +222,7 @@ def _swap_ids(forged: Layout, rng: random.Random) -> None:
 
 
 def _shuffle_merges(forged: Layout, rng: random.Random) -> None:
-    merges = forged.get("model", {}).get("merges") if isinstance(forged.get("model"), dict) else None
+    merges = _model_part(forged, "merges")
     if isinstance(merges, list):
         rng.shuffle(merges)
         del merges[rng.randrange(len(merges) + 1) :]
@@ -265,19 +234,8 @@ def _mix_steps(forged: Layout, rng: random.Random) -> None:
     forged[part] = copy.deepcopy(rng.choice(list(published().values()))[part])
 
 
-Mutation = Callable[[Layout, random.Random], None]
-MUTATIONS: tuple[Mutation, ...] = (
-    _swap,
-    _swap,
-    _swap,
-    _drop,
-    _move,
-    _add_key,
-    _swap_flag,
-    _swap_ids,
-    _shuffle_merges,
-    _mix_steps,
-    _mix_steps,
+MUTATIONS: tuple[Callable[[Layout, random.Random], None], ...] = (
+    *(_swap, _swap, _swap, _drop, _move, _add_key, _swap_flag, _swap_ids, _shuffle_merges, _mix_steps, _mix_steps),
 )
 
 
@@ -285,8 +243,5 @@ def _damaged(text: str, rng: random.Random) -> str:
     """Truncate the text, or change, double or remove a character."""
     place = rng.randrange(max(1, len(text)))
     rest = text[place + 1 :]
-    return (
-        text[:place]
-        + rng.choice(("", rng.choice('{}[]",:0e\\'), "\0", text[place : place + 1] * 2))
-        + rng.choice((rest, rest, rest, ""))
-    )
+    new = rng.choice(("", rng.choice('{}[]",:0e\\'), "\0", text[place : place + 1] * 2))
+    return text[:place] + new + rng.choice((rest, rest, rest, ""))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tinylm.errors import TinyLMError
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.corpus import Stream, find_corpus
 from tinylm.text.corpus_encoding import SplitCorpus, split_corpus
 from tinylm.text.pairs import PairCorpus
@@ -25,10 +25,10 @@ def write_file(path: Path, content: bytes | str) -> Path:
     return path
 
 
-def unreported(
-    function: Callable[..., object], rows: Iterable[tuple[Any, ...]], error: type[TinyLMError] = TinyLMError
-) -> list[str]:
-    """For each row of arguments and a pattern: what the function did if it raised no error with the pattern."""
+def require_errors(
+    function: Callable[..., object], rows: Iterable[tuple[Any, ...]], error: type[TinyLMError] = UsageError
+) -> None:
+    """For each row of arguments and a pattern, the function must raise an error with this pattern."""
     wrong = []
     for *arguments, pattern in rows:
         try:
@@ -36,7 +36,7 @@ def unreported(
         except error as raised:
             if not re.search(pattern, str(raised)):
                 wrong.append(f"{pattern}: {raised}")
-    return wrong
+    assert not wrong, "\n".join(wrong)
 
 
 def documents_of(stream: Stream) -> list[str]:

@@ -1,4 +1,4 @@
-"""Batches of windows, compared with slices of the token ids."""
+"""Batches of windows, compared with slices of the token ids; masking, compared with the shares of Devlin et al."""
 
 from collections import Counter
 from itertools import pairwise
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tinylm.errors import TinyLMError
 from tinylm.text.batches import Batch, Windows, evaluation_batches
+from tinylm.text.token_masking import MaskedWindows, mask_tokens, masked_evaluation_batches
 
 # Training windows.
 
@@ -45,14 +46,6 @@ def test_the_target_of_a_token_is_the_next_token() -> None:
         assert ids[1:] == targets[:-1]
 
 
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=8))
-def test_a_batch_depends_only_on_seed_and_number(numbers: list[int]) -> None:
-    tokens = np.arange(100, dtype=np.uint8)
-    visited = Windows(tokens, 6, 4, seed=3)
-    for number in numbers:
-        assert torch.equal(visited.batch(number).ids, Windows(tokens, 6, 4, seed=3).batch(number).ids)
-
-
 def test_epochs_and_seeds_differ_in_offset_and_order() -> None:
     tokens = np.arange(1000, dtype=np.uint16)
     windows = Windows(tokens, 10, 98, seed=0)
@@ -62,6 +55,8 @@ def test_epochs_and_seeds_differ_in_offset_and_order() -> None:
     orders = {tuple((epoch[:, 0] - epoch.min()).tolist()) for epoch in epochs}
     assert len(orders) == 6
     assert not torch.equal(Windows(tokens, 10, 98, seed=1).batch(0).ids, epochs[0])
+    again = Windows(tokens, 10, 98, seed=0)  # a batch depends only on the seed and its number
+    assert all(torch.equal(again.batch(n).ids, epochs[n]) for n in (4, 0, 2))
 
 
 def test_batches_of_a_text_beyond_memory_are_found_by_their_number() -> None:
@@ -150,10 +145,59 @@ def test_micro_batches_contain_the_batch_in_order(size: int, rows: int, masked: 
         assert torch.equal(torch.cat([part.mask for part in parts if part.mask is not None]), batch.mask)
 
 
-@pytest.mark.parametrize("masked", [True, False])
-def test_all_tensors_of_a_batch_move_to_a_device(masked: bool) -> None:
+def test_all_tensors_of_a_batch_move_to_a_device() -> None:
     ids = torch.arange(6).reshape(2, 3)
-    moved = Batch(ids, ids + 1, ids > 2 if masked else None).to(torch.device("meta"))
-    assert moved.ids.is_meta
-    assert moved.targets.is_meta
-    assert (moved.mask is not None and moved.mask.is_meta) == masked
+    moved = Batch(ids, ids + 1, ids > 2).to(torch.device("meta"))
+    assert moved.mask is not None and moved.ids.is_meta and moved.targets.is_meta and moved.mask.is_meta
+    assert Batch(ids, ids + 1).to(torch.device("meta")).mask is None
+
+
+# Masking.
+
+MASK, V = 50, 51
+TOKENS = np.random.default_rng(0).integers(1, MASK, 3000).astype(np.uint8)
+
+
+def test_15_percent_are_targets_of_which_80_percent_are_masked_and_10_percent_random() -> None:
+    ids = np.full(400_000, 7)
+    inputs, selected = mask_tokens(ids, np.random.default_rng(1), MASK, V)
+    assert selected.mean() == pytest.approx(0.15, abs=0.003)
+    replaced = inputs[selected]
+    assert (replaced == MASK).mean() == pytest.approx(0.8 + 0.1 / V, abs=0.005)
+    assert (replaced == 7).mean() == pytest.approx(0.1 + 0.1 / V, abs=0.005)
+    others = np.bincount(replaced[(replaced != MASK) & (replaced != 7)], minlength=V)
+    assert (others[np.arange(V) != 7][:-1] > 50).all()  # about 117 of each other token
+    assert (inputs[~selected] == 7).all()
+
+
+def test_there_is_always_a_target() -> None:
+    for seed in range(50):
+        assert mask_tokens(np.array([[3]]), np.random.default_rng(seed), MASK, V)[1].all()
+
+
+def test_the_targets_are_the_text_and_the_masks_differ_between_epochs() -> None:
+    windows = MaskedWindows(TOKENS, 16, 4, seed=3, mask_id=MASK, vocab_size=V)
+    plain = Windows(TOKENS, 16, 4, seed=3)
+    for number in (0, 7, 1000):
+        batch = windows.batch(number)
+        assert batch.mask is not None
+        assert torch.equal(batch.targets, plain.batch(number).ids)
+        assert torch.equal(batch.ids[~batch.mask], batch.targets[~batch.mask])
+        again = MaskedWindows(TOKENS, 16, 4, seed=3, mask_id=MASK, vocab_size=V).batch(number)
+        assert torch.equal(batch.ids, again.ids) and torch.equal(batch.mask, again.mask)
+    next_epoch = plain.windows_per_epoch // 4 * 4
+    assert not torch.equal(windows.batch(0).mask, windows.batch(next_epoch).mask)
+
+
+def test_evaluation_masks_do_not_depend_on_the_batch_size() -> None:
+    def flat(rows: int) -> list[tuple[list[int], list[int], list[bool]]]:
+        batches = masked_evaluation_batches(TOKENS, 16, rows, MASK, V)
+        return [
+            (ids.tolist(), targets.tolist(), mask.tolist())
+            for batch in batches
+            for ids, targets, mask in zip(batch.ids, batch.targets, batch.mask, strict=True)
+        ]
+
+    expected = [row.tolist() for batch in evaluation_batches(TOKENS, 16, 1) for row in batch.ids]
+    assert [targets for _, targets, _ in flat(7)] == expected
+    assert flat(1) == flat(3) == flat(7) == flat(100)

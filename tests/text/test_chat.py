@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.text.corpora import unreported
+from tests.text.corpora import require_errors
 from tests.text.templates import messages
-from tinylm.errors import UsageError
 from tinylm.text.chat import Conversation, parse_conversation, read_conversations
 from tinylm.text.format_detection import is_chat
 
@@ -153,10 +152,7 @@ def test_a_malformed_line_is_an_error_with_file_and_line(tmp_path: Path) -> None
         return list(read_conversations(file, "utf-8"))
 
     rows = [("{'messages': []}", "invalid JSON"), *((json.dumps(record), words) for record, words in MALFORMED)]
-    wrong = unreported(
-        read, [(line, f"chat.jsonl, line 3[:,] .*{re.escape(words)}") for line, words in rows], UsageError
-    )
-    assert not wrong, "\n".join(wrong)
+    require_errors(read, [(line, f"chat.jsonl, line 3[:,] .*{re.escape(words)}") for line, words in rows])
 
 
 def test_compressed_files_and_json_arrays_are_read_as_lines_are(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.text.corpora import documents_of, unreported, write_file
+from tests.text.corpora import documents_of, require_errors, write_file
 from tests.text.templates import CONVERSATIONS
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import LogReporter
@@ -211,8 +211,7 @@ def test_settings_that_do_not_fit_the_text_are_refused_unless_they_are_ignorable
         (text, {"train_on": "all"}, "`train_on` is for conversations, and the text has none"),
         (text, {"chat_template": "chatml"}, "`chat_template` is for conversations, and the text has none"),
     ]
-    wrong = unreported(lambda file, settings: loaded(tmp_path, file, **settings), rows, UsageError)
-    assert not wrong, "\n".join(wrong)
+    require_errors(lambda file, settings: loaded(tmp_path, file, **settings), rows)
     for setting in ({"train_on": "all"}, {"chat_template": "chatml"}):
         assert loaded(tmp_path, text, **setting, ignorable=frozenset(setting)).corpus.kind == "text"
     assert loaded(tmp_path, chats, text_key="prompt").corpus.kind == "text"
@@ -240,8 +239,7 @@ def test_a_template_is_chatml_or_a_file(tmp_path: Path) -> None:
         (str(tmp_path / "b"), "is not UTF-8"),
         (str(write_file(tmp_path / "long", "x" * 200_000)), "is longer than"),
     ]
-    wrong = unreported(read_template, rows, UsageError)
-    assert not wrong, "\n".join(wrong)
+    require_errors(read_template, rows)
 
 
 def test_the_special_tokens_of_a_template_are_those_that_it_writes() -> None:

@@ -10,7 +10,7 @@ import gigatoken
 import numpy as np
 import pytest
 
-from tests.text.corpora import TEXT, documents_of, split_of, unreported, write_file
+from tests.text.corpora import TEXT, documents_of, require_errors, split_of, write_file
 from tinylm.cache_directory import cache_root
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.corpus import find_corpus
@@ -105,8 +105,7 @@ def test_a_fraction_or_a_text_that_leaves_nothing_is_refused(corpus: Path, tmp_p
         (empty, None, 0.1, r"empty\.txt contains no text"),
         (corpus, empty, 0.1, r"empty\.txt contains no text"),
     ]
-    wrong = unreported(lambda file, val, fraction: split_of(file, val=val, fraction=fraction), rows, UsageError)
-    assert not wrong, "\n".join(wrong)
+    require_errors(lambda file, val, fraction: split_of(file, val=val, fraction=fraction), rows)
 
 
 # Encoding.
@@ -153,8 +152,7 @@ def test_a_text_that_is_too_short_is_refused_by_its_name(corpus: Path, tmp_path:
             split_of(write_file(tmp_path / "short.txt", text), fraction=fraction), train_char("abcdefgh")
         )
 
-    wrong = unreported(encode, [(*row, rf"short\.txt {words}") for *row, words in rows], UsageError)
-    assert not wrong, "\n".join(wrong)
+    require_errors(encode, [(*row, rf"short\.txt {words}") for *row, words in rows])
     tokens, _ = encode("abcde", 0.4)
     assert (tokens.train.tolist(), tokens.val.tolist()) == ([1, 2, 3], [4, 5])
     split = split_of(corpus, val=write_file(tmp_path / "val.txt", "T"))

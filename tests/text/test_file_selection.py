@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.text.corpora import read_documents, unreported, write_file
+from tests.text.corpora import read_documents, require_errors, write_file
 from tinylm.errors import UsageError
 from tinylm.text.corpus import Corpus, find_corpus
 from tinylm.text.file_selection import describe_skipped
@@ -105,8 +105,7 @@ def test_an_error_about_a_named_binary_file_gives_its_type(tmp_path: Path) -> No
         (png, "latin-1", r"x\.png is a PNG image, not text\. Leave it out"),
         (unknown, "utf-8", rf"x\.bin is not valid UTF-8 \(byte 0xFE at offset 0\)\. {advice}\."),
     ]
-    wrong = unreported(lambda file, encoding: read_documents(file, encoding=encoding), rows, UsageError)
-    assert not wrong, "\n".join(wrong)
+    require_errors(lambda file, encoding: read_documents(file, encoding=encoding), rows)
 
 
 def test_a_pattern_is_expanded_in_sorted_order_unless_a_file_has_that_name(tmp_path: Path) -> None:
@@ -155,6 +154,5 @@ def test_a_single_json_object_and_an_unknown_format_are_refused(tmp_path: Path) 
         ("auto", r'a\.json is a single JSON object.*`format="text"`'),
         *((f, formats) for f in ("chats", "csv", "")),
     ]
-    wrong = unreported(lambda format: read_documents(file, format=format), rows, UsageError)
-    assert not wrong, "\n".join(wrong)
+    require_errors(lambda format: read_documents(file, format=format), rows)
     assert read_documents(file, format="text") == [text]

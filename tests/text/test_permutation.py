@@ -41,39 +41,25 @@ def test_any_item_of_a_range_beyond_memory_is_computed_alone(n: int, seed: int, 
     assert [int(permutation(indices[i : i + 1])[0]) for i in range(len(indices))] == values.tolist()
 
 
-@pytest.mark.parametrize("n", [10, 1000, 65_537])
-def test_keys_give_different_orders(n: int) -> None:
-    orders = {order(n, seed, epoch).tobytes() for seed in range(20) for epoch in range(20)}
-    assert len(orders) == 400
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5])
+@pytest.mark.parametrize("n", [2, 5])
 def test_all_orders_of_a_few_items_are_equally_frequent(n: int) -> None:
     found = Counter(tuple(order(n, seed, 0).tolist()) for seed in range(120 * 24))
     counts = np.array([found[each] for each in itertools.permutations(range(n))])
     assert abs(deviation(counts, counts.size - 1)) < MAX_DEVIATION
 
 
-@pytest.mark.parametrize("n", [11, 64, 100])
-def test_each_item_is_equally_frequent_at_each_position(n: int) -> None:
-    counts = np.zeros((n, n))
-    for seed in range(3000):
-        counts[np.arange(n), order(n, seed, 1)] += 1
-    assert abs(deviation(counts, (n - 1) ** 2)) < MAX_DEVIATION
-
-
 @pytest.mark.parametrize("n", [99_856, 100_000, 131_072])
-@pytest.mark.parametrize("lag", [1, 2, 316, 317, 1024])
-def test_the_order_of_many_items_has_no_visible_structure(n: int, lag: int) -> None:
+def test_the_order_of_many_items_has_no_visible_structure(n: int) -> None:
     """The correlation of items at a distance, and the distances of those that were neighbours in the range."""
     values = order(n, 5, 0)
-    correlation = float(np.corrcoef(values[:-lag], values[lag:])[0, 1])
-    assert abs(correlation) < MAX_DEVIATION / math.sqrt(n)
     places = np.argsort(values)
-    apart = np.abs(places[lag:] - places[:-lag])
-    # Of two places drawn without replacement, the distance has the mean (n + 1) / 3 and the variance about n^2 / 18.
-    # The places are dependent in threes, so the mean is allowed twice the deviation of independent distances.
-    assert abs(apart.mean() - (n + 1) / 3) < 2 * MAX_DEVIATION * n / math.sqrt(18 * len(apart))
+    for lag in (1, 2, 316, 317, 1024):
+        correlation = float(np.corrcoef(values[:-lag], values[lag:])[0, 1])
+        assert abs(correlation) < MAX_DEVIATION / math.sqrt(n), lag
+        apart = np.abs(places[lag:] - places[:-lag])
+        # Of two places drawn without replacement, the distance has the mean (n + 1) / 3 and the variance about
+        # n^2 / 18. The places are dependent in threes, so the mean is allowed twice the deviation of independent ones.
+        assert abs(apart.mean() - (n + 1) / 3) < 2 * MAX_DEVIATION * n / math.sqrt(18 * len(apart)), lag
 
 
 def test_the_first_items_of_the_epochs_cover_the_range_evenly() -> None:
@@ -81,3 +67,4 @@ def test_the_first_items_of_the_epochs_cover_the_range_evenly() -> None:
     firsts = np.concatenate([Permutation(10**12, [seed, 3])(np.arange(100)) for seed in range(40)])
     counts = np.bincount(firsts // (10**12 // 20), minlength=20)
     assert abs(deviation(counts, 19)) < MAX_DEVIATION
+    assert len({order(1000, seed, epoch).tobytes() for seed in range(20) for epoch in range(20)}) == 400

@@ -56,11 +56,10 @@ PREFIXES = [(6, False), *((count, prompt) for count in range(7) for prompt in (T
 
 def by_transformers(source: str, turns: list[dict[str, Any]], count: int, prompt: bool) -> str | None:
     """The text of the first messages; `None` if the template fails."""
-    values = {"bos_token": "<s>", "eos_token": "</s>"}
+    values: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
+    values["add_generation_prompt"] = prompt
     try:
-        return render_jinja_template([turns[:count]], chat_template=source, add_generation_prompt=prompt, **values)[0][
-            0
-        ]
+        return render_jinja_template([turns[:count]], chat_template=source, **values)[0][0]
     except Exception:
         return None
 

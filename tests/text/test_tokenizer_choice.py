@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.text.corpora import TEXT, split_of, unreported, write_file, write_pairs
+from tests.text.corpora import TEXT, require_errors, split_of, write_file, write_pairs
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text import tokenizer_choice
 from tinylm.text.corpus_encoding import require_known_characters, split_corpus
@@ -93,8 +93,7 @@ def test_invalid_settings_of_the_tokenizer_are_refused(corpus: Path) -> None:
         ("bpe", 100, "`vocab_size` is 100"),
         ("bpe", 0, "`vocab_size` is 0"),
     ]
-    wrong = unreported(lambda name, vocab_size: choose_tokenizer(split_of(corpus), name, vocab_size), rows, UsageError)
-    assert not wrong, "\n".join(wrong)
+    require_errors(lambda name, vocab_size: choose_tokenizer(split_of(corpus), name, vocab_size), rows)
 
 
 def test_a_link_to_a_tokenizer_is_followed_only_if_the_user_named_it(tmp_path: Path) -> None:

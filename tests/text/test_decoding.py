@@ -1,17 +1,22 @@
-"""Ids decoded one at a time after a context, compared with two calls of the library's `decode`."""
+"""Ids decoded one at a time after a context, compared with the library's `decode`; the places of tokens in a text."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from tests.published import TEXT, published
-from tinylm.text.decoding import BYTE_TOKEN, decode_after, stream_decoder
-from tinylm.text.tokenizer import Tokenizer
+from tinylm.text.corpus import Stream
+from tinylm.text.decoding import BYTE_TOKEN, decode_after, decoded_stream, stream_decoder
+from tinylm.text.token_files import encode_stream
+from tinylm.text.token_positions import encode_with_positions
+from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 SPACES = decoders.Replace("▁", " ")
 BYTES, FUSE, STRIP = decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
@@ -101,17 +106,17 @@ def test_text_that_any_later_id_can_change_is_returned_at_the_end(
     assert streamed(TOKENIZERS[name], context, following) == expected
 
 
-@pytest.mark.parametrize("model", published())
-def test_published_tokenizers_stream_any_part_of_a_text(model: str) -> None:
-    file = json.dumps(published()[model])
-    library, tokenizer = tokenizers.Tokenizer.from_str(file), Tokenizer(tokenizers.Tokenizer.from_str(file))
-    encoded = library.encode(TEXT, add_special_tokens=False).ids
-    for cut in range(len(encoded)):
-        before = library.decode(encoded[:cut])
-        if not before.endswith("\ufffd"):
-            expected = library.decode(encoded)[len(before) :]
-            assert streamed(tokenizer, encoded[:cut], encoded[cut:]) == expected
-            assert decode_after(tokenizer, encoded[:cut], encoded[cut:]) == expected
+def test_published_tokenizers_stream_any_part_of_a_text() -> None:
+    for model, spec in published().items():
+        library = tokenizers.Tokenizer.from_str(json.dumps(spec))
+        tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(spec)))
+        encoded = library.encode(TEXT, add_special_tokens=False).ids
+        for cut in range(len(encoded)):
+            before = library.decode(encoded[:cut])
+            if not before.endswith("\ufffd"):
+                expected = library.decode(encoded)[len(before) :]
+                assert streamed(tokenizer, encoded[:cut], encoded[cut:]) == expected, (model, cut)
+                assert decode_after(tokenizer, encoded[:cut], encoded[cut:]) == expected, (model, cut)
 
 
 @pytest.mark.parametrize("name", STREAMED)
@@ -126,3 +131,66 @@ def test_the_cost_of_an_id_does_not_grow_with_the_ids_before_it(name: str, monke
         text = "".join(decoder.decode([i]) for _ in range(100)) + decoder.finish()
         assert len(text) >= 97
     assert max(lengths) < 20
+
+
+# Places of tokens
+
+TEXTS = ["The sea, the sea.", "é日本", "a b", "😀 the", " the  end\n"]
+CHARACTERS = "".join(sorted({*"".join(TEXTS)}))
+
+
+def metaspace() -> Tokenizer:
+    """Of the kind "other": words with the space before them, and single characters."""
+    words = ["▁the", "▁The", "▁sea", *CHARACTERS.replace(" ", "▁"), "▁"]
+    vocabulary = {token: i for i, token in enumerate(dict.fromkeys(words))}
+    library = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="▁"))
+    library.normalizer = normalizers.Replace(" ", "▁")
+    library.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    library.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
+    library.post_processor = processors.ByteLevel(trim_offsets=True)
+    return Tokenizer(library)
+
+
+ENCODERS = {
+    "char": train_char(CHARACTERS),
+    "bpe": train_bpe(TEXTS * 3, 290),
+    "other": metaspace(),
+}
+documents = st.lists(st.text(CHARACTERS, min_size=1, max_size=30), min_size=1, max_size=4)
+
+
+def stream(texts: list[str]) -> Stream:
+    for number, text in enumerate(texts):
+        if number:
+            yield None
+        yield text
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@given(documents)
+def test_text_between_two_boundaries_is_encoded_by_the_tokens_between_them(kind: str, texts: list[str]) -> None:
+    tokenizer = ENCODERS[kind]
+    tokens = encode_with_positions(stream(texts), tokenizer)
+    np.testing.assert_array_equal(tokens.ids, encode_stream(stream(texts), tokenizer))
+    data = b"\xff".join(text.encode() for text in texts) + b"\xff"
+    assert tokens.documents.tolist() == [0, *(i + 1 for i, byte in enumerate(data) if byte == 0xFF)]
+    places = [*tokens.boundaries().tolist(), len(data)]
+    edges = tokens.first_tokens(np.array(places))
+    for (start, stop), (first, last) in zip(pairwise(places), pairwise(edges.tolist()), strict=True):
+        part = data[start:stop].replace(b"\xff", b"")
+        ids = tokens.ids[first:last].tolist()
+        token_bytes = tokenizer.token_bytes
+        decoded = tokenizer.decode(ids).encode() if token_bytes is None else b"".join(token_bytes[i] for i in ids)
+        assert decoded.decode(errors="replace") == part.decode(errors="replace")
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@given(documents)
+def test_decoding_a_stream_gives_the_text_that_was_encoded(kind: str, texts: list[str]) -> None:
+    ids = encode_stream(stream(texts), ENCODERS[kind])
+    assert "".join("\0" if part is None else part for part in decoded_stream(ids, ENCODERS[kind])) == "\0".join(texts)
+
+
+def test_the_kinds_are_those_that_the_names_say() -> None:
+    assert {kind: tokenizer.kind for kind, tokenizer in ENCODERS.items()} == {kind: kind for kind in ENCODERS}
+    assert json.loads(ENCODERS["other"].to_str())["post_processor"] is not None

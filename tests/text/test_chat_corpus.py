@@ -1,6 +1,7 @@
 """Corpora of conversations: detection, split, encoding, and the same tokens when a run opens or encodes them again."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,8 @@ def test_both_parts_are_encoded_as_whole_conversations(kind: str, tmp_path: Path
     ]:
         record = PAIRS[number]
         ids, scored = part.tokens(index)
-        expected = (
-            f"<|im_start|>user\n{record['prompt']}<|im_end|>\n<|im_start|>assistant\n{record['completion']}<|im_end|>\n"
-        )
+        turns = [("user", record["prompt"]), ("assistant", record["completion"])]
+        expected = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
         assert tokenizer.decode_with_special(ids) == expected
         assert tokenizer.decode_with_special(ids[scored]) == f"{record['completion']}<|im_end|>"
     (example,) = marked_examples(train, tokenizer, 1)
@@ -112,27 +112,16 @@ def test_both_parts_are_encoded_as_whole_conversations(kind: str, tmp_path: Path
     assert "".join(text for text, _ in example).startswith(f"<|im_start|>user\nWhat is {others[0]}?")
 
 
-def test_a_separate_validation_text_is_read_as_conversations_too(tmp_path: Path) -> None:
-    train, val = write_file(tmp_path / "a.jsonl", lines(PAIRS)), write_file(tmp_path / "b.jsonl", lines(PAIRS[:2]))
-    _, first, second, data = encoded(loaded(tmp_path, train, val_data=str(val)))
-    assert (len(first), len(second), data.train_characters) == (20, 2, data.characters)
-
-
-def test_the_key_of_encoded_conversations_depends_on_what_is_scored(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_what_is_scored_and_on_special_tokens(tmp_path: Path) -> None:
     file = write_file(tmp_path / "a.jsonl", lines([{"messages": CONVERSATIONS[2]}] * 5))
     found = {}
     for train_on in ("assistant", "last", "all"):
-        _, train, _, data = encoded(loaded(tmp_path, file, train_on=train_on))
-        assert data.train_on == train_on
+        _, train, val, data = encoded(loaded(tmp_path, file, train_on=train_on, val_data=str(file)))
+        assert (data.train_on, len(train), len(val)) == (train_on, 5, 5)
         found[data.fingerprint] = train.n_scored
     assert len(found) == 3 and len(set(found.values())) == 3
-
-
-def test_text_that_only_differs_in_a_special_token_has_another_fingerprint(tmp_path: Path) -> None:
-    templates = [CHATML, CHATML.replace("'<|im_start|>'", "'<|im_end|><|im_start|>'")]
-    file = write_file(tmp_path / "a.jsonl", lines(PAIRS))
+    formats = [chat_format(CHATML), chat_format(CHATML.replace("'<|im_start|>'", "'<|im_end|><|im_start|>'"))]
     source, folder = TextSource(paths=(str(file),)), tmp_path / "spool"
-    formats = [chat_format(template) for template in templates]
     stats = [load_text(source, folder, "text", LogReporter(), lambda _, f=f: f).stats for f in formats]
     assert stats[0].characters == stats[1].characters
     assert stats[0].fingerprint != stats[1].fingerprint
@@ -163,9 +152,7 @@ def test_a_run_opens_its_conversations_again_and_encodes_them_again(tmp_path: Pa
     expected = np.array(tokens.train)
     assert np.array_equal(reopen_tokens(tmp_path / "run", data, tokenizer).train, expected)
     assert np.array_equal(reopen_ids(tmp_path / "run", data, tokenizer, "train"), expected // 4)
-    for name in ("train.bin", "val.bin", "tokens.json"):
-        (tokens.path / name).unlink()
-    tokens.path.rmdir()
+    shutil.rmtree(tokens.path)
     source = TextSource(paths=(str(file),))
     with pytest.raises(TinyLMError, match="has no chat template"):
         encode_recorded_text(tmp_path / "run", data, tokenizer, source, LogReporter())
@@ -223,10 +210,9 @@ def test_unknown_characters_are_removed_from_contents(tmp_path: Path) -> None:
     contents = [("aéb", "c"), ("é", "c"), ("a", "b")]
     records = [{"prompt": prompt, "completion": completion} for prompt, completion in contents]
     split = loaded(tmp_path, write_file(tmp_path / "a.jsonl", lines(records)))
-    assert isinstance(split.corpus, ChatCorpus)
-    corpus = ChatCorpus(
-        split.corpus.paths, split.corpus.files, drop_unknown=lambda text: text.replace("é", ""), chat=split.corpus.chat
-    )
+    given = split.corpus
+    assert isinstance(given, ChatCorpus)
+    corpus = ChatCorpus(given.paths, given.files, drop_unknown=lambda text: text.replace("é", ""), chat=given.chat)
     assert [c.messages[0]["content"] for c in corpus.conversations()] == ["ab", "a"]
 
 

@@ -100,15 +100,6 @@ TEMPLATES = {
         "{% block a %}{{ 1 }}{% endblock %}{% autoescape true %}{{ '<' }}{% endautoescape %}"
         "{{ strftime_now('%Y') | length }}{{ 1 in [1] in [[1]] }}{{ 'a' if nothing else 'b' }}"
     ),
-    # A filter that selects yields its values once, and is true even if there are none.
-    "generators": (
-        "{% set found = messages | selectattr('role', 'eq', 'user') %}{{ found | list | length }}"
-        "{{ found | list | length }}"
-        "{{ messages | join(', ', attribute='role') }}{{ ['a', 'b'] | join('-') }}{{ [1, 2] | join }}"
-        "{% if messages | select('none') %}yes{% endif %}{% for m in messages | map(attribute='role') %}"
-        "{{ loop.length }}{{ m }}"
-        "{% if not loop.last %},{% endif %}{% endfor %}"
-    ),
 }
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -277,76 +268,50 @@ for name, source in attacks.items():
     assert not wrong, "\n".join(wrong)
 
 
-IN_PROCESS = "import sys; sys.path += sys.argv[1:]; from tinylm.text.template_worker import lock_down; "
-
-
-def in_worker(code: str) -> str:
-    """What code prints in the process of a template."""
-    command = [sys.executable, "-I", "-S", "-c", IN_PROCESS + code, *filter(None, sys.path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={"TOKEN": "secret"}).stdout.strip()
-
-
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such limits")
 def test_a_template_that_escaped_from_the_sandbox_could_open_no_file_and_see_no_environment() -> None:
-    code = """
-import os, socket; lock_down(); print(dict(os.environ))
-for act in (lambda: open('/etc/passwd'), lambda: open('new', 'w'), socket.socket, os.pipe):
+    program = """
+import os, sys
+sys.path += sys.argv[1:]
+from tinylm.text.template_worker import lock_down
+print([name for name in ("torch", "numpy", "tokenizers") if name in sys.modules])
+import socket
+lock_down()
+print(dict(os.environ))
+for act in (lambda: open("/etc/passwd"), lambda: open("new", "w"), socket.socket, os.pipe):
     try: print(act())
-    except OSError as error: print(error.errno)"""
-    assert in_worker(code.strip()).split() == ["{}", *[str(errno.EMFILE)] * 4]
-    assert in_worker("print([name for name in ('torch', 'numpy', 'tokenizers') if name in sys.modules])") == "[]"
-
-
-def process_of(template: ChatTemplate) -> "subprocess.Popen[bytes]":
-    assert template._process is not None
-    return template._process._child
+    except OSError as error: print(error.errno)
+"""
+    command = [sys.executable, "-I", "-S", "-c", program, *filter(None, sys.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"TOKEN": "secret"})
+    assert done.stdout.split() == ["[]", "{}", *[str(errno.EMFILE)] * 4]
 
 
 def test_the_process_starts_with_the_first_rendering_and_ends_with_the_template() -> None:
     template = ChatTemplate(CHATML)
     assert template._process is None
     first = template.render(CONVERSATION)
-    child = process_of(template)
-    assert template.render(CONVERSATION) == first and process_of(template) is child
+    child = template._process._child
+    assert template.render(CONVERSATION) == first and template._process._child is child
     child.kill()
     child.wait()
     assert template.render(CONVERSATION) == first  # in a new process
-    child = process_of(template)
+    child = template._process._child
     del template
     gc.collect()
     assert child.returncode is not None
 
 
 def test_a_rendering_that_was_interrupted_does_not_answer_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(timer: threading.Timer) -> None:
+        raise KeyboardInterrupt
+
     template = ChatTemplate("{{ messages[0].content }}")
-    texts = [[{"role": "user", "content": text}] for text in ("a", "b")]
-    assert template.render(texts[0]) == "a"
+    assert template.render([{"role": "user", "content": "a"}]) == "a"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(threading.Timer, "start", interrupt)
-        template.render(texts[0])
-    assert template.render(texts[1]) == "b"
-
-
-def interrupt(timer: threading.Timer) -> None:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_process_made_by_fork_renders_in_a_process_of_its_own() -> None:
-    program = """
-import os, sys
-from tinylm.text.chat_template import CHATML, ChatTemplate
-template = ChatTemplate(CHATML)
-template.render([])
-first = template._process._child.pid
-child = os.fork()
-template.render([])
-own = template._process._child.pid == first
-if not child: sys.exit(own)
-print(own, os.waitpid(child, 0)[1], template.render([{"role": "user", "content": "a"}])[:12])
-"""
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert result.stdout == "True 0 <|im_start|>\n"
+        template.render([{"role": "user", "content": "a"}])
+    assert template.render([{"role": "user", "content": "b"}]) == "b"
 
 
 PARENT = """

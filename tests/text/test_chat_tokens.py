@@ -188,13 +188,6 @@ def test_tools_and_calls_of_them_write_no_special_tokens() -> None:
     assert "".join(guarded(template).ordinary_text(text)) == plain.removeprefix("<|im_start|>")
 
 
-def test_tokens_that_overlap_in_a_text_are_both_text() -> None:
-    tokens = ("<s>", "s><", "><s")
-    question = Conversation(({"role": "user", "content": "<s><s><"},))
-    text = guarded("{{ messages[0].content }}", tokens).render(question).text
-    assert not any(token in text for token in tokens)
-
-
 def test_added_tokens_that_are_not_special_are_recognised_in_contents() -> None:
     """As `<think>` and `<tool_call>` of Qwen 3, which answers in data contain."""
     library = tokenizers.Tokenizer.from_str(TOKENIZERS["bpe"].to_str())

@@ -38,24 +38,17 @@ ODD = ("link", "broken link", "fifo", "folder", "device")
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ODD)
-@pytest.mark.parametrize("opener", [files.open_regular, files.open_append, files.read_text, files.hash_file])
 def test_anything_but_a_regular_file_is_an_os_error_without_blocking(
-    kind: str, opener: object, file: Path, tmp_path: Path
+    kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_odd(kind, tmp_path / "odd", file)
-    with pytest.raises(OSError):
-        opener(tmp_path / "odd")
-    assert file.read_text() == '{"a": 1}'
-
-
-@pytest.mark.parametrize("exchanged", ["link", "fifo"])
-def test_a_file_replaced_after_the_check_is_not_opened(
-    exchanged: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "check_regular", lambda path: None)
-    make_odd(exchanged, tmp_path / "odd", file)
+    for opener in (files.open_regular, files.open_append, files.read_text, files.hash_file):
+        with pytest.raises(OSError):
+            opener(tmp_path / "odd")
+    monkeypatch.setattr(files, "check_regular", lambda path: None)  # exchanged after the check
     with pytest.raises(OSError):
         files.open_regular(tmp_path / "odd")
+    assert file.read_text() == '{"a": 1}'
 
 
 def test_a_regular_file_is_read_hashed_and_appended_to(file: Path) -> None:
@@ -75,32 +68,23 @@ def test_a_file_over_the_limit_is_not_read(file: Path) -> None:
         files.read_text(file, 7)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
+def test_invalid_json_and_half_of_a_surrogate_pair_are_value_errors() -> None:
+    for text, reason in (
         ("[" * 100_000, "nested too deeply"),
         ('{"a":' * 100_000, "nested too deeply"),
         ("NaN", "NaN is not a JSON number"),
         ("[-Infinity]", "-Infinity is not a JSON number"),
         ("9" * 5000, "integer string conversion"),
         ("", "Expecting value"),
-    ],
-)
-def test_invalid_json_is_a_value_error(text: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        files.parse_json(text)
-
-
-@pytest.mark.parametrize("half", ["\\ud800", "\\uDFFF", "\\ud800\\ud800", "\\udc00\\ud800", "x\\uDBff x"])
-def test_half_of_a_surrogate_pair_is_a_value_error_where_text_is_written_again(half: str) -> None:
-    for text in (f'{{"a": ["{half}"]}}', f'{{"{half}": 1}}'):
-        with pytest.raises(ValueError, match="half of a surrogate pair"):
-            files.parse_unicode_json(text)
-
-
-@pytest.mark.parametrize("whole", ["\\ud83d\\ude00", "\\\\ud800", "\\ud83d\\ude00\\uD83D\\uDE00", "é"])
-def test_whole_pairs_and_escaped_backslashes_are_text(whole: str) -> None:
-    assert files.parse_unicode_json(f'["{whole}"]') == json.loads(f'["{whole}"]')
+    ):
+        with pytest.raises(ValueError, match=reason):
+            files.parse_json(text)
+    for half in ("\\ud800", "\\uDFFF", "\\ud800\\ud800", "\\udc00\\ud800", "x\\uDBff x"):
+        for text in (f'{{"a": ["{half}"]}}', f'{{"{half}": 1}}'):
+            with pytest.raises(ValueError, match="half of a surrogate pair"):
+                files.parse_unicode_json(text)
+    for whole in ("\\ud83d\\ude00", "\\\\ud800", "\\ud83d\\ude00\\uD83D\\uDE00", "é"):
+        assert files.parse_unicode_json(f'["{whole}"]') == json.loads(f'["{whole}"]')
 
 
 def test_a_link_to_itself_is_resolved_to_its_own_path(tmp_path: Path) -> None:
@@ -111,22 +95,22 @@ def test_a_link_to_itself_is_resolved_to_its_own_path(tmp_path: Path) -> None:
     assert files.resolve_links(tmp_path / "link") == tmp_path.resolve() / "folder"
 
 
-@pytest.mark.parametrize(
-    ("folder", "umask", "mode"),
-    [(0o777, 0o022, 0o644), (0o777, 0o077, 0o600), (0o777, 0o002, 0o664), (0o700, 0o002, 0o600)],
-)
-def test_a_replaced_file_has_no_more_permissions_than_its_folder_and_the_umask_give(
-    folder: int, umask: int, mode: int, tmp_path: Path
-) -> None:
-    tmp_path.chmod(folder)
-    before = os.umask(umask)
-    try:
-        with files.replacing(tmp_path / "file") as unfinished:
-            unfinished.unlink()
-            unfinished.touch(mode=0o600)  # as safetensors does
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+def test_a_replaced_file_has_no_more_permissions_than_its_folder_and_the_umask_give(tmp_path: Path) -> None:
+    for folder, umask, mode in (
+        (0o777, 0o022, 0o644),
+        (0o777, 0o077, 0o600),
+        (0o777, 0o002, 0o664),
+        (0o700, 0o002, 0o600),
+    ):
+        tmp_path.chmod(folder)
+        before = os.umask(umask)
+        try:
+            with files.replacing(tmp_path / "file") as unfinished:
+                unfinished.unlink()
+                unfinished.touch(mode=0o600)  # as safetensors does
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
 
 
 def test_a_replaced_file_appears_when_it_is_complete(tmp_path: Path) -> None:
@@ -138,20 +122,16 @@ def test_a_replaced_file_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_replacing_a_link_keeps_its_target(file: Path, tmp_path: Path) -> None:
+def test_replacing_a_link_keeps_its_target_and_a_failure_keeps_the_file(file: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(file)
     with files.replacing(tmp_path / "link") as unfinished:
         unfinished.write_text("new")
-    assert file.read_text() == '{"a": 1}'
     assert not (tmp_path / "link").is_symlink()
-
-
-def test_a_failed_replacement_leaves_the_file_unchanged(file: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), files.replacing(file) as unfinished:
         unfinished.write_text("half")
         raise KeyboardInterrupt
     assert file.read_text() == '{"a": 1}'
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    assert {entry.name for entry in tmp_path.iterdir()} == {"file", "link"}
 
 
 def test_the_name_of_an_unfinished_file_is_random_and_recognised(tmp_path: Path) -> None:
@@ -164,23 +144,19 @@ def test_the_name_of_an_unfinished_file_is_random_and_recognised(tmp_path: Path)
     assert not any(files.is_unfinished(name, ("model.safetensors",)) for name in names)
 
 
-@pytest.mark.parametrize("kind", ODD)
-def test_deleting_a_link_keeps_its_target(kind: str, file: Path, tmp_path: Path) -> None:
+def test_deleting_a_link_keeps_its_target(file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "inside").write_text("kept")
-    make_odd(kind, tmp_path / "odd", folder)
-    files.remove_tree(tmp_path / "odd")
-    assert not os.path.lexists(tmp_path / "odd")
-    assert (folder / "inside").read_text() == "kept"
-
-
-def test_deleting_a_folder_keeps_the_targets_of_its_links(file: Path, tmp_path: Path) -> None:
-    (tmp_path / "folder" / "deep").mkdir(parents=True)
-    (tmp_path / "folder" / "deep" / "link").symlink_to(file)
-    files.remove_tree(tmp_path / "folder")
+    for kind in ODD:
+        make_odd(kind, tmp_path / "odd", folder)
+        files.remove_tree(tmp_path / "odd")
+        assert not os.path.lexists(tmp_path / "odd")
+        assert (folder / "inside").read_text() == "kept"
+    (folder / "link").symlink_to(file)
+    files.remove_tree(folder)
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
-    files.remove_tree(tmp_path / "folder")
+    files.remove_tree(folder)
 
 
 def test_a_link_to_a_folder_is_not_accepted_as_a_folder(tmp_path: Path) -> None:

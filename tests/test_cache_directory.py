@@ -37,16 +37,16 @@ def test_a_cache_folder_is_accessible_to_its_user_only(tmp_path: Path, monkeypat
     folder = private_folder("tokens")
     assert folder == private_folder("tokens") == tmp_path / "not" / "there" / "tokens"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    others = rf"Other users can write to the cache folder {re.escape(str(folder))}, so it is not trusted; chmod 700 "
+    others = rf"Other users can write to the cache folder {re.escape(str(folder))}, so it is not trusted; "
     for mode in (0o770, 0o702):
         folder.chmod(mode)
-        with pytest.raises(TinyLMError, match=others):
+        with pytest.raises(TinyLMError, match=f"{others}chmod 700 {re.escape(str(folder))}"):
             private_folder("tokens")
     folder.chmod(0o700)
     user = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: user + 1)
     assert not is_private(folder)
-    with pytest.raises(TinyLMError, match=others):
+    with pytest.raises(TinyLMError, match=f"{others}set TINYLM_CACHE to a folder of your own"):
         private_folder("tokens")
 
 

@@ -16,16 +16,12 @@ from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer, sample_for_tokenizer
 
 
-def test_auto_chooses_characters_for_short_texts_with_small_alphabets_and_else_bpe(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert choose_tokenizer(split_of(corpus), "auto", None).kind == "char"
-    assert choose_tokenizer(split_of(corpus), "auto", 300).kind == "bpe"
+def test_auto_chooses_characters_for_short_texts_with_small_alphabets_and_else_bpe(tmp_path: Path) -> None:
     letters = "".join(map(chr, range(0x4E00, 0x4F00)))
-    assert choose_tokenizer(split_of(write_file(tmp_path / "256.txt", letters)), "auto", None).kind == "char"
-    assert choose_tokenizer(split_of(write_file(tmp_path / "257.txt", letters + "x")), "auto", None).kind == "bpe"
-    monkeypatch.setattr(tokenizer_choice, "MAX_CHAR_TEXT", 255)
-    assert choose_tokenizer(split_of(tmp_path / "256.txt"), "auto", None).kind == "bpe"
+    rows = ((TEXT, None, "char"), (TEXT, 300, "bpe"), (letters, None, "char"), (letters + "x", None, "bpe"))
+    for text, vocab_size, kind in rows:
+        split = split_of(write_file(tmp_path / "a.txt", text))
+        assert choose_tokenizer(split, "auto", vocab_size).kind == kind
 
 
 def test_the_alphabet_comes_from_both_parts_and_the_merges_only_from_training(tmp_path: Path) -> None:
@@ -127,6 +123,9 @@ def test_a_bpe_sample_is_evenly_spread() -> None:
     assert all(part.endswith("\n") for part in sample)
     assert min(int(part[5:9]) for part in sample) < 100
     assert max(int(part[5:9]) for part in sample) > 900
+    for characters in (2501, 5000, 100_000):  # one long line is sampled as any other text
+        sample = list(sample_for_tokenizer(iter(["x" * characters]), characters, 2500))
+        assert 1000 <= sum(map(len, sample)) <= 2500 + 2500 // 16
 
 
 def test_a_time_budget_limits_the_text_that_bpe_is_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,13 +142,6 @@ def test_a_time_budget_limits_the_text_that_bpe_is_trained_on(tmp_path: Path, mo
         choose_tokenizer(split, "bpe", None, seconds)
     expected = [split.train_characters * share for share in (1.0, 1.0, 60 * 20_000 / 4e6, 2**18 / 4e6)]
     assert seen == pytest.approx(expected, rel=0.4)
-
-
-def test_a_bpe_sample_of_one_long_line_has_the_length_of_any_other() -> None:
-    """Regression: a line was one chunk of the text, which was chosen by chance or not at all."""
-    for characters in (2501, 5000, 100_000):
-        sample = list(sample_for_tokenizer(iter(["x" * characters]), characters, 2500))
-        assert 1000 <= sum(map(len, sample)) <= 2500 + 2500 // 16
 
 
 def test_a_bpe_sample_has_documents_of_every_kind_where_they_alternate() -> None:

@@ -1,10 +1,8 @@
 """The bundled corpus: its script reproduces it, and its text is consistent."""
 
 import re
-import runpy
 import subprocess
 import sys
-from itertools import chain
 from pathlib import Path
 
 from tests.shell import CHILD_LIMIT
@@ -18,20 +16,6 @@ def test_the_script_reproduces_the_corpus() -> None:
         [sys.executable, str(DATA / "make_corpus.py")], capture_output=True, check=True, timeout=CHILD_LIMIT
     ).stdout
     assert made == (DATA / "corpus.txt").read_bytes()
-
-
-def test_each_slot_of_the_grammar_names_a_rule_or_a_kept_value() -> None:
-    program = runpy.run_path(str(DATA / "make_corpus.py"))
-    rules = program["parse_rules"]("".join(path.read_text("ascii") for path in (DATA / "grammar").glob("*.txt")))
-    templates = [template for rule in rules.values() for template in chain.from_iterable(rule)]
-    slots = [slot for template in templates for slot in re.findall(r"\{([^{}]+)\}", template)]
-    kept = {slot.split("=")[0] for slot in slots if "=" in slot}
-    assert not kept & set(rules)
-    expressions = [re.sub(r"^\w+=|^\w+\.\.\w+ ", "", slot) for slot in slots]
-    names = {re.sub(r"^\w+ |^\$|[.@].*$", "", expression) for expression in expressions if ".." not in expression}
-    names = set(chain.from_iterable(re.split(r"[-+*]", name) for name in names if not name.startswith("'")))
-    built_in = {*"ABCD", "E", "name", "first_name", *program["CASES"]}
-    assert {name for name in names if not name.isdigit()} <= built_in | kept | set(rules)
 
 
 def test_the_corpus_has_no_leftover_grammar_notation_and_no_wrong_article() -> None:

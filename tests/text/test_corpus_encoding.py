@@ -38,6 +38,7 @@ def test_validation_is_the_end_of_the_text_or_a_corpus_of_its_own(corpus: Path, 
     split = split_of(corpus, val=other)
     assert [documents_of(stream) for stream in (split.train_stream(), split.val_stream())] == [[TEXT], ["Zebras!\n"]]
     assert split.alphabet == "".join(sorted({*TEXT, *"Zebras!\n"}))
+    assert (split.train_characters, split.characters) == (len(TEXT), len(TEXT) + 8)
 
 
 def drawn(records: int, number: int) -> list[int]:
@@ -217,18 +218,6 @@ def test_a_text_that_has_changed_or_is_not_named_is_not_encoded_again(
         words = rf"{file.name} is not the text that .*run was trained on, or has changed"
         with pytest.raises(UsageError, match=words):
             encode_again(tmp_path / "run", data, tokenizer, split.corpus, split.val_corpus, SilentReporter())
-
-
-def test_damaged_token_files_and_those_of_another_text_are_refused(corpus: Path, other: Path, tmp_path: Path) -> None:
-    tokenizer = choose_tokenizer(split_of(corpus, val=other), "char", None)
-    tokens, data = encode_split(split_of(corpus), tokenizer, tmp_path / "run" / "tokens")
-    encode_split(split_of(corpus, fraction=0.5), tokenizer, tmp_path / "other" / "tokens")
-    with pytest.raises(TinyLMError, match="it is the encoding of another text"):
-        reopen_tokens(tmp_path / "other", data, tokenizer)
-    content = (tokens.path / "train.bin").read_bytes()
-    (tokens.path / "train.bin").write_bytes(content[:-1] + b"\0")
-    with pytest.raises(TinyLMError, match="is damaged"):
-        reopen_tokens(tmp_path / "run", data, tokenizer)
 
 
 def test_tokens_of_standard_input_are_opened_only_in_the_run_directory(corpus: Path, tmp_path: Path) -> None:

@@ -189,8 +189,3 @@ def test_text_between_two_boundaries_is_encoded_by_the_tokens_between_them(kind:
 def test_decoding_a_stream_gives_the_text_that_was_encoded(kind: str, texts: list[str]) -> None:
     ids = encode_stream(stream(texts), ENCODERS[kind])
     assert "".join("\0" if part is None else part for part in decoded_stream(ids, ENCODERS[kind])) == "\0".join(texts)
-
-
-def test_the_kinds_are_those_that_the_names_say() -> None:
-    assert {kind: tokenizer.kind for kind, tokenizer in ENCODERS.items()} == {kind: kind for kind in ENCODERS}
-    assert json.loads(ENCODERS["other"].to_str())["post_processor"] is not None

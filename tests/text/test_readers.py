@@ -80,14 +80,6 @@ def test_what_is_not_compressed_is_refused_unless_it_is_empty(tmp_path: Path) ->
         assert content_of(path) == b""
 
 
-def test_padding_between_streams_is_skipped(tmp_path: Path) -> None:
-    (tmp_path / "a.xz").write_bytes(lzma.compress(b"one ") + bytes(8) + lzma.compress(b"two") + bytes(4))
-    assert content_of(tmp_path / "a.xz") == b"one two"
-    skippable = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"abcd"
-    (tmp_path / "a.zst").write_bytes(skippable + COMPRESSORS[".zst"](b"text") + skippable)
-    assert content_of(tmp_path / "a.zst") == b"text"
-
-
 @every_suffix
 def test_decompressing_many_zeros_takes_little_memory(suffix: str, tmp_path: Path) -> None:
     """100 MB in three streams, which are 1,000 (gzip) to 700,000 times (bzip2) smaller."""

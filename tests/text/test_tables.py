@@ -135,14 +135,6 @@ def test_a_column_without_texts_and_a_damaged_file_are_errors_that_name_it(tmp_p
     require_errors(read_documents, [(write_file(tmp_path / "a.txt", content), "is a Parquet file, not text")])
 
 
-def test_progress_in_a_parquet_file_adds_up_to_its_size(tmp_path: Path) -> None:
-    file = write_parquet(tmp_path / "a.parquet", {"text": [str(n) for n in range(5000)]}, row_group_size=700)
-    progress: list[int] = []
-    list(find_corpus([str(file)]).stream(progress.append))
-    assert sum(progress) == file.stat().st_size
-    assert len(progress) > 10 and min(progress) >= 0
-
-
 def test_without_pyarrow_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_parquet(tmp_path / "a.parquet", {"text": DOCUMENTS})
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -143,12 +143,6 @@ def test_ids_are_stored_in_the_smallest_type() -> None:
     assert {vocab_size: np.dtype(smallest_dtype(vocab_size)).name for vocab_size in names} == names
 
 
-def test_progress_receives_the_characters_encoded(tmp_path: Path) -> None:
-    progress: list[int] = []
-    encode_to_folder(tmp_path / "t", KEY, SplitDocuments(stream, lambda: stream(VAL)), BPE, progress.append)
-    assert sum(progress) == sum(map(len, DOCUMENTS + VAL))
-
-
 def test_an_unknown_character_stops_encoding_without_leaving_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'x' \(U\+0078\)"):
         encoded(tmp_path / "t", iter(["axe"]), CHARACTERS, resumable=False)

@@ -27,7 +27,6 @@ from tinylm.run_config import SpecialTokens
 from tinylm.text import gigatoken_bpe
 from tinylm.text import tokenizer as tokenizer_module
 from tinylm.text.corpus import rechunk
-from tinylm.text.decoding import stream_decoder
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters, train_bpe, train_char
 
 SAMPLE = (
@@ -231,33 +230,9 @@ def test_a_word_is_encoded_in_parts_of_bounded_length(fast: bool, monkeypatch: p
     )
 
 
-# Streaming decoder: tests/text/test_decoding.py has the other decoders.
-
-
-def streamed(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
-    stream = stream_decoder(tokenizer)
-    return [*(stream.decode([i]) for i in ids), stream.finish()]
-
+# Counting characters and bytes.
 
 BYTE_TOKENIZER = train_bpe([""], 257)
-BYTE_LIBRARY = library_of(BYTE_TOKENIZER)
-MULTIBYTE_IDS = library_ids(BYTE_LIBRARY, "é漢👩a")
-
-
-@settings(max_examples=400)
-@given(st.lists(st.integers(0, 256) | st.sampled_from(MULTIBYTE_IDS), max_size=20))
-def test_streaming_any_byte_ids_equals_decoding_them_at_once(ids: list[int]) -> None:
-    assert "".join(streamed(BYTE_TOKENIZER, ids)) == BYTE_LIBRARY.decode(ids) == BYTE_TOKENIZER.decode(ids)
-
-
-def test_each_character_is_streamed_when_it_is_complete_and_an_incomplete_one_at_the_end() -> None:
-    tokenizer = train_char("añ漢")
-    assert streamed(tokenizer, tokenizer.encode("漢aña").tolist()) == ["漢", "a", "ñ", "a", ""]
-    assert streamed(BYTE_TOKENIZER, MULTIBYTE_IDS) == ["", "é", "", "", "漢", "", "", "", "👩", "a", ""]
-    assert streamed(BYTE_TOKENIZER, MULTIBYTE_IDS[:4]) == ["", "é", "", "", BYTE_LIBRARY.decode(MULTIBYTE_IDS[2:4])]
-
-
-# Counting characters and bytes.
 
 
 @given(texts)
@@ -269,7 +244,7 @@ def test_ids_have_the_character_and_byte_counts_of_their_text(text: str) -> None
 
 
 def test_a_character_counts_its_utf8_bytes_and_the_end_of_text_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = library_ids(BYTE_LIBRARY, "é漢👩a")
+    ids = library_ids(library_of(BYTE_TOKENIZER), "é漢👩a")
     assert [BYTE_TOKENIZER.decoded_size([i])[0] for i in ids] == [1, 0, 1, 0, 0, 1, 0, 0, 0, 1]
     assert [BYTE_TOKENIZER.decoded_size([i])[1] for i in ids] == [1] * 10
     tokenizer = train_char("aé漢👩")
@@ -488,8 +463,7 @@ def test_an_error_about_a_file_that_is_not_a_tokenizer_names_it(tmp_path: Path) 
     file = tmp_path / "odd.json"
     with pytest.raises(TinyLMError, match=r"Cannot read the tokenizer .*odd\.json: No such file"):
         Tokenizer.load(file)
-    contents = (b"", b"{}", b"[1]", b"\xff\xfe", BPE.to_str().encode()[:-9])
-    for content in contents:
+    for content in (b"", b"{}", b"\xff\xfe", BPE.to_str().encode()[:-9]):
         file.write_bytes(content)
         with pytest.raises(TinyLMError, match=r"Cannot use .*odd\.json as a tokenizer"):
             Tokenizer.load(file)

@@ -124,15 +124,6 @@ def assert_error(result: Result, code: int, *parts: str, sentences: int = 2) -> 
     assert len(re.findall(r"\.(?= [A-Z]|$)", message)) <= sentences, message
 
 
-def assert_usage_error(result: Result, *parts: str) -> None:
-    """Check an error of the option parser: exit code 2, and all `parts` in its message without line breaks."""
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    message = " ".join(re.sub("[│╭╮╰╯─]", " ", result.stderr).split())
-    for part in parts:
-        assert part in message
-
-
 def edit_config(run: Path, **sections: dict[str, Any]) -> None:
     """Changes values of a run's configuration, with a valid digest."""
     config = json.loads((run / "config.json").read_text())

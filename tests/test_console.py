@@ -58,14 +58,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_message_is_one_line_whatever_it_quotes(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console()
-    for show in (console.note, console.warn, console.error):
-        show("the tensor a\nError: b\nc is missing")
-    found = capsys.readouterr().err.splitlines()
-    assert [line.removeprefix("Warning: ").removeprefix("Error: ") for line in found] == [
-        r"the tensor a\nError: b\nc is missing"
-    ] * 3
+def test_a_message_is_one_line_on_stderr_whatever_it_quotes_and_a_result_is_unchanged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With --quiet, notes are left out, and warnings and errors are printed."""
+    text, line = (
+        "[red]the tensor a\nError: b\nc is missing" + " word" * 50,
+        "[red]the tensor a\\nError: b\\nc is missing",
+    )
+    for quiet in (False, True):
+        console = Console(quiet=quiet)
+        for show in (console.note, console.warn, console.error):
+            show(text)
+        console.result("[bold]a\tb[/bold]\r\n", end="")
+        captured = capsys.readouterr()
+        shown = [line, f"Warning: {line}", f"Error: {line}"][quiet:]
+        assert (captured.out, captured.err.splitlines()) == ("[bold]a\tb[/bold]\r\n", shown)
 
 
 @posix
@@ -86,18 +94,9 @@ def test_a_long_value_of_a_field_goes_on_below_its_beginning(columns: int, monke
 
 def test_a_field_is_one_line_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     Console().field("norm", "x" * 300)
-    assert capsys.readouterr().out == f"  norm                 {'x' * 300}\n"
     Console().field("base", "a\n  rank                 9")
-    assert capsys.readouterr().out == "  base                 a\\n  rank                 9\n"
-
-
-def test_results_go_to_stdout_unchanged_and_notes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console()
-    console.result("[bold]a\tb[/bold]\r\n", end="")
-    console.note("[red]" + "word " * 50 + "/path/1")
-    captured = capsys.readouterr()
-    assert captured.out == "[bold]a\tb[/bold]\r\n"
-    assert captured.err == "[red]" + "word " * 50 + "/path/1\n"
+    shown = f"  norm                 {'x' * 300}\n  base                 a\\n  rank                 9\n"
+    assert capsys.readouterr().out == shown
 
 
 MARKED = (("user\nHi ", False), ("[b]Hello\x07<|im_end|>", True), ("\n", False))
@@ -119,16 +118,6 @@ def test_highlighted_parts_are_coloured_on_a_terminal(monkeypatch: pytest.Monkey
         text = shown()
     assert "\x1b[32m[b]Hello\\u0007<|im_end|>\x1b[0m" in text
     assert "user\nHi " in text.replace("\r", "") and "[[" not in text
-
-
-def test_warnings_and_errors_are_printed_even_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(quiet=True)
-    console.note("a note")
-    console.warn("look out")
-    console.error("it broke")
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == "Warning: look out\nError: it broke\n"
 
 
 # Characters that a terminal interprets, written out here instead of computed as in the console.
@@ -156,30 +145,22 @@ def test_on_a_terminal_only_control_characters_are_escaped(monkeypatch: pytest.M
 
 
 @posix
-def test_a_traceback_on_a_terminal_is_escaped() -> None:
+def test_a_traceback_progress_and_text_in_chunks_on_a_terminal_are_escaped() -> None:
     with terminal() as shown:
         try:
             raise ValueError(HOSTILE)
         except ValueError:
             Console().traceback()
         text = shown()
-    assert text.startswith("Traceback (most recent call last):\n") and text.endswith(f"ValueError: {ESCAPED}\n")
-
-
-@posix
-def test_progress_on_a_terminal_is_escaped() -> None:
-    with terminal() as shown, Console().progress() as show:
-        show(0.5, "half")
-        time.sleep(0.25)
-        show(0.75, "\x1b[2J\x07")
-        text = shown()
-    assert r"\u001b[2J\u0007" in text
-    assert "\x1b[2J" not in text and "\x07" not in text
-
-
-@posix
-def test_text_in_chunks_is_escaped_like_the_whole_text() -> None:
-    with terminal() as shown:
+        assert text.startswith("Traceback (most recent call last):\n") and text.endswith(f"ValueError: {ESCAPED}\n")
+        with Console().progress() as show:
+            show(0.5, "half")
+            time.sleep(0.25)
+            show(0.75, "\x1b[2J\x07")
+            text = shown()
+        assert r"\u001b[2J\u0007" in text
+        assert "\x1b[2J" not in text and "\x07" not in text
+        shown()
         for character in HARMLESS + HOSTILE:
             Console().result(character, end="")
         assert shown() == HARMLESS + ESCAPED
@@ -210,16 +191,6 @@ def test_all_characters_are_written_into_a_pipe_unchanged(monkeypatch: pytest.Mo
     assert err == f"Error: {HARMLESS}{HOSTILE}".replace("\n", r"\n") + "\n"
 
 
-def test_a_lone_surrogate_of_a_json_file_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    """It has no UTF-8 encoding, so printing it would raise an error."""
-    text = json.loads('"\\ud83d and \\udfff"')
-    Console().result(text)
-    Console().record({"text": text})
-    plain, record = capsys.readouterr().out.splitlines()
-    assert plain == r"\ud83d and \udfff"
-    assert json.loads(record) == {"text": text}
-
-
 def test_a_path_that_is_not_utf_8_is_escaped_in_json_only(monkeypatch: pytest.MonkeyPatch) -> None:
     path = os.fsdecode(b"caf\xe9 \xc3\xa9")
     stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape", newline="")
@@ -231,10 +202,15 @@ def test_a_path_that_is_not_utf_8_is_escaped_in_json_only(monkeypatch: pytest.Mo
 
 
 def test_a_record_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """A lone surrogate of a JSON file is escaped: it has no UTF-8 encoding, so printing it would raise an error."""
     Console().record({"text": "é\n", "n": 1})
-    out = capsys.readouterr().out
-    assert out == '{"text": "é\\n", "n": 1}\n'
-    assert json.loads(out) == {"text": "é\n", "n": 1}
+    text = json.loads('"\\ud83d and \\udfff"')
+    Console().result(text)
+    Console().record({"text": text})
+    record, plain, escaped = capsys.readouterr().out.splitlines()
+    assert record == '{"text": "é\\n", "n": 1}'
+    assert plain == r"\ud83d and \udfff"
+    assert json.loads(escaped) == {"text": text}
 
 
 def test_progress_without_a_terminal_is_a_plain_line_every_few_seconds(
@@ -250,11 +226,11 @@ def test_progress_without_a_terminal_is_a_plain_line_every_few_seconds(
     assert "\r" not in captured.err and "\x1b" not in captured.err
 
 
-@pytest.mark.parametrize("name", ["FORCE_COLOR", "TTY_COMPATIBLE"])
 def test_no_environment_variable_enables_a_bar_without_a_terminal(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(name, "1")
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.setenv(name, "1")
     console = Console()
     assert not console.on_terminal
     with console.progress() as show:
@@ -279,42 +255,42 @@ def test_progress_on_a_terminal_is_a_moving_bar_that_is_removed(monkeypatch: pyt
 
 
 @posix
-@pytest.mark.parametrize(
-    "columns, first",
-    [
-        (80, "loss 1.234  val 1.607 @300  step 450  12,345 tok/s |"),
+def test_a_narrow_terminal_shows_the_first_fields_of_progress_in_full() -> None:
+    fields = "loss 1.234  val 1.607 @300  step 450  12,345 tok/s"
+    for columns, first in (
+        (80, f"{fields} |"),
         (60, "loss 1.234  val 1.607 @300  step 450"),
         (40, "loss 1.234  val 1.607 @300"),
         (38, "loss 1.234 |"),
         (20, "loss"),
-    ],
-)
-def test_a_narrow_terminal_shows_the_first_fields_of_progress_in_full(columns: int, first: str) -> None:
-    with terminal(columns) as shown, Console().progress() as show:
-        show(0.0, "")
-        time.sleep(0.25)
-        show(0.75, "loss 1.234  val 1.607 @300  step 450  12,345 tok/s")
-        line = next(line for line in shown().split("\r") if "75%" in line)
-    assert line.startswith(f" 75% -00:00 {first}") and len(line) <= columns
-    assert "tok/s" in first or not re.search(r"@\d\d?\b|12|step \d\d?\b", line.replace("1.234", ""))
-
-
-def test_a_quiet_console_shows_no_progress(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
-    with Console(quiet=True).progress() as show:
-        clock[0] += 100
-        show(0.5, "half")
-    assert capsys.readouterr().err == ""
+    ):
+        with terminal(columns) as shown, Console().progress() as show:
+            show(0.0, "")
+            time.sleep(0.25)
+            show(0.75, fields)
+            line = next(line for line in shown().split("\r") if "75%" in line)
+        assert line.startswith(f" 75% -00:00 {first}") and len(line) <= columns
+        assert "tok/s" in first or not re.search(r"@\d\d?\b|12|step \d\d?\b", line.replace("1.234", ""))
 
 
 def test_counting_shows_units_done_and_units_per_second(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
-    with Console().counting("reading", 40_000, "characters") as advance:
-        clock[0] += 10
-        advance(10_000)
-        clock[0] += 10
-        advance(10_000)
-    assert capsys.readouterr().err == (
-        " 25%  reading: 10.0k characters, 1.0k/s\n 50%  00:20 left  reading: 20.0k characters, 1.0k/s\n"
-    )
+    """Without a total, no percentage; with --quiet, nothing."""
+    for quiet, total, unit, counts in (
+        (False, 40_000, "characters", (10_000, 10_000)),
+        (False, None, "characters", (50,)),
+        (False, None, "seconds", (10,)),
+        (True, 40_000, "characters", (10_000,)),
+    ):
+        with Console(quiet=quiet).counting("reading", total, unit) as advance:
+            for count in counts:
+                clock[0] += 10
+                advance(count)
+    assert capsys.readouterr().err.splitlines() == [
+        " 25%  reading: 10.0k characters, 1.0k/s",
+        " 50%  00:20 left  reading: 20.0k characters, 1.0k/s",
+        "reading: 50 characters, 5/s",
+        "reading: 10 seconds",
+    ]
 
 
 def test_the_time_left_of_a_resumed_run_counts_from_its_first_fraction(
@@ -328,30 +304,25 @@ def test_the_time_left_of_a_resumed_run_counts_from_its_first_fraction(
     assert capsys.readouterr().err == " 58%  00:27 left  resumed\n 66%  00:22 left  resumed\n"
 
 
-def test_counting_without_a_total_shows_no_percentage(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
-    for unit, count in (("characters", 50), ("seconds", 10)):
-        with Console().counting("reading", None, unit) as advance:
-            clock[0] += 10
-            advance(count)
-    assert capsys.readouterr().err == "reading: 50 characters, 5/s\nreading: 10 seconds\n"
-
-
 @posix
-@pytest.mark.parametrize("columns, time", [(60, " 00:00"), (40, "")])
-def test_a_terminal_shows_no_percentage_without_a_total(columns: int, time: str) -> None:
-    with terminal(columns) as shown, Console().counting("training the tokenizer", None, "seconds") as advance:
-        advance(7)
-        lines = [line.rstrip() for line in shown().split("\r")]
-    assert lines[-1] == f"training the tokenizer: 7 seconds{time}"
+def test_a_terminal_shows_no_percentage_without_a_total() -> None:
+    for columns, time_shown in ((60, " 00:00"), (40, "")):
+        with terminal(columns) as shown, Console().counting("training the tokenizer", None, "seconds") as advance:
+            advance(7)
+            lines = [line.rstrip() for line in shown().split("\r")]
+        assert lines[-1] == f"training the tokenizer: 7 seconds{time_shown}"
 
 
 def test_a_table_aligns_numbers_right_and_truncates_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without titles, there is no header line."""
     Console().table(("name", "loss", "age"), [("a" * 200, "10.25", "-"), ("[b]", "9.5", "3s")])
+    Console().table(("", ""), [("loss", "1.5")])
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "name" + " " * 198 + " loss  age",
         "a" * 200 + "  10.25    -",
         "[b]" + " " * 197 + "    9.5   3s",
+        "loss  1.5",
     ]
 
 
@@ -378,22 +349,6 @@ def test_a_table_that_is_too_wide_for_the_terminal_names_its_cells_on_lines_that
         assert len(lines) == 3
 
 
-def test_a_table_without_titles_has_no_header_line(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().table(("", ""), [("loss", "1.5")])
-    assert capsys.readouterr().out == "loss  1.5\n"
-
-
-@pytest.mark.parametrize(
-    "number, text",
-    [
-        (0, "0"),
-        (999, "999"),
-        (1000, "1.0k"),
-        (1_234_567, "1.2M"),
-        (2e9, "2.0G"),
-        (999_999, "1.0M"),
-        (999_999_999, "1.0G"),
-    ],
-)
-def test_numbers_are_shortened_with_a_suffix(number: float, text: str) -> None:
-    assert shorten_number(number) == text
+def test_numbers_are_shortened_with_a_suffix() -> None:
+    texts = {0: "0", 999: "999", 1000: "1.0k", 1_234_567: "1.2M", 2e9: "2.0G", 999_999: "1.0M", 999_999_999: "1.0G"}
+    assert {number: shorten_number(number) for number in texts} == texts

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell import TINY, child_process, default_signals, environment, run_ok, story
+from tests.shell import TINY, child_process, default_signals, environment, run_child, story
 from tinylm import process_signals
 from tinylm.process_signals import TERMINATION_SIGNALS
 
@@ -48,131 +48,85 @@ run_with_signal_handlers(program)
 """
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    """A tinylm process that has installed its signal handlers."""
-    begun, begins = os.pipe()
-    command = [sys.executable, "-c", START, str(begins), *map(str, arguments)]
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        pass_fds=[begins],
-        preexec_fn=default_signals,
-    )
-    os.close(begins)
-    assert select.select([begun], [], [], LIMIT)[0]
-    os.close(begun)
-    return child
-
-
-def work(code: str, number: int, **options: object) -> subprocess.CompletedProcess[str]:
+def work(code: str, number: int, folder: Path, **options: object) -> subprocess.CompletedProcess[str]:
     """Run the code in another process, inside of a TemporaryDirectory whose path the process prints first."""
-    program = WORK.format(work=code, number=int(number))
-    command = [sys.executable, "-c", program]
-    settings = {"preexec_fn": default_signals, **options}
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=LIMIT, **settings)
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("interrupted")
-    (folder / "corpus.txt").write_text(story(20_000))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TINYLM_CACHE", str(folder / "cache"))
-        run_ok("train", folder / "corpus.txt", "--out", folder / "run", "--steps", 2, *TINY)
-    return folder
+    command = [sys.executable, "-c", WORK.format(work=code, number=int(number))]
+    env = {**environment(), "TMPDIR": str(folder)}
+    return run_child(command, LIMIT, **{"env": env, "preexec_fn": default_signals, **options})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_at_any_moment_ends_the_command_quietly(number: int, code: int, here: Path, tmp_path: Path) -> None:
+def test_a_signal_at_any_moment_ends_the_command_quietly(number: int, code: int, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text(story(20_000))
     commands = (
-        ("sample", "--model", here / "run", "-n", 1_000_000, "-t", 0),
-        ("train", here / "corpus.txt", "--out", tmp_path / "out", "--force", "--steps", 1_000_000, *TINY),
+        ("sample", "--model", run, "-n", 1_000_000, "-t", 0),
+        ("train", tmp_path / "corpus.txt", "--out", tmp_path / "out", "--force", "--steps", 1_000_000, *TINY),
     )
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     for moment in range(MOMENTS // 2):
-        with start(*commands[moment % 2]) as child:
+        begun, begins = os.pipe()
+        process = [sys.executable, "-c", START, str(begins), *map(str, commands[moment % 2])]
+        with child_process(process, LIMIT, **streams, pass_fds=[begins], preexec_fn=default_signals) as child:
+            os.close(begins)
+            assert select.select([begun], [], [], LIMIT)[0]  # it has installed its signal handlers
+            os.close(begun)
             time.sleep(LAST_MOMENT * moment / (MOMENTS // 2 - 1))
             child.send_signal(number)
-            _, stderr = child.communicate(timeout=LIMIT)
+            _, stderr = child.communicate()
         assert child.returncode in (code, -number), stderr
         for word in ("Traceback", "Error", "went wrong", "ignored"):
             assert word not in stderr
 
 
-@pytest.mark.parametrize("number", TERMINATION_SIGNALS)
-def test_a_signal_during_an_import_ends_the_process_immediately(number: int) -> None:
-    code = """class Interrupt:
-            def find_spec(self, name, *rest):
-                os.kill(os.getpid(), number)
-        sys.meta_path.insert(0, Interrupt())
+SIGNALLED = {  # what the process is doing, and whether its temporary files are removed
+    "nothing": ("os.kill(os.getpid(), number)", True),
+    "raising another": ("try: os.kill(os.getpid(), number)\n        except BaseException: raise ImportError", True),
+    "exiting": ("try: os.kill(os.getpid(), number)\n        except BaseException: sys.exit(1)", True),
+    "freeing": ("type('Freed', (), {'__del__': lambda self: os.kill(os.getpid(), number)})()", False),
+    "importing": (
+        """sys.meta_path.insert(0, type('', (), {'find_spec': lambda *names: os.kill(os.getpid(), number)})())
         try: import half_a_module
-        finally: print("went on", flush=True)"""
-    result = work(code, number)
-    assert (result.returncode, result.stderr) == (-number, "")
-    assert "went on" not in result.stdout
-
-
-@pytest.mark.parametrize("number", TERMINATION_SIGNALS)
-def test_temporary_files_are_removed_before_the_process_ends(number: int) -> None:
-    result = work("os.kill(os.getpid(), number)", number)
-    assert (result.returncode, result.stderr) == (-number, "")
-    folder, *rest = result.stdout.splitlines()
-    assert not rest and not Path(folder).exists()
-
-
-@pytest.mark.parametrize("number", TERMINATION_SIGNALS)
-@pytest.mark.parametrize(
-    "swallowing",
-    [
-        "try: os.kill(os.getpid(), number)\n        except BaseException: raise ImportError('half a module') from None",
-        "try: os.kill(os.getpid(), number)\n        except BaseException: sys.exit(1)",
-        "type('Freed', (), {'__del__': lambda self: os.kill(os.getpid(), number)})()",
-    ],
-)
-def test_an_exception_that_replaces_interrupted_does_not_hide_the_signal(swallowing: str, number: int) -> None:
-    result = work(swallowing, number)
-    assert (result.returncode, result.stderr) == (-number, "")
-    assert "went on" not in result.stdout
-
-
-def test_a_second_signal_ends_the_process_at_once() -> None:
-    wait = "try: os.kill(os.getpid(), number)\n        finally: os.kill(os.getpid(), number); print('went on')"
-    result = work(wait, signal.SIGINT)
-    assert (result.returncode, result.stderr) == (-signal.SIGINT, "")
-    assert "went on" not in result.stdout
-
-
-def test_a_process_on_which_signals_have_no_default_effect_ends_with_their_exit_code() -> None:
-    """Such as process 1 of a container."""
-    result = work("os.kill = lambda *arguments: signal.raise_signal(number)\n        os.kill()", signal.SIGTERM)
-    assert result.returncode == -signal.SIGTERM
-    code = "kill = os.kill; os.kill = lambda *arguments: None; kill(os.getpid(), number)"
-    assert work(code, signal.SIGTERM).returncode == 143
-
-
-@pytest.mark.parametrize("number", TERMINATION_SIGNALS)
-def test_a_signal_that_was_ignored_at_start_stays_ignored(number: int) -> None:
-    """As under nohup, and in background jobs of a script."""
-    result = work("os.kill(os.getpid(), number)", number, preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "went on" in result.stdout
-
-
-@pytest.mark.parametrize("number", TERMINATION_SIGNALS)
-def test_a_signal_interrupts_a_long_call_into_a_library(number: int) -> None:
-    """The call takes hours and releases the interpreter lock, as the training of a tokenizer does."""
-    code = """import hashlib, threading
+        finally: print("went on", flush=True)""",
+        False,
+    ),
+    "ending by a signal": (
+        "try: os.kill(os.getpid(), number)\n        finally: os.kill(os.getpid(), number); print('went on')",
+        False,
+    ),
+    "a call that takes hours and releases the interpreter lock, as the training of a tokenizer does": (
+        """import hashlib, threading
         from tinylm.process_signals import interruptible
         threading.Timer(0.5, os.kill, [os.getpid(), number]).start()
-        interruptible(lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1))"""
-    result = work(code, number)
+        interruptible(lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1))""",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("doing", SIGNALLED)
+def test_a_signal_ends_the_process_whatever_it_is_doing(doing: str, tmp_path: Path) -> None:
+    code, removed = SIGNALLED[doing]
+    number = TERMINATION_SIGNALS[list(SIGNALLED).index(doing) % len(TERMINATION_SIGNALS)]
+    result = work(code, number, tmp_path)
     assert (result.returncode, result.stderr) == (-number, "")
-    folder, *rest = result.stdout.splitlines()
-    assert not rest and not Path(folder).exists()
+    (folder,) = result.stdout.splitlines()  # and not "went on"
+    assert Path(folder).exists() == (not removed)
+
+
+def test_a_process_on_which_signals_have_no_default_effect_ends_with_their_exit_code(tmp_path: Path) -> None:
+    """Such as process 1 of a container."""
+    code = "kill = os.kill; os.kill = lambda *arguments: None; kill(os.getpid(), number)"
+    assert work(code, signal.SIGTERM, tmp_path).returncode == 143
+
+
+@pytest.mark.parametrize("number", TERMINATION_SIGNALS)
+def test_a_signal_that_was_ignored_at_start_stays_ignored(number: int, tmp_path: Path) -> None:
+    """As under nohup, and in background jobs of a script."""
+    ignored = {"preexec_fn": lambda: signal.signal(number, signal.SIG_IGN)}
+    result = work("os.kill(os.getpid(), number)", number, tmp_path, **ignored)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "went on" in result.stdout
 
 
 def test_an_interruptible_call_returns_its_result_and_raises_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,8 +189,5 @@ tinylm.run_directory.loading.read_config = fail
 sys.argv = ["tinylm", "info", "."]
 main()
 """
-    command = [sys.executable, "-c", program]
-    result = subprocess.run(
-        command, capture_output=True, text=True, env=environment(), timeout=LIMIT, preexec_fn=default_signals
-    )
+    result = run_child([sys.executable, "-c", program], LIMIT, preexec_fn=default_signals)
     assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, "", "")

@@ -56,10 +56,6 @@ def prepared(stdout: io.RawIOBase | io.BytesIO, stderr: io.RawIOBase | io.BytesI
     prepare_streams()
 
 
-def opened(descriptor: int) -> io.FileIO:
-    return io.FileIO(descriptor, "w", closefd=False)
-
-
 def test_text_is_written_in_utf_8_and_bytes_of_a_path_unchanged() -> None:
     out, err = Disk(), Disk()
     prepared(out, err)
@@ -84,23 +80,15 @@ def test_a_full_disk_is_one_error_and_later_writes_are_dropped() -> None:
 
 
 @posix
-def test_a_closed_pipe_is_a_closed_output_error(pipe: tuple[int, int]) -> None:
-    os.close(pipe[0])
-    prepared(opened(pipe[1]))
-    with pytest.raises(ClosedOutputError) as caught:
-        print("result", flush=True)
-    assert caught.value.exit_code == 0
-    sys.stdout.flush()
-
-
-@posix
-def test_a_closed_terminal_is_a_closed_output_error() -> None:
-    ours, theirs = os.openpty()
-    prepared(opened(theirs))
-    os.close(ours)
-    with pytest.raises(ClosedOutputError):
-        print("result", flush=True)
-    os.close(theirs)
+def test_a_closed_pipe_or_terminal_is_a_closed_output_error() -> None:
+    for ours, theirs in (os.pipe(), os.openpty()):
+        os.close(ours)
+        prepared(io.FileIO(theirs, "w", closefd=False))
+        with pytest.raises(ClosedOutputError) as caught:
+            print("result", flush=True)
+        assert caught.value.exit_code == 0
+        sys.stdout.flush()
+        os.close(theirs)
 
 
 def test_an_io_error_of_a_disk_is_an_output_error(tmp_path: Path) -> None:
@@ -111,20 +99,20 @@ def test_an_io_error_of_a_disk_is_an_output_error(tmp_path: Path) -> None:
     assert not isinstance(caught.value, ClosedOutputError)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EBADF])
-def test_messages_that_cannot_be_written_are_dropped_and_later_ones_are_written(number: int) -> None:
-    err = Disk(None, number, number, None)
-    prepared(Disk(), err)
-    for message in ("one", "two", "three", "four"):
-        print(message, file=sys.stderr)
-    assert err.getvalue().split() == [b"one", b"four"]
+def test_messages_that_cannot_be_written_are_dropped_and_later_ones_are_written() -> None:
+    for number in (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EBADF):
+        err = Disk(None, number, number, None)
+        prepared(Disk(), err)
+        for message in ("one", "two", "three", "four"):
+            print(message, file=sys.stderr)
+        assert err.getvalue().split() == [b"one", b"four"]
 
 
 @posix
 def test_a_non_blocking_pipe_receives_all_output(pipe: tuple[int, int]) -> None:
     """Another program of a pipeline may make the pipe non-blocking; Python's own streams then lose output."""
     os.set_blocking(pipe[1], False)
-    prepared(opened(pipe[1]))
+    prepared(io.FileIO(pipe[1], "w", closefd=False))
     text = "0123456789" * 50_000  # more than a pipe holds
     found: list[int] = []
 

@@ -36,24 +36,8 @@ from tinylm.run_directory.loading import load_model
 from tinylm.streams import prepare_streams
 
 HEAVY = {"torch", "numpy", "tokenizers", "safetensors", "gigatoken"}
-COMMANDS = (
-    "train",
-    "sample",
-    "chat",
-    "runs",
-    "info",
-    "eval",
-    "compare",
-    "report",
-    "finetune-lora",
-    "finetune-adapter",
-    "merge-lora",
-    "import",
-    "export",
-    "train-tokenizer",
-    "doctor",
-    "cache",
-)
+COMMANDS = ("train", "sample", "chat", "runs", "info", "eval", "compare", "report", "finetune-lora")
+COMMANDS += ("finetune-adapter", "merge-lora", "import", "export", "train-tokenizer", "doctor", "cache")
 full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and pipes")
 
@@ -128,10 +112,8 @@ def test_version_is_printed_and_no_argument_prints_the_usage() -> None:
     assert run_ok("--version").stdout == f"tinylm {tinylm.__version__}\n"
     bare = shell()
     assert bare.exit_code == 2
-    assert "Usage: tinylm" in bare.output
-    places = [
-        bare.output.index(words) for words in ("tinylm train book.txt", 'tinylm sample "Once', "Options", "Start here")
-    ]
+    parts = ("Usage: tinylm", "tinylm train book.txt", 'tinylm sample "Once', "Options", "Start here")
+    places = [bare.output.index(words) for words in parts]
     assert places == sorted(places)
 
 
@@ -163,34 +145,27 @@ def test_errors_have_their_exit_codes(kind: type[TinyLMError], code: int, monkey
     assert debugged.stderr.endswith(message)
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interruption_is_a_note_and_not_an_error(number: int, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = failing(InterruptedRunError("All is saved.", number), monkeypatch)("--quiet")
-    assert (result.exit_code, result.stdout, result.stderr) == (code, "", "All is saved.\n")
+def test_an_interruption_is_a_note_and_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, code, said in (
+        (InterruptedRunError("All is saved.", signal.SIGINT), 130, "All is saved.\n"),
+        (InterruptedRunError("All is saved.", signal.SIGTERM), 143, "All is saved.\n"),
+        (KeyboardInterrupt(), 130, ""),  # Ctrl-C outside of training
+    ):
+        result = failing(error, monkeypatch)("--quiet")
+        assert (result.exit_code, result.stdout, result.stderr.lstrip()) == (code, "", said)
 
 
-@pytest.mark.parametrize(
-    "error, words",
-    [
+def test_unexpected_errors_print_a_sentence_and_have_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, words in (
         (ZeroDivisionError("division by zero"), "Internal error of tinylm (ZeroDivisionError: division by zero)."),
         (PermissionError(13, "Permission denied", "/x/y"), "Cannot access /x/y: Permission denied."),
         (OSError("no reason"), "Operating system error: no reason."),
         (MemoryError(), "Out of memory. Free some memory, then run the command again."),
-    ],
-)
-def test_unexpected_errors_print_a_sentence_and_have_exit_code_1(
-    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = failing(error, monkeypatch)
-    assert_error(info(), 1, words)
-    assert "Traceback" in info("--debug").stderr
-    assert "Traceback" in info(env={"TINYLM_INFO_DEBUG": "1"}).stderr
-
-
-def test_ctrl_c_outside_of_training_prints_nothing_and_has_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = failing(KeyboardInterrupt(), monkeypatch)()
-    assert (result.exit_code, result.stdout) == (130, "")
-    assert "Traceback" not in result.stderr
+    ):
+        info = failing(error, monkeypatch)
+        assert_error(info(), 1, words)
+        assert "Traceback" in info("--debug").stderr
+        assert "Traceback" in info(env={"TINYLM_INFO_DEBUG": "1"}).stderr
 
 
 @posix
@@ -206,9 +181,8 @@ def test_a_deleted_working_directory_is_an_error_that_says_so(tmp_path: Path) ->
     """Regression: a message of oneMKL, for a model named by its absolute path."""
     gone = tmp_path / "gone"
     gone.mkdir()
-    script = 'rmdir "$1"; shift; exec "$@"'
-    command = ["sh", "-c", script, "sh", str(gone), *process("info", tmp_path)]
-    result = subprocess.run(command, cwd=gone, capture_output=True, text=True, env=environment(), timeout=60)
+    command = ["sh", "-c", 'rmdir "$1"; shift; exec "$@"', "sh", str(gone), *process("info", tmp_path)]
+    result = run_child(command, cwd=gone)
     message = "Error: The working directory was deleted; go to another one (cd) and run the command again.\n"
     assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
 
@@ -224,7 +198,6 @@ def test_no_color_is_honoured() -> None:
 
 
 FULL = "Cannot write to standard output: No space left on device"
-CHEAP = [("train", "--help"), ("--version",)]
 
 
 @contextlib.contextmanager
@@ -237,11 +210,6 @@ def unwritable(kind: str) -> Iterator[int]:
         os.close(reader)
     yield writer
     os.close(writer)
-
-
-def process_on(words: tuple[str, ...], folder: Path, **streams: int) -> "subprocess.CompletedProcess[str]":
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-    return subprocess.run(process(*words), **both, text=True, env=environment(), cwd=folder, timeout=60)
 
 
 def run_on(stdout: int, stderr: int, *arguments: object) -> int:
@@ -257,52 +225,44 @@ def run_on(stdout: int, stderr: int, *arguments: object) -> int:
 
 
 @full
-@pytest.mark.parametrize("words", CHEAP)
-def test_a_result_that_does_not_fit_on_the_disk_is_an_error(words: tuple[str, ...], here: Path) -> None:
-    with unwritable("full") as stdout:
-        result = process_on(words, here, stdout=stdout)
-    said = f"Error: {FULL}; free some space, or redirect the output.\n"
-    assert (result.returncode, result.stderr) == (1, said)
-
-
-@posix
-@pytest.mark.parametrize("words", CHEAP)
-def test_a_result_without_a_reader_is_not_an_error(words: tuple[str, ...], here: Path) -> None:
-    with unwritable("pipe") as stdout:
-        result = process_on(words, here, stdout=stdout)
-    assert (result.returncode, result.stderr) == (0, "")
+@pytest.mark.parametrize(
+    "stream, kind, command, code, said",
+    [
+        ("stdout", "full", "--version", 1, f"Error: {FULL}; free some space, or redirect the output.\n"),
+        ("stdout", "pipe", "train --help", 0, ""),
+        ("stderr", "full", "train --dance", 2, ""),
+        ("stderr", "pipe", "sample -n 0", 2, ""),
+        ("stderr", "terminal", "sample -n 0", 2, ""),
+    ],
+)
+def test_a_command_keeps_its_exit_code_if_its_output_cannot_be_written(
+    stream: str, kind: str, command: str, code: int, said: str
+) -> None:
+    """Only a result that does not fit on the disk is an error."""
+    with unwritable(kind) as descriptor:
+        result = run_child(process(*command.split()), **{stream: descriptor})
+    assert (result.returncode, result.stdout or "", result.stderr or "") == (code, "", said)
 
 
 @full
 @pytest.mark.parametrize(
-    "kind, words", [("full", "train --dance"), ("pipe", "sample -n 0"), ("terminal", "sample -n 0")]
+    "stream, kind, options, code",
+    [
+        *(("stderr", kind, (), 0) for kind in ("full", "pipe", "terminal")),
+        *(("stdout", "full", (), 1), ("stdout", "pipe", ("--json",), 0), ("stdout", "terminal", (), 0)),
+    ],
 )
-def test_an_error_that_cannot_be_written_keeps_its_exit_code(kind: str, words: str, here: Path) -> None:
-    with unwritable(kind) as stderr:
-        result = process_on(tuple(words.split()), here, stderr=stderr)
-    assert (result.returncode, result.stdout) == (2, "")
-
-
-@full
-@pytest.mark.parametrize("kind", ["full", "pipe", "terminal"])
-def test_training_completes_without_a_reader_of_its_messages(kind: str, here: Path) -> None:
-    with unwritable(kind) as stderr, (here / "out.txt").open("w") as stdout:
-        assert run_on(stdout.fileno(), stderr, "train", "corpus.txt", "--out", "run", "--steps", 3, *TINY) == 0
-    assert (here / "out.txt").read_text() == "run\n"
-    assert json.loads((here / "run/last/state.json").read_text())["step"] == 3
-
-
-@full
-@pytest.mark.parametrize("kind, options, code", [("full", (), 1), ("pipe", ("--json",), 0), ("terminal", (), 0)])
 def test_training_completes_without_a_reader_of_its_output(
-    kind: str, options: tuple[str, ...], code: int, here: Path
+    stream: str, kind: str, options: tuple[str, ...], code: int, here: Path
 ) -> None:
     command = ("train", "corpus.txt", "--out", "run", "--steps", 3, "--log-every", 1, *TINY, *options)
-    with unwritable(kind) as stdout, (here / "err.txt").open("w") as stderr:
-        assert run_on(stdout, stderr.fileno(), *command) == code
+    with unwritable(kind) as broken, (here / "other").open("w") as other:
+        streams = (broken, other.fileno()) if stream == "stdout" else (other.fileno(), broken)
+        assert run_on(*streams, *command) == code
     assert json.loads((here / "run/last/state.json").read_text())["step"] == 3
-    said = (here / "err.txt").read_text().splitlines()[-1]
-    assert said.startswith(f"Error: The run is complete and saved in run. {FULL}" if code else "Best validation loss")
+    *_, last = (here / "other").read_text().splitlines()
+    said = f"Error: The run is complete and saved in run. {FULL}" if code else "Best validation loss"
+    assert last.startswith(said if stream == "stdout" else "run")
 
 
 @full
@@ -320,20 +280,20 @@ def test_output_that_cannot_be_written_ends_a_command_that_only_prints(
 
 
 @posix
-@pytest.mark.parametrize("words", [("runs", "a"), ("doctor", "--quiet"), ()])
-def test_file_names_in_messages_of_typer_are_escaped_on_a_terminal(words: tuple[str, ...]) -> None:
+def test_file_names_in_messages_of_typer_are_escaped_on_a_terminal() -> None:
     """A shell may insert such file names for a pattern such as *."""
-    ours, theirs = os.openpty()
-    with os.fdopen(theirs, "w") as terminal:
-        with contextlib.redirect_stderr(terminal), pytest.raises(SystemExit) as exit:
-            app([*words, "\x1b[2J"])
-        os.write(theirs, b"\0end")
-        shown = b""
-        while not shown.endswith(b"\0end") and select.select([ours], [], [], 60)[0]:
-            shown += os.read(ours, 1 << 16)
-    os.close(ours)
-    assert exit.value.code == 2
-    assert rb"[2J" in shown and b"\x1b[2J" not in shown
+    for words in (("runs", "a"), ("doctor", "--quiet"), ()):
+        ours, theirs = os.openpty()
+        with os.fdopen(theirs, "w") as terminal:
+            with contextlib.redirect_stderr(terminal), pytest.raises(SystemExit) as exit:
+                app([*words, "\x1b[2J"])
+            os.write(theirs, b"\0end")
+            shown = b""
+            while not shown.endswith(b"\0end") and select.select([ours], [], [], 60)[0]:
+                shown += os.read(ours, 1 << 16)
+        os.close(ours)
+        assert exit.value.code == 2
+        assert rb"[2J" in shown and b"\x1b[2J" not in shown
 
 
 @posix

@@ -62,10 +62,8 @@ def test_a_message_is_one_line_on_stderr_whatever_it_quotes_and_a_result_is_unch
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With --quiet, notes are left out, and warnings and errors are printed."""
-    text, line = (
-        "[red]the tensor a\nError: b\nc is missing" + " word" * 50,
-        "[red]the tensor a\\nError: b\\nc is missing",
-    )
+    words = " word" * 50
+    text, line = f"[red]a\nError: b\nc{words}", f"[red]a\\nError: b\\nc{words}"
     for quiet in (False, True):
         console = Console(quiet=quiet)
         for show in (console.note, console.warn, console.error):

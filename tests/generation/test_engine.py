@@ -21,7 +21,7 @@ from tests.shell import tinylm as shell
 from tinylm import files, loaded_model
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
-from tinylm.generation import converted_model, engine, generation_config, llama_cpp
+from tinylm.generation import converted_model, engine, llama_cpp
 from tinylm.generation.converted_model import conversion_key
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig, torch_is_faster
 
@@ -95,19 +95,6 @@ def test_torch_is_taken_for_many_samples_whose_time_makes_up_for_its_import() ->
     assert torch_is_faster([many] * 3, small)
     assert torch_is_faster([GenerationConfig(num_samples=10, max_tokens=2000)], 10_000_000)
     assert not torch_is_faster([GenerationConfig(num_samples=10, max_tokens=2000)], 9_999_999)
-
-
-def test_many_samples_are_generated_by_torch_if_weights_are_fp32(
-    run: Path, double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where torch is worth its import. Smaller weights are read faster by llama.cpp."""
-    monkeypatch.setattr(generation_config, "MIN_TORCH_WORK", 1)
-    found = []
-    for options, samples in (({}, 8), ({}, 7), ({"dtype": "bf16"}, 8), ({"quantize": "int8"}, 8)):
-        before = len(double.opened)
-        tinylm.load(run, **options).generate("the", max_tokens=3, num_samples=samples)
-        found.append(len(double.opened) - before)
-    assert found == [0, 1, 1, 1]
 
 
 def test_a_model_prepared_in_place_for_torch_is_not_exported_to_llama_cpp(run: Path, double: LlamaCppDouble) -> None:
@@ -200,18 +187,9 @@ def test_what_llama_cpp_cannot_run_is_named_and_sampled_by_torch(
         assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
         with pytest.raises(UsageError, match=rf'`engine="llama.cpp"` is not possible: .*{reason}'):
             model.generate(**PROMPT, engine="llama.cpp")
+    with pytest.raises(UsageError, match="prompts choose their adapters"):
+        tinylm.load(run).prepare_generation(SpeedConfig(engine="llama.cpp"), switches_adapters=True)
     assert not double.opened
-
-
-def test_prompts_that_choose_their_adapters_are_sampled_by_torch(
-    run: Path, lora: Path, double: LlamaCppDouble, tmp_path: Path
-) -> None:
-    lines = [{"prompt": "the", "seed": 1}, {"prompt": "the", "seed": 1, "adapter": str(lora)}]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    options = ("sample", "-m", run, "-f", tmp_path / "prompts.jsonl", "-n", 40, "--separator", "|")
-    plain, adapted = run_ok(*options).stdout.split("|")
-    assert plain != adapted and not double.opened
-    assert_error(shell(*options, "--engine", "llama.cpp"), 2, "prompts choose their adapters")
 
 
 def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(

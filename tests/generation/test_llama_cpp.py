@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.formats.test_gguf_writer import BPE, CHARACTERS, SIZES, foreign, own_model
+from tests.formats.test_gguf_writer import BPE, CHARACTERS, SIZES, own_model
 from tests.generation.llama_cpp_double import LlamaCppDouble
 from tinylm.errors import TinyLMError
 from tinylm.formats.gguf_writer import write_gguf
+from tinylm.formats.imported import ForeignModel
 from tinylm.generation import llama_cpp
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import generate
@@ -26,6 +27,7 @@ from tinylm.generation.speculative import generate_speculatively
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.presets import make_model_config
+from tinylm.run_config import SpecialTokens
 
 CONTEXT = 48  # of the models
 CASES = ("untied", "experts", "llama", "qwen2")
@@ -72,16 +74,6 @@ def test_logits_and_texts_are_those_of_torch(case: str, library: Any, tmp_path: 
         assert ours == theirs
 
 
-def test_a_shared_prompt_has_the_logits_of_one_that_each_row_processes(library: Any, tmp_path: Path) -> None:
-    _, model = opened(tmp_path, kind="q8_0")
-    prompt, following = np.array([[1, 2, 3, 4, 5]]), np.array([[6], [7], [8]])
-    shared, own = (model.make_cache(3, CONTEXT) for _ in range(2))
-    model.last_logits(prompt, shared, 1)
-    model.last_logits(prompt.repeat(3, axis=0), own, 1)
-    found, expected = (model.last_logits(following, cache, 1) for cache in (shared, own))
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-
-
 def test_rejected_draft_tokens_leave_no_trace(library: Any, tmp_path: Path) -> None:
     """The draft proposes the tokens of the text itself, with every third one changed."""
     reference, model = opened(tmp_path)
@@ -101,7 +93,8 @@ def test_rows_that_pad_the_embedding_have_the_logits_of_torch(library: Any, tmp_
     config = make_model_config(vocab_size=BPE.vocab_size + 7, size="nano", preset="modern", **SIZES)
     model = build_model(config).eval()
     assert isinstance(model, Decoder)
-    write_gguf(tmp_path / "model.gguf", foreign(config, model, BPE), "f32")
+    exported = ForeignModel(None, config, model.state_dict(), BPE.to_str(), SpecialTokens(), None)
+    write_gguf(tmp_path / "model.gguf", exported, "f32")
     ids = torch.tensor([[1, 2]])
     with torch.inference_mode():
         expected = model.logits(model(ids).hidden)
@@ -136,9 +129,16 @@ def test_samples_process_their_prompt_once_and_the_model_is_freed_after_its_cont
     assert double.freed == ["context", "context", "model"]
 
 
-def test_weights_are_not_stored_for_amx_where_llama_cpp_crashes(
+def test_options_that_llama_cpp_needs_for_correct_and_reproducible_logits(
     double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Keys and values have 16 bits if weights have fewer than 32; several rows use flash attention then. Weights are
+    not stored for AMX, where llama.cpp crashes."""
+    f32, f16 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16
+    for kind, rows, bits, flash in (("f32", 1, f32, 0), ("f32", 3, f32, 0), ("f16", 1, f16, 0), ("q8_0", 3, f16, -1)):
+        opened(tmp_path, kind=kind)[1].make_cache(rows, 9)
+        options = double.contexts[-1]
+        assert (options.type_k, options.type_v, options.flash_attn_type) == (bits, bits, flash), (kind, rows)
     given: list[Any] = []
     monkeypatch.setattr(double, "llama_model_load_from_file", lambda path, options: given.append(options))
     for processor in ("x86_64", "AMD64", "arm64"):
@@ -146,16 +146,6 @@ def test_weights_are_not_stored_for_amx_where_llama_cpp_crashes(
         with pytest.raises(TinyLMError, match="cannot open"):
             LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1)
         assert getattr(given[-1], "use_extra_bufts", True) == (processor == "arm64")
-
-
-def test_keys_and_values_have_16_bits_if_weights_have_fewer_than_32_and_several_rows_use_flash_attention(
-    double: LlamaCppDouble, tmp_path: Path
-) -> None:
-    f32, f16 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16
-    for kind, rows, bits, flash in (("f32", 1, f32, 0), ("f32", 3, f32, 0), ("f16", 1, f16, 0), ("q8_0", 3, f16, -1)):
-        opened(tmp_path, kind=kind)[1].make_cache(rows, 9)
-        options = double.contexts[-1]
-        assert (options.type_k, options.type_v, options.flash_attn_type) == (bits, bits, flash), (kind, rows)
 
 
 def always(threads: int) -> Generator[int, float, None]:
@@ -192,9 +182,6 @@ def test_logits_do_not_depend_on_the_number_of_threads_and_are_close_to_those_of
     np.testing.assert_allclose(found[0], expected, rtol=0, atol=tolerance)
 
 
-# The number of threads.
-
-
 def chosen(seconds: dict[int, Iterable[float]], steps: int) -> list[int]:
     """The numbers of threads of each step, where a step with n threads takes the next of `seconds[n]`."""
     times = {count: iter(each) for count, each in seconds.items()}
@@ -205,24 +192,18 @@ def chosen(seconds: dict[int, Iterable[float]], steps: int) -> list[int]:
     return counts
 
 
-def test_most_steps_have_the_fastest_number_of_threads() -> None:
+def test_most_steps_have_the_fastest_number_of_threads_and_others_are_tried_ever_more_rarely() -> None:
     for fastest in (1, 2, 4, 6):
         counts = chosen({count: itertools.repeat(1.0 if count == fastest else 1.5) for count in (1, 2, 4, 6)}, 2000)
         assert counts.count(fastest) > 0.9 * len(counts)
-    assert set(chosen({1: itertools.repeat(1.0)}, 1000)) == {1}
     slows_down = itertools.chain(itertools.repeat(1.0, 1000), itertools.repeat(9.0))
     counts = chosen({1: itertools.repeat(2.0), 2: slows_down}, 4000)
-    assert counts[100:1000].count(2) > 800
-    assert counts[-1000:].count(1) > 900
+    assert counts[100:1000].count(2) > 800 and counts[-1000:].count(1) > 900
     # Steps of 0.1 ms with two threads, of which each fortieth waits 8 ms for another process; 0.2 ms with one thread.
     counts = chosen({1: itertools.repeat(2e-4), 2: itertools.cycle([1e-4] * 39 + [8e-3])}, 20_000)
     assert counts.count(1) > 0.9 * len(counts)
-
-
-def test_a_slower_number_of_threads_is_tried_for_few_steps_and_ever_more_rarely() -> None:
     counts = chosen({1: itertools.repeat(20.0), 2: itertools.repeat(1.0)}, 3000)
     tried = [step for step, count in enumerate(counts) if count == 1]
     trial = TRIAL_STEPS + 1  # those of the fastest number, and one of the other
     waits = [tried[0] + 1 - trial, *(later - earlier - trial for earlier, later in itertools.pairwise(tried))]
     assert waits == [FIRST_WAIT * 2**number for number in range(8)]
-    assert chosen({1: itertools.repeat(9e-4), 2: itertools.repeat(5e-4)}, 300).count(1) <= 20

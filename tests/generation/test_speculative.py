@@ -12,9 +12,6 @@ from torch import Tensor
 
 from tests.generation.test_generator import FixedSampler, float64_model, sampled_logits
 from tests.variants import small
-from tinylm.generation.generation_config import SamplingConfig
-from tinylm.generation.generator import generate
-from tinylm.generation.sampler import Sampler
 from tinylm.generation.speculative import NGRAM_LENGTHS, NGramDraft, generate_speculatively, is_worth_drafting
 from tinylm.model.decoder import Decoder
 
@@ -85,21 +82,6 @@ def test_every_token_is_sampled_from_the_same_logits_as_without_a_draft(draft: s
         assert calls == 16 + fixed.limits.count(0)
     else:
         assert calls == STEPS if draft == "empty" else calls < STEPS / 2
-
-
-@pytest.mark.parametrize(("temperature", "penalty"), [(0.0, 1.0), (1.0, 1.3)])
-def test_the_text_does_not_depend_on_the_draft(temperature: float, penalty: float) -> None:
-    model = float64_model(small())
-    text = torch.randint(13, (500,), generator=torch.Generator().manual_seed(3))
-
-    def sampler() -> Sampler:
-        sampling = SamplingConfig(temperature, top_k=5, repeat_penalty=penalty)
-        return Sampler(sampling, 1, 1, 13)
-
-    plain = list(generate(model, [[3]], sampler(), STEPS))
-    draft = NGramDraft(text.numpy())
-    assert list(generate_speculatively(model, [3], sampler(), STEPS, draft, max_draft_tokens=4)) == plain
-    assert list(generate_speculatively(model, [3], sampler(), 1, draft, max_draft_tokens=4)) == plain[:1]
 
 
 def test_rejected_tokens_cannot_be_dropped_from_the_cache_of_a_sliding_window() -> None:

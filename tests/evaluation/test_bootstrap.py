@@ -41,18 +41,13 @@ def test_the_interval_agrees_with_explicit_resampling(number: int) -> None:
     assert found.high == pytest.approx(high, abs=0.05 * width)
 
 
-@pytest.mark.parametrize("degrees", T_97_5)
-def test_quantiles_of_t_are_those_of_the_table(degrees: int) -> None:
-    assert t_quantile(0.975, degrees) == pytest.approx(T_97_5[degrees], abs=6e-4)
+def test_quantiles_of_t_are_those_of_the_table() -> None:
+    assert {degrees: t_quantile(0.975, degrees) for degrees in T_97_5} == pytest.approx(T_97_5, abs=6e-4)
 
 
-def test_the_interval_of_equal_units_has_no_width_and_is_the_same_each_time() -> None:
+def test_equal_units_few_units_and_empty_units() -> None:
+    """Equal ones have an interval without width, few have none, and empty ones do not count."""
     assert ratio_interval(np.full(30, 3.0), np.full(30, 2.0)) == Interval(1.5, 1.5)
-    x = np.random.default_rng(0).random(30)
-    assert ratio_interval(x, np.ones(30)) == ratio_interval(x, np.ones(30))
-
-
-def test_few_units_have_no_interval_and_empty_units_do_not_count() -> None:
     x = np.random.default_rng(0).random(MIN_UNITS)
     assert ratio_interval(x[1:], np.ones(MIN_UNITS - 1)) is None
     whole = ratio_interval(x, np.ones(MIN_UNITS))
@@ -89,7 +84,7 @@ def long_text(length: int) -> Draw:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draw", [documents(20), documents(50), documents(200), long_text(2000), long_text(10_000)])
+@pytest.mark.parametrize("draw", [documents(20), documents(200), long_text(2000)])
 def test_the_interval_covers_the_true_loss_in_90_to_98_percent_of_made_texts(draw: Draw) -> None:
     rng = np.random.default_rng(1)
     intervals = [ratio_interval(*draw(rng)) for _ in range(300)]

@@ -1,22 +1,21 @@
-"""The evaluation loop, compared with the decoder of reference_parts.py in float64 on one window per token."""
+"""The evaluation loop, compared with models in float64: on one window per token, and on masked windows."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests import reference, reference_parts
 from tests.variants import randomised, small
 from tinylm.errors import TinyLMError
 from tinylm.evaluation.loop import EvaluationLoss, evaluate_loss
+from tinylm.evaluation.masked import masked_losses_and_accuracy
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import LanguageModel, Loss, next_token
 from tinylm.text.batches import Batch, evaluation_batches
+from tinylm.text.token_masking import masked_evaluation_batches
 
 CONFIG = small(context=8, dropout=0.5)
 TOKENS = np.random.default_rng(0).integers(0, CONFIG.vocab_size, 30).astype(np.uint8)
@@ -94,20 +93,14 @@ def test_other_errors_are_not_taken_for_lack_of_memory() -> None:
         evaluate_loss(decoder(), broken, evaluation_batches(TOKENS, CONFIG.context, 3))
 
 
-@pytest.mark.parametrize("stride", [None, 3])
-def test_the_loss_is_the_same_at_any_batch_size(stride: int | None) -> None:
-    model = decoder()
-    losses = [evaluate(model, rows, stride).loss for rows in (1, 2, 3, 7, 100)]
-    assert max(losses) - min(losses) < 1e-5
+@pytest.mark.parametrize("training", [True, False])
+def test_the_loss_is_the_same_at_any_batch_size_without_dropout_and_the_mode_is_restored(training: bool) -> None:
+    model = decoder().train(training)
+    for stride in (None, 3):
+        losses = [evaluate(model, rows, stride).loss for rows in (1, 2, 7, 100)]
+        assert max(losses) - min(losses) < 1e-5
     assert evaluate(model, 4, None).loss == evaluate(model, 4, CONFIG.context).loss
     assert evaluate(model, 4, None).loss != evaluate(model, 4, 3).loss
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_dropout_is_off_and_the_training_mode_is_restored(training: bool) -> None:
-    model = decoder().train(training)
-    losses = [evaluate(model, 4, None).loss for _ in range(2)]
-    assert losses[0] == losses[1]
     assert model.training == training
 
 
@@ -135,29 +128,36 @@ def test_evaluation_uses_the_given_number_format_and_no_gradients() -> None:
         assert not loss.total.requires_grad
         return loss
 
-    def batches() -> Iterator[object]:
-        yield from evaluation_batches(TOKENS, 8, 2)
-
-    fp32 = evaluate_loss(model, objective, batches(), "fp32")
-    bf16 = evaluate_loss(model, objective, batches(), "bf16")
+    fp32, bf16 = (evaluate_loss(model, objective, evaluation_batches(TOKENS, 8, 2), name) for name in ("fp32", "bf16"))
     assert set(dtypes[:3]) == {torch.float32}
     assert set(dtypes[3:]) == {torch.bfloat16}
     assert 0 < abs(bf16.loss - fp32.loss) < 0.1
 
 
-@given(st.integers(1, 10**6), st.floats(1e-3, 20), st.integers(1, 10**6))
-def test_perplexity_and_bits_follow_from_the_loss(tokens: int, loss: float, units: int) -> None:
-    result = EvaluationLoss(tokens * loss, tokens)
-    assert result.loss == pytest.approx(loss)
-    assert result.perplexity == pytest.approx(math.e**loss)
-    assert result.bits_per(units) == pytest.approx(tokens * loss * math.log2(math.e) / units)
-
-
-def test_a_coin_toss_costs_one_bit_and_perplexity_overflows_to_infinity() -> None:
-    coin = EvaluationLoss(100 * math.log(2), 100)
-    assert (coin.perplexity, coin.bits_per(100), coin.bits_per(200)) == pytest.approx((2.0, 1.0, 0.5))
+def test_perplexity_and_bits_follow_from_the_loss() -> None:
+    result = EvaluationLoss(30.0, 20)
+    assert (result.loss, result.perplexity) == pytest.approx((1.5, math.e**1.5))
+    assert result.bits_per(80) == pytest.approx(30 * math.log2(math.e) / 80)
+    assert result.bits_per(0) is None, "control tokens encode no text"
     assert EvaluationLoss(1e6, 1).perplexity == math.inf
 
 
-def test_tokens_that_encode_no_text_have_no_bits_per_character() -> None:
-    assert EvaluationLoss(2.0, 1).bits_per(0) is None
+def test_the_loss_and_accuracy_of_masked_tokens_equal_their_formulas() -> None:
+    config = small(architecture="encoder", context=8, vocab_size=4)
+    model = randomised(build_model(config)).double()
+    weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    batches = list(masked_evaluation_batches(np.tile([0, 1, 2], 30), 8, rows=3, mask_id=3, vocab_size=4))
+    progress: list[int] = []
+    found, accuracy = masked_losses_and_accuracy(model.train(), iter(batches), "fp32", progress.append)
+    losses, correct = [], []
+    for batch in batches:
+        for ids, targets, mask in zip(batch.ids, batch.targets, batch.mask, strict=True):
+            logits = reference_parts.encoder_logits(weights, config, ids.tolist(), len(ids), table=np.float32)
+            for position in np.flatnonzero(mask):
+                losses.append(-reference_parts.log_softmax(logits[position])[targets[position]])
+                correct.append(logits[position].argmax() == targets[position])
+    assert (found.total.tokens, sum(progress)) == (len(losses), len(losses))
+    assert found.total.loss == pytest.approx(sum(losses) / len(losses), rel=1e-9)
+    assert accuracy == sum(correct) / len(correct)
+    assert 0 < accuracy < 1
+    assert model.training

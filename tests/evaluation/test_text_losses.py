@@ -1,4 +1,4 @@
-"""Losses of conversations, pairs and windows, and intervals, compared with each text alone and explicit resampling."""
+"""Losses of conversations, pairs and windows, and intervals, compared with each text alone."""
 
 import dataclasses
 from typing import Any
@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.evaluation.test_bootstrap import resampled_interval
 from tests.text.test_chat_batches import random_tokens
 from tests.variants import randomised, small
+from tinylm.evaluation.bootstrap import ratio_interval
 from tinylm.evaluation.chat import evaluate_chat
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.masked import evaluate_masked
@@ -106,13 +106,12 @@ def test_conversations_pairs_and_windows_have_an_interval_from_ten_on() -> None:
         assert dataclasses.replace(many, loss_low=None).to_json().keys() < many.to_json().keys()
 
 
-def test_the_interval_is_that_of_explicit_resampling() -> None:
+def test_the_interval_of_texts_is_that_of_the_ratio_of_their_nats_and_tokens() -> None:
     rng = np.random.default_rng(8)
     tokens = rng.integers(1, 60, 50)
     losses = TextLosses(tokens * rng.normal(2, 0.3, 50), tokens)
-    found = losses.interval("pairs", LogReporter())
-    low, high = resampled_interval(losses.nats, tokens.astype(float))
-    assert (found["loss_low"], found["loss_high"]) == pytest.approx((low, high), abs=0.05 * (high - low))
+    found, expected = losses.interval("pairs", LogReporter()), ratio_interval(losses.nats, tokens)
+    assert expected is not None and (found["loss_low"], found["loss_high"]) == (expected.low, expected.high)
 
 
 def test_many_texts_are_grouped_at_random_and_many_windows_in_order() -> None:

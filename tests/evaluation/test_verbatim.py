@@ -67,11 +67,8 @@ def test_matches_are_those_of_a_search_of_all_substrings(
         check(texts, documents, k, find_matches(texts, documents_of(documents), k))
 
 
-@pytest.mark.parametrize("block", [8, 1 << 16])
-def test_matches_in_long_documents_are_found_across_blocks_and_pieces(
-    block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verbatim, "BLOCK", block)
+def test_matches_in_long_documents_are_found_across_blocks_and_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbatim, "BLOCK", 8)
     monkeypatch.setattr(verbatim, "PIECE", 300)
     documents = [story(2000, seed=1), "é日本😀 " * 30, story(500, seed=2)]
     texts = [documents[0][700:790] + documents[2][100:160], documents[1][10:70] + "x", story(200, seed=3), ""]
@@ -86,11 +83,9 @@ def test_equal_hashes_of_other_text_are_no_match(monkeypatch: pytest.MonkeyPatch
     assert find_matches(["abba"], documents_of(["baab"]), 4).copied.tolist() == [0]
 
 
-def test_a_match_does_not_cross_documents_or_texts() -> None:
-    found = find_matches(["abcdef", "gh"], documents_of(["abc", "def", "efgh"]), 3)
-    assert found.copied.tolist() == [6, 0] and [match.characters for match in found.longest] == [3]
-    sentinel = verbatim.SEPARATOR
-    assert find_matches([f"abc{sentinel}def"], documents_of(["abc", "def"]), 4).copied.tolist() == [0]
+def test_a_match_does_not_cross_documents_whatever_the_text_contains() -> None:
+    separator = verbatim.SEPARATOR
+    assert find_matches([f"abc{separator}def"], documents_of(["abc", "def"]), 4).copied.tolist() == [0]
 
 
 def test_repetitive_text_takes_little_time_and_has_an_exact_share() -> None:

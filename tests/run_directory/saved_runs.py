@@ -36,11 +36,11 @@ CONFIG = RunConfig(
     runtime=RuntimeConfig(device="cpu", dtype="fp32", compile=False, threads=1),
 )
 
-Content = tuple[dict[str, bytes], dict[str, bytes], dict[str, Any]]
+INITIAL = build_model(SHAPE, seed=1).state_dict()
 
 
 def weights_of(number: int) -> dict[str, Tensor]:
-    return {name: tensor + number for name, tensor in build_model(SHAPE, seed=1).state_dict().items()}
+    return {name: tensor + number for name, tensor in INITIAL.items()}
 
 
 def optimizer_of(number: int) -> dict[str, Tensor]:

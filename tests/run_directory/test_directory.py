@@ -1,6 +1,5 @@
 """Saved runs are read back unchanged."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -19,9 +18,7 @@ from tests.run_directory.saved_runs import (
     state_of,
     weights_of,
 )
-from tests.variants import VARIANTS, randomised
 from tinylm.errors import TinyLMError
-from tinylm.model.build import build_model
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_weights, summarise
 from tinylm.run_directory.metrics_log import read_metrics
@@ -31,19 +28,15 @@ def names(path: Path) -> set[str]:
     return {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
 
 
-def test_loading_returns_what_was_saved(tmp_path: Path) -> None:
-    saved_run(tmp_path / "run", 0, 1, 2)
+def test_loading_returns_what_was_saved_and_best_and_last_weights_are_saved_separately(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", 0, 1, 2)
     assert (best_save(tmp_path / "run"), last_save(tmp_path / "run")) == (2, 2)
     model, config, tokenizer, _ = load_model(tmp_path / "run")
     assert not model.training
     assert config == CONFIG
     assert tokenizer.sha256 == TOKENIZER.sha256
-
-
-def test_best_and_last_weights_are_saved_separately(tmp_path: Path) -> None:
-    run = saved_run(tmp_path / "run", 0)
     run.save_last(weights_of(5), optimizer_of(5), state_of(5), CONFIG)
-    assert (best_save(tmp_path / "run"), last_save(tmp_path / "run")) == (0, 5)
+    assert (best_save(tmp_path / "run"), last_save(tmp_path / "run")) == (2, 5)
 
 
 def test_a_run_directory_has_the_documented_files_and_no_pickle(tmp_path: Path) -> None:
@@ -70,15 +63,10 @@ def test_a_new_run_is_hidden_until_its_first_save(tmp_path: Path) -> None:
     run.save_best(weights_of(0), CONFIG, 0, 1.0)
     assert not (tmp_path / "run").exists()
     assert [entry.name for entry in tmp_path.iterdir()] == [".run.tinylm-new"]
-    run.save_last(weights_of(0), optimizer_of(0), state_of(0), CONFIG)
+    run.save_last(weights_of(0), {}, state_of(0), CONFIG)  # before the first step, without optimizer state
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
-    assert read_metrics(run.path) == [{"step": 0}]
-
-
-def test_a_save_before_the_first_step_loads_without_optimizer_state(tmp_path: Path) -> None:
-    run = saved_run(tmp_path / "run", 0)
-    run.save_last(weights_of(0), {}, state_of(0), CONFIG)
     assert RunDirectory(tmp_path / "run").load_last(CONFIG).read_optimizer() == {}
+    assert read_metrics(run.path) == [{"step": 0}]
 
 
 def test_weights_that_share_memory_or_are_not_contiguous_are_saved(tmp_path: Path) -> None:
@@ -90,7 +78,7 @@ def test_weights_that_share_memory_or_are_not_contiguous_are_saved(tmp_path: Pat
     assert (tensors.step, tensors.val_loss) == (1, None)
 
 
-def test_a_summary_describes_both_saves(tmp_path: Path) -> None:
+def test_a_summary_describes_both_saves_and_a_run_without_the_last_one_still_loads(tmp_path: Path) -> None:
     run = saved_run(tmp_path / "run", 3)
     run.save_last(weights_of(5), optimizer_of(5), state_of(5), CONFIG)
     summary = summarise(tmp_path / "run")
@@ -106,14 +94,9 @@ def test_a_summary_describes_both_saves(tmp_path: Path) -> None:
     }
     shutil.rmtree(tmp_path / "run" / "last")
     assert summarise(tmp_path / "run")["step"] == 3
-
-
-def test_a_run_without_a_last_save_cannot_be_resumed_and_still_loads(tmp_path: Path) -> None:
-    saved_run(tmp_path / "run", 4)
-    shutil.rmtree(tmp_path / "run" / "last")
     with pytest.raises(TinyLMError, match=r"has no last/ folder, so it cannot be resumed"):
         last_save(tmp_path / "run")
-    assert best_save(tmp_path / "run") == 4
+    assert best_save(tmp_path / "run") == 3
 
 
 def test_the_error_for_a_run_deleted_during_training_does_not_promise_an_intact_save(tmp_path: Path) -> None:
@@ -127,15 +110,15 @@ def test_the_error_for_a_run_deleted_during_training_does_not_promise_an_intact_
         assert "intact" not in str(e.value)
 
 
-@pytest.mark.parametrize("name", ["gemma 3", "yarn, partial, biases of outputs", "qwen 3 moe, not normalised"])
-def test_a_run_of_a_published_shape_is_the_same_after_it_was_loaded(tmp_path: Path, name: str) -> None:
-    shape = dict(VARIANTS)[name]
-    config = dataclasses.replace(CONFIG, model=dataclasses.replace(shape, vocab_size=TOKENIZER.vocab_size))
-    model = randomised(build_model(config.model))
-    run = RunDirectory.create(tmp_path / "run", config, TOKENIZER)
-    run.save_best(dict(model.state_dict()), config, 1, 1.0)
-    run.save_last(dict(model.state_dict()), {}, state_of(1), config)
-    loaded, found, _, _ = load_model(tmp_path / "run")
-    assert found == config
-    ids = torch.tensor([[0, 2, 1, 3, 0, 0, 2, 1]])
-    assert torch.equal(loaded.probe(ids).hidden, model.probe(ids).hidden)
+def test_records_after_a_step_are_dropped_and_a_truncated_line_is_skipped(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", 0)
+    assert read_metrics(run.path) == []
+    run.truncate_metrics(3)
+    for step in range(5):
+        run.append_metrics({"step": step, "loss": step / 3})
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')
+    assert [record["step"] for record in read_metrics(run.path)] == [0, 1, 2, 3, 4]
+    run.truncate_metrics(2)
+    run.append_metrics({"step": 3})
+    assert read_metrics(run.path) == [*({"step": s, "loss": s / 3} for s in range(3)), {"step": 3}]

@@ -1,6 +1,8 @@
 """Tensors in the files of several ranks. Reference: the tensors that were divided, and torch's division into chunks."""
 
 import json
+import math
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from torch import Tensor
 from tinylm.errors import TinyLMError
 from tinylm.run_directory import tensor_files
 from tinylm.run_directory.tensor_files import Shard, read_tensors, write_tensors
+from tinylm.run_directory.weights import is_finite
 
 TENSORS = {
     "matrix": torch.arange(14.0).view(7, 2),
@@ -23,11 +26,11 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8])
-def test_the_parts_of_a_tensor_are_its_chunks(rows: int) -> None:
-    tensor = torch.arange(2 * rows).view(rows, 2)
-    chunks = [*tensor.chunk(4), *[tensor[:0]] * 4][:4]
-    assert all(torch.equal(Shard(index, 4).rows(tensor), chunk) for index, chunk in enumerate(chunks))
+def test_the_parts_of_a_tensor_are_its_chunks() -> None:
+    for rows in (1, 3, 4, 5, 8):
+        tensor = torch.arange(2 * rows).view(rows, 2)
+        chunks = [*tensor.chunk(4), *[tensor[:0]] * 4][:4]
+        assert all(torch.equal(Shard(index, 4).rows(tensor), chunk) for index, chunk in enumerate(chunks))
 
 
 def written(folder: Path, size: int) -> list[Path]:
@@ -39,7 +42,7 @@ def written(folder: Path, size: int) -> list[Path]:
     return files
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [1, 3, 8])
 def test_files_of_any_number_of_ranks_are_read_by_any_number(size: int, tmp_path: Path) -> None:
     files = written(tmp_path, size)
     assert len(set(files)) == size and set(files) == set(tmp_path.iterdir())
@@ -89,14 +92,21 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("index", [0, 1])
-def test_files_that_are_not_the_parts_of_the_same_tensors_are_an_error(damage: str, index: int, tmp_path: Path) -> None:
-    files = written(tmp_path, 3)
-    damaged, message = DAMAGES[damage]
-    damaged(files[index])
-    with pytest.raises(TinyLMError, match=message):
-        read_tensors(files)
+def test_files_that_are_not_the_parts_of_the_same_tensors_are_an_error(tmp_path: Path) -> None:
+    wrong = []
+    for name, (damage, message) in DAMAGES.items():
+        for index in (0, 1):
+            folder = tmp_path / f"{name} {index}"
+            folder.mkdir()
+            files = written(folder, 3)
+            damage(files[index])
+            try:
+                read_tensors(files)
+                wrong.append(f"{name}, file {index}: no error")
+            except TinyLMError as error:
+                if not re.search(message, str(error)):
+                    wrong.append(f"{name}, file {index}: {error}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_files_in_another_order_or_number_are_an_error(tmp_path: Path) -> None:
@@ -114,3 +124,15 @@ def test_a_rank_needs_memory_only_for_its_rows(tmp_path: Path, monkeypatch: pyte
     read_tensors(files, Shard(1, 2))
     with pytest.raises(TinyLMError, match="GB are free"):
         read_tensors(files)
+
+
+def test_one_value_that_is_not_finite_is_found_anywhere() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for shape in ((1,), (7,), (3, 129)):
+            plain = torch.linspace(-60_000, 60_000, math.prod(shape)).to(dtype)
+            assert is_finite(plain)
+            for place in range(len(plain)):
+                tensor = plain.clone()
+                tensor[place] = (math.nan, math.inf, -math.inf)[place % 3]
+                assert not is_finite(tensor.view(shape))
+                assert not is_finite(tensor.view(shape).T if len(shape) == 2 else tensor)

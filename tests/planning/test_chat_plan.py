@@ -35,11 +35,6 @@ def planned_chats(train: list[int], val: tuple[int, ...] = (10,), scored: int = 
     return planned(**{"data": chats, "shape": ChatShape(parts), **choices})
 
 
-def test_the_objective_is_that_of_the_data() -> None:
-    assert planned_chats([50] * 20).training.objective == "chat"
-    assert planned().training.objective == "next-token"
-
-
 def test_the_context_of_a_new_model_has_room_for_nearly_all_conversations() -> None:
     plan = planned_chats([301] * 199 + [2000], model={"size": "nano"})
     assert plan.model.context == 608  # twice the usual length, in steps of 32
@@ -62,6 +57,7 @@ def test_an_epoch_has_as_many_steps_as_batches_of_rows() -> None:
     single = planned_chats([101] * 55, training={"batch_size": 2, "pack": False}, **choices)
     assert single.steps == 2 * 28
     assert packed.training.pack and not single.training.pack
+    assert packed.training.objective == "chat"
 
 
 def test_a_step_has_about_as_many_tokens_packed_or_not() -> None:
@@ -96,8 +92,3 @@ def test_only_packed_rows_have_constant_sizes_and_are_compiled() -> None:
         plan = planned_chats([101] * 5000, budget=long, model={"size": "mini"}, training={"pack": pack})
         assert plan.runtime.compile == pack
     assert planned(budget=long, model={"size": "mini"}).runtime.compile
-
-
-def test_packing_is_for_conversations() -> None:
-    with pytest.raises(UsageError, match="`pack` is for conversations"):
-        planned(training={"pack": True})

@@ -40,46 +40,6 @@ def test_in_an_encoder_decoder_the_layers_of_one_stack_store_a_token() -> None:
     assert activation_bytes(machine(), two_stacks(12, 2)) > 1.5 * activation_bytes(machine(), two_stacks(2, 2))
 
 
-@pytest.mark.parametrize(
-    "larger",
-    [{"attention_dropout": 0.1}, {"width": 32}, {"head_dim": 8}, {"layers": 3}, {"ffn_width": 48}],
-)
-def test_activations_grow_with_attention_dropout_and_each_dimension(larger: dict[str, Any]) -> None:
-    assert activation_bytes(machine(), small(**larger)) > activation_bytes(machine(), small())
-
-
-@pytest.mark.parametrize(
-    "choices",
-    [
-        {},
-        {"dropout": 0.1},
-        {"attention_dropout": 0.1},
-        {"position": "relative"},
-        {"experts": 4},
-        {"norm": "layernorm", "activation": "gelu", "bias": True},
-    ],
-)
-def test_the_estimate_covers_what_torch_stores_for_the_backward_pass(choices: dict[str, Any]) -> None:
-    config = small(width=64, ffn_width=192, context=32, layers=3, vocab_size=200, **choices)
-    model = build_model(config).train()
-    parameters = {parameter.data_ptr() for parameter in model.parameters()}
-    stored: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in parameters:
-            stored[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        kept.append(tensor)  # so that its address is not reused
-        return tensor
-
-    kept: list[torch.Tensor] = []
-    ids = torch.randint(config.vocab_size, (4, config.context))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = torch.nn.functional.cross_entropy(model.logits(model.probe(ids).hidden).flatten(0, 1), ids.flatten())
-        loss.backward()
-    per_token = sum(stored.values()) / ids.numel()
-    assert per_token <= activation_bytes(machine(), config) <= 6 * per_token
-
-
 def stored_per_token(config: ModelConfig, layers: int, dtype: str) -> float:
     """Bytes per token that torch stores for the backward pass of the layers, without the weights and their casts."""
     two_stacks = config.architecture == "encoder-decoder"
@@ -100,25 +60,19 @@ def stored_per_token(config: ModelConfig, layers: int, dtype: str) -> float:
     return (sum(tensor.untyped_storage().nbytes() for tensor in stored.values()) - casts) / ids.numel()
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "choices",
     [
-        {},
-        {"dropout": 0.1},
-        {"attention_dropout": 0.1},
-        {"position": "relative"},
-        {"experts": 4},
+        {"dropout": 0.1, "kv_heads": 4},
+        {"attention_dropout": 0.1, "norm_placement": "sandwich"},
+        {"position": "relative", "parallel_residual": True},
+        {"experts": 4, "qk_norm": False},
         {"norm": "layernorm", "activation": "gelu", "bias": True},
-        {"kv_heads": 4},
-        {"norm_placement": "sandwich"},
-        {"parallel_residual": True},
-        {"context": 256},
-        {"qk_norm": False},
-        {"architecture": "encoder"},
+        {"context": 256, "architecture": "encoder"},
         {"architecture": "encoder-decoder", "encoder_layers": 3},
     ],
-    ids=lambda choices: "-".join(map(str, choices.values())) or "modern",
+    ids=lambda choices: "-".join(map(str, choices.values())),
 )
 def test_the_bytes_of_a_layer_are_those_that_torch_stores(choices: dict[str, Any], dtype: str) -> None:
     config = small(**{"width": 256, "ffn_width": 704, "context": 64, "vocab_size": 50, **choices})

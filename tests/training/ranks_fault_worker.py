@@ -4,9 +4,10 @@
 
 One command line runs in this process. Each of several runs in a process of its own, forked when torch is imported.
 CASES.json has [FAULT, RANK, STEP, ATTEMPT, ARGUMENTS] for each command line. FAULT: `error` raises an exception in the
-forward pass, `memory` runs out of memory there, `inf` makes the loss infinite, `disk` is a full disk at each save, or
-`none`. With an ATTEMPT, the fault is only in the processes that torchrun has started after that number of restarts, and
-an error ends them. Each rank writes the exit code of each command line to CODES/CASE-RANK.
+forward pass, `memory` runs out of memory there, `inf` makes the loss infinite, `disk` is a full disk at each save,
+`signal` and `kill` send SIGTERM and SIGKILL to this rank, or `none`. With an ATTEMPT, the fault is only in processes
+that torchrun has started after that number of restarts, and an error ends them. Each rank writes the exit code of each
+command line to CODES/CASE-RANK.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import errno
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +30,8 @@ from tinylm.__main__ import main
 from tinylm.run_directory import directory
 from tinylm.training import trainer
 
+SIGNALS = {"signal": signal.SIGTERM, "kill": signal.SIGKILL}
+
 
 @contextlib.contextmanager
 def fail_from(step: int, fault: str) -> Iterator[None]:
@@ -41,6 +45,9 @@ def fail_from(step: int, fault: str) -> Iterator[None]:
             raise MemoryError
         if fault == "error":
             raise RuntimeError("injected")
+        if fault in SIGNALS:
+            os.kill(os.getpid(), SIGNALS[fault])
+            return accumulate(self, *arguments)
         return math.inf, accumulate(self, *arguments)[1]
 
     def save_or_fail(self: directory.RunDirectory, *arguments: Any, **options: Any) -> dict[str, str]:

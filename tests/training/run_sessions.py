@@ -38,8 +38,12 @@ SHAPE = small(
     attention_dropout=0.2,
 )
 
+PLAIN: dict[str, Any] = {"device": "cpu", "dtype": "fp32", "compile": False, "threads": 1}
 
-def config_of(adapter: AdapterConfig | None = None, model: ModelConfig = SHAPE, **choices: Any) -> RunConfig:
+
+def config_of(
+    adapter: AdapterConfig | None = None, model: ModelConfig = SHAPE, runtime: dict[str, Any] = PLAIN, **choices: Any
+) -> RunConfig:
     settings: dict[str, Any] = {
         "objective": objective_for(model.architecture, corpora_of(model.architecture)[0]),
         "budget": Budget(steps=60),
@@ -59,7 +63,7 @@ def config_of(adapter: AdapterConfig | None = None, model: ModelConfig = SHAPE, 
         model=model,
         tokenizer=TokenizerConfig(kind=TOKENIZER.kind, sha256=TOKENIZER.sha256),
         training=TrainingConfig(**{**settings, **choices}),
-        runtime=RuntimeConfig(device="cpu", dtype="fp32", compile=False, threads=1),
+        runtime=RuntimeConfig(**{**PLAIN, **runtime}),
         adapter=adapter,
     )
 

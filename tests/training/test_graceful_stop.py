@@ -1,5 +1,6 @@
 """A signal during training saves the run and stops; a second one stops at once."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tinylm.training import graceful_stop
-from tinylm.training.graceful_stop import stop_on_signals
+from tinylm.training.graceful_stop import DUPLICATE_SECONDS, stop_on_signals
 from tinylm.training.trainer import StopTraining
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
@@ -26,36 +27,34 @@ def default_handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
 @each
 def test_the_first_signal_requests_a_stop_and_is_recorded(number: signal.Signals) -> None:
     with stop_on_signals(SIGNALS) as stop:
         stop.check()
         assert stop.signal_number == 0
-        os.kill(os.getpid(), number)
+        send(number)
         assert stop.signal_number == number
         with pytest.raises(StopTraining):
             stop.check()
 
 
 @each
-def test_a_second_signal_stops_at_once(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 10.0 + 2 * graceful_stop.DUPLICATE_SECONDS])
+def test_a_second_signal_stops_at_once_unless_it_comes_at_the_same_moment(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ctrl-C may be sent by the terminal and by a parent process."""
+    clock = iter([10.0, 10.0 + 0.9 * DUPLICATE_SECONDS, 10.0 + 2 * DUPLICATE_SECONDS])
     monkeypatch.setattr(graceful_stop.time, "monotonic", lambda: next(clock))
     with stop_on_signals(SIGNALS) as stop:
         stop.check()
-        os.kill(os.getpid(), signal.SIGINT)
+        send(signal.SIGINT)
+        send(number)
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), number)
-        assert stop.signal_number == signal.SIGINT
-
-
-@each
-def test_two_signals_at_the_same_moment_count_as_one(number: signal.Signals) -> None:
-    """A Ctrl-C may be sent by the terminal and by a parent process."""
-    with stop_on_signals(SIGNALS) as stop:
-        stop.check()
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), number)
+            send(number)
         assert stop.signal_number == signal.SIGINT
         with pytest.raises(StopTraining):
             stop.check()
@@ -64,31 +63,24 @@ def test_two_signals_at_the_same_moment_count_as_one(number: signal.Signals) -> 
 @pytest.mark.parametrize("error", [None, RuntimeError])
 def test_handlers_are_restored(error: type[Exception] | None) -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
-    try:
-        with stop_on_signals(SIGNALS):
-            assert signal.getsignal(signal.SIGTERM) not in before
-            if error:
-                raise error
-    except RuntimeError:
-        pass
+    with contextlib.suppress(RuntimeError), stop_on_signals(SIGNALS):
+        assert signal.getsignal(signal.SIGTERM) not in before
+        if error:
+            raise error
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 @each
-def test_before_the_first_check_a_signal_stops_at_once(number: signal.Signals) -> None:
+def test_before_the_first_check_a_signal_stops_at_once_and_calls_the_previous_handler(number: signal.Signals) -> None:
     """There is nothing to save yet, and compiling the model may take a minute."""
+    received = []
     with stop_on_signals(SIGNALS) as stop:
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), number)
+            send(number)
         assert stop.signal_number == 0
-
-
-@each
-def test_a_signal_that_stops_at_once_calls_the_previous_handler(number: signal.Signals) -> None:
-    received = []
     signal.signal(number, lambda *arguments: received.append(arguments[0]))
     with stop_on_signals(SIGNALS), pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), number)
+        send(number)
     assert received == [number]
 
 
@@ -98,7 +90,7 @@ def test_ignored_signals_stay_ignored(number: signal.Signals) -> None:
     signal.signal(number, signal.SIG_IGN)
     with stop_on_signals(SIGNALS) as stop:
         stop.check()
-        os.kill(os.getpid(), number)
+        send(number)
         stop.check()
         assert signal.getsignal(number) is signal.SIG_IGN
     assert signal.getsignal(number) is signal.SIG_IGN

@@ -1,7 +1,9 @@
 """Saves that are written in a thread. Reference: the same run with saves that are written at once."""
 
 import errno
+import multiprocessing
 import os
+import random
 import signal
 import threading
 import time
@@ -16,7 +18,7 @@ from tests.training.run_sessions import RunSession, config_of, contents
 from tinylm.errors import SaveError, TinyLMError
 from tinylm.run_directory import directory
 from tinylm.run_directory.directory import RunDirectory
-from tinylm.run_directory.loading import read_config
+from tinylm.run_directory.loading import load_model, read_config
 from tinylm.text.token_files import TokenFolder
 from tinylm.training import background_save
 from tinylm.training.background_save import BackgroundSaver
@@ -51,20 +53,23 @@ def test_a_save_has_the_values_of_its_step_although_they_change_while_it_is_writ
     assert saver.seconds > 0
 
 
-@pytest.mark.usefixtures("in_background")
-@pytest.mark.parametrize("free", [0, 200])
-def test_without_memory_for_copies_a_save_is_written_at_once(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_save, "free_memory", lambda device: free)
-    threads = []
-    with BackgroundSaver() as saver:
-        saver.write(lambda tensors: threads.append(threading.current_thread()), {"a": torch.ones(26)}, wait=False)
-    assert threads == [threading.main_thread()]
+def refuse(*_: object, **__: object) -> Tensor:
+    raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 12 bytes.")
 
 
-def test_a_small_save_is_written_at_once() -> None:
+@pytest.mark.parametrize("short_of", ["memory for two copies", "memory for one", "size"])
+def test_a_small_save_or_one_without_memory_for_copies_is_written_at_once(
+    short_of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two copies of 104 bytes do not fit into 200, or their memory is refused."""
+    if short_of != "size":
+        monkeypatch.setattr(background_save, "MIN_BYTES", 0)
+        monkeypatch.setattr(background_save, "free_memory", lambda device: 200 if "two" in short_of else None)
+        monkeypatch.setattr(torch, "empty_like", refuse)
     threads = []
     with BackgroundSaver() as saver:
-        saver.write(lambda tensors: threads.append(threading.current_thread()), {"a": torch.ones(9)}, wait=False)
+        tensors = {"a": torch.ones(26)}
+        saver.write(lambda tensors: threads.append(threading.current_thread()), tensors, wait=False)
     assert threads == [threading.main_thread()]
 
 
@@ -111,18 +116,6 @@ def nothing(tensors: dict[str, Tensor]) -> None:
 
 def fail(tensors: dict[str, Tensor]) -> None:
     raise SaveError("No space", Path("run"), resumable=True)
-
-
-@pytest.mark.usefixtures("in_background")
-def test_where_memory_for_copies_is_refused_a_save_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> Tensor:
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 12 bytes.")
-
-    threads = []
-    with BackgroundSaver() as saver:
-        monkeypatch.setattr(torch, "empty_like", refuse)
-        saver.write(lambda tensors: threads.append(threading.current_thread()), {"a": torch.ones(3)}, wait=False)
-    assert threads == [threading.main_thread()]
 
 
 class LongWrite:
@@ -174,10 +167,7 @@ def test_after_an_interrupt_of_a_wait_the_thread_writes_no_more(waits_in: str) -
         signal.signal(signal.SIGINT, before)
 
 
-def test_an_abandoned_save_leaves_the_one_before(
-    tokens: TokenFolder,
-    tmp_path: Path,
-) -> None:
+def test_an_abandoned_save_leaves_the_one_before(tokens: TokenFolder, tmp_path: Path) -> None:
     run = RunSession(tmp_path / "run", tokens)
     run.begin(config_of(**INTERVALS))
     directory_, config = RunDirectory(run.path), read_config(run.path)
@@ -192,23 +182,19 @@ def test_an_abandoned_save_leaves_the_one_before(
 
 
 @pytest.mark.usefixtures("in_background")
-def test_a_save_that_fails_beside_another_error_is_a_note_of_it() -> None:
+def test_the_error_of_a_save_is_a_note_of_another_error_and_does_not_prevent_the_next_save() -> None:
+    threads, small = [], {"a": torch.ones(3)}
     with pytest.raises(ValueError, match="of the block") as caught, BackgroundSaver() as saver:
-        saver.write(fail, {"a": torch.ones(3)}, wait=False)
+        saver.write(fail, small, wait=False)
+        saver.write(lambda tensors: threads.append(threading.current_thread()), small, wait=False)
+        assert threads == [threading.main_thread()]
+        saver.write(fail, small, wait=False)
+        with pytest.raises(SaveError, match="No space"):
+            saver.write(fail, small, wait=False)
+        saver.write(nothing, small, wait=False)
+        saver.write(fail, small, wait=False)
         raise ValueError("of the block")
     assert caught.value.__notes__ == ["No space"]
-
-
-@pytest.mark.usefixtures("in_background")
-def test_the_save_after_one_that_failed_is_written_all_the_same() -> None:
-    threads = []
-    with BackgroundSaver() as saver:
-        saver.write(fail, {"a": torch.ones(3)}, wait=False)
-        saver.write(lambda tensors: threads.append(threading.current_thread()), {"a": torch.ones(3)}, wait=False)
-        assert threads == [threading.main_thread()]
-        saver.write(fail, {"a": torch.ones(3)}, wait=False)
-        with pytest.raises(SaveError, match="No space"):
-            saver.write(fail, {"a": torch.ones(3)}, wait=False)
 
 
 @pytest.mark.usefixtures("in_background")
@@ -227,29 +213,6 @@ def test_the_expected_time_of_a_save_is_that_of_the_last_one_scaled_by_its_size(
         saver.write(lambda tensors: release.wait(60) and None, {"a": torch.ones(9)}, wait=False)
         assert saver.seconds == 6.0
         release.set()
-
-
-@pytest.mark.usefixtures("in_background")
-def test_a_resumed_run_keeps_the_recorded_time_of_a_save_until_it_has_written_one(
-    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = RunSession(tmp_path / "run", tokens, until=20)
-    run.begin(config_of(**INTERVALS))
-    config = read_config(run.path)
-    save = RunDirectory(run.path).load_last(config)
-    state = {**save.state, "save_seconds": 900.0}
-    RunDirectory(run.path).save_last(save.read_weights(), save.read_optimizer(), state, config)
-    found = []
-    write = BackgroundSaver.write
-
-    def record(self: BackgroundSaver, *arguments: Any, **options: Any) -> None:
-        self.finish()
-        found.append(self.seconds)
-        write(self, *arguments, **options)
-
-    monkeypatch.setattr(BackgroundSaver, "write", record)
-    RunSession(run.path, tokens).resume()
-    assert found[0] == 900.0 > found[1] > 0
 
 
 @pytest.mark.usefixtures("in_background")
@@ -279,3 +242,36 @@ def test_out_of_memory_names_the_last_complete_save_and_the_error_of_the_next_on
     assert [note.split(": ", 1)[1] for note in caught.value.__notes__] == [
         "No space left on device; the last save is intact."
     ]
+
+
+def train_until_killed(path: Path, tokens: TokenFolder) -> None:
+    settings: dict[str, Any] = {"budget": Budget(steps=1_000_000), "eval_every": 4, "save_every": 2, "log_every": 1}
+    session = RunSession(path, tokens)
+    session.resume() if path.exists() else session.begin(config_of(**settings))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+@pytest.mark.usefixtures("in_background")
+def test_a_run_killed_at_random_moments_can_be_loaded_and_resumed(tokens: TokenFolder, tmp_path: Path) -> None:
+    path, rng, reached = tmp_path / "run", random.Random(0), 0
+    for _ in range(15):
+        process = multiprocessing.get_context("fork").Process(target=train_until_killed, args=(path, tokens))
+        process.start()
+        deadline = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < deadline:
+            assert process.is_alive()
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0.02, 0.4))
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL, "the run ended by itself"
+        model, _, _, weights = load_model(path)
+        step = RunDirectory(path).load_last(read_config(path)).state["step"]
+        assert step >= reached and step % 2 == 0
+        assert weights.step <= step + 2 + 4  # of an evaluation after the save that was being written
+        assert all(torch.isfinite(tensor).all() for tensor in model.state_dict().values())
+        reached = step
+    assert reached > 0

@@ -19,7 +19,6 @@ from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import LanguageModel, Loss, next_token
 from tinylm.ranks import Ranks
-from tinylm.run_config import RunConfig
 from tinylm.text.batches import Batch
 from tinylm.text.token_files import TokenFolder
 from tinylm.training import run as run_module
@@ -199,58 +198,44 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Size]]:
     return shapes
 
 
-EXPERTS = dataclasses.replace(SHAPE, experts=2, experts_per_token=1)
-ENCODER = dataclasses.replace(SHAPE, architecture="encoder")
+ONCE: dict[str, Any] = {"batch_size": 5, "micro_batch": 5}
+LONG = dataclasses.replace(SHAPE, context=16)
+CAPTURED = [
+    (config_of(**ONCE), [(5, SHAPE.context)]),
+    (config_of(**ONCE, model=dataclasses.replace(SHAPE, architecture="encoder")), [(5, SHAPE.context)]),
+    (config_of(**ONCE, sequence_growth=2, model=LONG), [(5, 16), (10, 8)]),
+    (config_of(batch_size=5, micro_batch=2), None),
+    (config_of(**ONCE, checkpoint_activations=True), None),
+    (config_of(**ONCE, model=dataclasses.replace(SHAPE, experts=2, experts_per_token=1)), None),
+]
 
 
-@pytest.mark.parametrize(
-    ("config", "shapes"),
-    [
-        (config_of(batch_size=5, micro_batch=5), [(5, SHAPE.context)]),
-        (config_of(batch_size=5, micro_batch=5, model=ENCODER), [(5, SHAPE.context)]),
-        (config_of(batch_size=5, micro_batch=2), None),
-        (config_of(batch_size=5, micro_batch=5, checkpoint_activations=True), None),
-        (config_of(batch_size=5, micro_batch=5, model=EXPERTS), None),
-        (
-            config_of(batch_size=5, micro_batch=5, sequence_growth=2, model=dataclasses.replace(SHAPE, context=16)),
-            [(5, 16), (10, 8)],
-        ),
-    ],
-)
 def test_a_run_captures_one_graph_for_each_length_where_a_step_has_one_micro_batch(
-    config: RunConfig,
-    shapes: list[tuple[int, int]] | None,
-    tokens: TokenFolder,
-    tmp_path: Path,
-    captured: list[list[torch.Size]],
-) -> None:
-    RunSession(tmp_path / "run", tokens).begin(config)
-    assert captured == ([] if shapes is None else [[torch.Size(shape) for shape in shapes]])
-
-
-def test_the_run_of_an_adapter_captures_nothing(
     tokens: TokenFolder, tmp_path: Path, captured: list[list[torch.Size]]
 ) -> None:
-    adapter = adapter_for(tmp_path / "base", tokens)
-    RunSession(tmp_path / "run", tokens).begin(config_of(adapter, batch_size=5, micro_batch=5))
-    assert captured == []
+    """And the run of an adapter captures nothing."""
+    adapter = config_of(adapter_for(tmp_path / "base", tokens), **ONCE)
+    captured.clear()
+    for number, (config, shapes) in enumerate([*CAPTURED, (adapter, None)]):
+        config = dataclasses.replace(config, training=dataclasses.replace(config.training, budget=Budget(steps=1)))
+        RunSession(tmp_path / str(number), tokens).begin(config)
+        assert captured == ([] if shapes is None else [[torch.Size(shape) for shape in shapes]]), number
+        captured.clear()
 
 
-ROW = torch.zeros(5, 8, dtype=torch.long)
-
-
-@pytest.mark.parametrize("other", [None, "source", "segments", "lengths"])
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_pairs_conversations_and_several_ranks_capture_nothing(
-    ranks: int, other: str | None, captured: list[list[torch.Size]], monkeypatch: pytest.MonkeyPatch
+    captured: list[list[torch.Size]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = Batch(ROW, ROW, **({} if other is None else {other: ROW}))
-    monkeypatch.setattr(TrainingRun, "_micro_batches", lambda run: [batch])
-    parts: Any = (None, config_of(batch_size=5, micro_batch=5), None, None, None, None)
-    TrainingRun(*parts, ranks=cast(Ranks, SimpleNamespace(size=ranks)))._capture_graphs(5, print)
-    assert captured == ([[ROW.shape]] if ranks == 1 and other is None else [])
+    rows = torch.zeros(5, 8, dtype=torch.long)
+    parts: Any = (None, config_of(**ONCE), None, None, None, None)
+    for ranks, other in ((1, None), (1, "source"), (1, "segments"), (1, "lengths"), (2, None)):
+        batch = Batch(rows, rows, **({} if other is None else {other: rows}))
+        monkeypatch.setattr(TrainingRun, "_micro_batches", lambda run, batch=batch: [batch])
+        TrainingRun(*parts, ranks=cast(Ranks, SimpleNamespace(size=ranks)))._capture_graphs(5, print)
+        assert captured == ([[rows.shape]] if ranks == 1 and other is None else [])
+        captured.clear()
 
 
 def test_a_run_on_a_cpu_captures_nothing(tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "capture_graphs", lambda *parts: pytest.fail("captured"))
-    RunSession(tmp_path / "run", tokens).begin(config_of(batch_size=5, micro_batch=5))
+    RunSession(tmp_path / "run", tokens).begin(config_of(**ONCE, budget=Budget(steps=1)))

@@ -1,10 +1,12 @@
 """Sums over ranks, with ranks that are simulated in one process."""
 
 import signal
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.training.trainer_bench import random_batch
 from tinylm import ranks
@@ -29,9 +31,14 @@ class OtherGives(Ranks):
     def gather(self, value: object) -> list[object]:
         return [value, self.signal_number]
 
-    def add(self, tensors: object) -> None:
+    def add(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
             tensor += 1
+
+
+def process_ranks(size: int) -> list[ProcessRanks]:
+    """The ranks of a launch, which are not connected."""
+    return [ProcessRanks(Launch(rank=rank, size=size), Rendezvous(None, None, 0), 1) for rank in range(size)]
 
 
 def test_a_parameter_without_a_gradient_on_one_rank_gets_that_of_the_other_and_none_if_both_lack_it() -> None:
@@ -54,47 +61,30 @@ def test_ranks_have_the_threads_of_one_process_unless_more_are_set(monkeypatch: 
     assert found == {(1, 1): 1, (1, 4): cores, (3, 1): 3, (3, 4): 12}
 
 
-def test_a_signal_at_another_rank_stops_this_one_with_its_number() -> None:
-    stop = StopRequest(OtherGives(signal_number=15))
-    with pytest.raises(StopTraining):
-        stop.check()
-    assert stop.signal_number == 15
-
-
-@pytest.mark.parametrize("size", [1, 2, 4, 8])
-def test_the_parts_of_a_batch_have_each_row_once(size: int) -> None:
-    batch = random_batch(0, rows=6)
-    parts = [
-        ProcessRanks(Launch(rank=rank, size=size), Rendezvous(None, None, 0), 1).part(batch).ids for rank in range(size)
-    ]
-    assert sorted(torch.cat(parts).tolist()) == sorted(batch.ids.tolist())
-
-
-@pytest.mark.parametrize("size", [1, 2, 4, 8])
-def test_the_ranks_are_dealt_each_batch_once_in_the_same_number_of_turns(size: int) -> None:
-    batches = [random_batch(number, rows=1 + number) for number in range(5)]
-    dealt = [list(Ranks(Launch(rank=rank, size=size)).deal(batches)) for rank in range(size)]
-    assert {len(turns) for turns in dealt} == {-(-5 // size)}
-    found = [batch for turns in dealt for batch, counts, _ in turns if counts]
-    assert sorted(map(id, found)) == sorted(map(id, batches))
-    assert all(sum(targets for *_, targets in turns) == sum(batch.n_targets for batch in batches) for turns in dealt)
-
-
 def test_the_ranks_of_a_machine_share_its_memory_but_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "free_memory", lambda device: 1000)
     two = Ranks(Launch(size=2, local_size=2))
-    assert parallel.rank_memory("cuda", two) == 1000
-    assert parallel.rank_memory("cpu", two) == 500
+    assert [parallel.rank_memory(device, two) for device in ("cuda", "cpu")] == [1000, 500]
 
 
 @pytest.mark.parametrize(("rows", "size"), [(6, 4), (4, 1), (5, 2), (2, 4)])
 def test_sharded_ranks_have_equally_many_micro_batches_and_each_row_counts_once(rows: int, size: int) -> None:
     batch = random_batch(0, rows=rows)
-    every = [ProcessRanks(Launch(rank=rank, size=size), Rendezvous(None, None, 0), 1) for rank in range(size)]
-    found = [list(parallel.micro_batches(batch, ranks.part(batch), 1, True, ranks)) for ranks in every]
+    found = [list(parallel.micro_batches(batch, ranks.part(batch), 1, True, ranks)) for ranks in process_ranks(size)]
     assert len({len(parts) for parts in found}) == 1
     counted = torch.cat([part.ids for parts in found for part, counts in parts if counts])
     assert sorted(counted.tolist()) == sorted(batch.ids.tolist())
+
+
+def test_the_ranks_are_dealt_each_batch_once_in_the_same_number_of_turns() -> None:
+    batches = [random_batch(number, rows=1 + number) for number in range(5)]
+    for size in (1, 2, 4, 8):
+        dealt = [list(Ranks(Launch(rank=rank, size=size)).deal(batches)) for rank in range(size)]
+        assert {len(turns) for turns in dealt} == {-(-5 // size)}
+        found = [batch for turns in dealt for batch, counts, _ in turns if counts]
+        assert sorted(map(id, found)) == sorted(map(id, batches))
+        every = sum(batch.n_targets for batch in batches)
+        assert all(sum(targets for *_, targets in turns) == every for turns in dealt)
 
 
 def test_buckets_have_all_tensors_in_order_and_are_bounded() -> None:
@@ -120,25 +110,23 @@ def test_a_large_contiguous_gradient_is_summed_in_place_and_all_others_in_bucket
 
     monkeypatch.setattr(ranks, "BUCKET_BYTES", 40)
     monkeypatch.setattr(torch.distributed, "all_reduce", double)
-    ProcessRanks(Launch(size=2), Rendezvous(None, None, 0), 1).add(tensors)
+    process_ranks(2)[0].add(tensors)
     assert all(torch.equal(found, tensor) for found, tensor in zip(tensors, expected, strict=True))
     assert [tensor.data_ptr() == large.data_ptr() for tensor in summed] == [False, True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("error", "exit_code"),
-    [(Interrupted(signal.SIGTERM), 143), (KeyboardInterrupt(), 130), (DivergedError("x"), 3), (ValueError(), 1)],
-)
-def test_the_other_ranks_end_with_the_exit_code_of_the_first_error(error: BaseException, exit_code: int) -> None:
-    found = ProcessRanks(Launch(size=2), Rendezvous(torch.distributed.HashStore(), None, 0), 1)
-    found.publish(error)
-    found.publish(UsageError("later"))
-    with pytest.raises(PeerError) as caught, found._communication():
-        raise RuntimeError("closed")
-    assert caught.value.exit_code == exit_code
+def test_the_other_ranks_end_with_the_exit_code_of_the_first_error() -> None:
+    codes = {Interrupted(signal.SIGTERM): 143, KeyboardInterrupt(): 130, DivergedError("x"): 3, ValueError(): 1}
+    for error, exit_code in codes.items():
+        found = ProcessRanks(Launch(size=2), Rendezvous(torch.distributed.HashStore(), None, 0), 1)
+        found.publish(error)
+        found.publish(UsageError("later"))
+        with pytest.raises(PeerError) as caught, found._communication():
+            raise RuntimeError("closed")
+        assert caught.value.exit_code == exit_code
 
 
-def test_a_rank_that_stops_for_another_one_takes_its_own_signal_as_a_copy() -> None:
+def test_a_signal_at_another_rank_stops_this_one_which_takes_its_own_signal_as_a_copy() -> None:
     """A scheduler's signals do not reach all processes at once; the rank must finish its save."""
     request = StopRequest(OtherGives(signal.SIGTERM))
     with pytest.raises(StopTraining):

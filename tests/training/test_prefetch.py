@@ -19,14 +19,12 @@ def batch_of(number: int) -> Batch:
     return Batch(torch.tensor([[number]]), torch.tensor([[number + 1]]))
 
 
-def ids(batch: Batch) -> int:
-    return int(batch.ids)
-
-
-def test_batches_are_those_asked_for_in_any_order() -> None:
+def test_batches_are_those_asked_for_in_any_order_and_an_error_is_raised_when_its_batch_is() -> None:
     prefetched = BatchPrefetcher(batch_of)
-    numbers = [0, 1, 2, 2, 3, 5, 4, 0, 1]  # a resumed run starts anywhere, and a repeated step asks again
-    assert [ids(prefetched(number)) for number in numbers] == numbers
+    numbers = [0, 1, 2, 2, 3, 5, 4, 0, 1, 6]  # a resumed run starts anywhere, and a repeated step asks again
+    assert [int(prefetched(number).ids) for number in numbers] == numbers
+    with pytest.raises(OSError, match="the disk is gone"):
+        prefetched(7)
 
 
 def test_the_next_batch_is_made_in_a_thread_without_being_asked_for() -> None:
@@ -39,17 +37,10 @@ def test_the_next_batch_is_made_in_a_thread_without_being_asked_for() -> None:
         return batch_of(number)
 
     prefetched = BatchPrefetcher(batch)
-    assert ids(prefetched(3)) == 3
+    assert int(prefetched(3).ids) == 3
     assert made.wait(timeout=30)
-    assert ids(prefetched(4)) == 4
+    assert int(prefetched(4).ids) == 4
     assert len(threads) >= 2 and threading.current_thread() not in threads
-
-
-def test_an_error_of_a_batch_is_raised_when_it_is_asked_for() -> None:
-    prefetched = BatchPrefetcher(batch_of)
-    assert ids(prefetched(6)) == 6
-    with pytest.raises(OSError, match="the disk is gone"):
-        prefetched(7)
 
 
 class PinnableTensor(torch.Tensor):

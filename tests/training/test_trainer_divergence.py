@@ -1,7 +1,9 @@
 """The training loop when the loss, a gradient or a weight is not finite."""
 
+import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -49,48 +51,42 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_step(
     assert_same(values(bench.model), values(good.model))
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_validation_loss_that_is_not_finite_ends_the_run_and_is_never_saved(loss: float) -> None:
-    losses = iter([2.0, 1.5, loss])
-    bench = Bench(validate=lambda: next(losses), budget=Budget(steps=9), eval_every=2, save_every=2, lr=0.01)
-    with pytest.raises(DivergedError, match=r"The validation loss after step 4 is not finite") as caught:
-        bench.run()
-    assert caught.value.exit_code == 3
-    assert bench.saved == [0, 2]
-    assert bench.best == [(0, 2.0), (2, 1.5)]
+def test_a_validation_loss_that_is_not_finite_ends_the_run_and_is_never_saved() -> None:
+    for loss in (math.nan, math.inf, -math.inf):
+        losses = iter([2.0, 1.5, loss])
+        choices: dict[str, Any] = {"budget": Budget(steps=9), "eval_every": 2, "save_every": 2, "lr": 0.01}
+        bench = Bench(validate=lambda losses=losses: next(losses), **choices)
+        with pytest.raises(DivergedError, match=r"The validation loss after step 4 is not finite") as caught:
+            bench.run()
+        assert caught.value.exit_code == 3
+        assert bench.saved == [0, 2]
+        assert bench.best == [(0, 2.0), (2, 1.5)]
 
 
-class Exploding(torch.optim.SGD):
-    """SGD whose third step sets every weight to `value`, though its gradient is finite."""
-
-    taken = 0
-    value = math.inf
-
-    def step(self, closure: object = None) -> None:
-        super().step()
-        self.taken += 1
-        if self.taken == 3:
-            for parameter in self.param_groups[0]["params"]:
-                parameter.data.fill_(self.value)
-
-
-@pytest.mark.parametrize("value", [math.inf, math.nan, 1e200])
+@pytest.mark.parametrize("value", [math.nan, 1e200])
 def test_weights_whose_next_loss_is_not_finite_are_never_saved(value: float) -> None:
     """Also if the weights are finite (1e200): the step whose loss would show it comes after the save."""
+    steps = itertools.count(1)
+
+    class Exploding(torch.optim.SGD):
+        """Its third step sets every weight to `value`, though its gradient is finite."""
+
+        def step(self, closure: object = None) -> None:
+            super().step()
+            if next(steps) == 3:
+                for parameter in self.param_groups[0]["params"]:
+                    parameter.data.fill_(value)
 
     def objective(model: Decoder, batch: Batch) -> Loss:
         loss = next_token(model, batch)
         return loss._replace(total=loss.total + model.embedding.weight.square().sum())
 
     def optimizer(model: Decoder) -> Exploding:
-        exploding = Exploding(model.parameters(), lr=0.01)
-        exploding.value = value
-        return exploding
+        return Exploding(model.parameters(), lr=0.01)
 
     bench = Bench(objective=objective, optimizer=optimizer, budget=Budget(steps=9), eval_every=9, save_every=1)
-    with pytest.raises(
-        DivergedError, match=r"After step 3, a weight or the next loss is not finite; .* Try a lower `lr`"
-    ):
+    message = r"After step 3, a weight or the next loss is not finite; .* Try a lower `lr`"
+    with pytest.raises(DivergedError, match=message):
         bench.run()
     assert bench.saved == [0, 1, 2]
 

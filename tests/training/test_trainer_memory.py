@@ -18,22 +18,29 @@ from tinylm.training.weight_average import WeightAverage
 from tinylm.training_config import Budget, TrainingConfig
 
 
-def rows_at_most(most: int, seen: list[int]) -> Callable[[Decoder, Batch], Loss]:
+def out_of_memory(*_: object, **__: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def rows_at_most(
+    most: int, seen: list[int], error: type[BaseException] = torch.OutOfMemoryError
+) -> Callable[[Decoder, Batch], Loss]:
     """An objective that runs out of memory above `most` rows, and appends the rows of each call to `seen`."""
 
     def objective(model: Decoder, batch: Batch) -> Loss:
         seen.append(len(batch))
         if len(batch) > most:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+            raise error("CUDA out of memory.")
         return next_token(model, batch)
 
     return objective
 
 
-def test_out_of_memory_halves_the_micro_batch_and_keeps_the_gradient() -> None:
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_out_of_memory_halves_the_micro_batch_and_keeps_the_gradient(error: type[BaseException]) -> None:
     seen: list[int] = []
     batch = random_batch(0, 20)
-    bench = Bench(objective=rows_at_most(3, seen), batches=lambda number: batch, batch_size=20, micro_batch=13)
+    bench = Bench(objective=rows_at_most(3, seen, error), batches=lambda number: batch, batch_size=20, micro_batch=13)
     expected = gradient(bench.model, batch)
     assert_same(update_of(bench), expected)
     assert seen == [13, 7, 4, *[2] * 10]
@@ -93,38 +100,8 @@ def test_a_reduced_micro_batch_is_kept_for_later_steps_and_sessions() -> None:
     assert seen == [3, 3]
 
 
-def out_of_memory(*_: object, **__: object) -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory.")
-
-
 def adamw(model: Decoder) -> torch.optim.Optimizer:
     return build_optimizer(model, TrainingConfig(**{**SETTINGS, "lr": 0.1}), "fp32")
-
-
-def test_memory_error_counts_as_out_of_memory() -> None:
-    seen: list[int] = []
-
-    def objective(model: Decoder, batch: Batch) -> Loss:
-        seen.append(len(batch))
-        if len(seen) == 1:
-            raise MemoryError
-        return next_token(model, batch)
-
-    Bench(objective=objective).run()
-    assert seen[:3] == [6, 3, 3]
-
-
-def test_the_optimizer_state_is_allocated_before_the_first_gradient() -> None:
-    bench: Bench
-
-    def objective(model: Decoder, batch: Batch) -> Loss:
-        if torch.is_grad_enabled():
-            assert all(len(bench.trainer.optimizer.state[parameter]) == 3 for parameter in model.parameters())
-        return next_token(model, batch)
-
-    bench = Bench(objective=objective, optimizer=adamw)
-    bench.run()
-    assert bench.state.step == 1
 
 
 @pytest.mark.parametrize("failure", [0, 5])
@@ -141,7 +118,12 @@ def test_out_of_memory_for_the_optimizer_state_is_retried_once_and_changes_no_re
             out_of_memory()
         return zeros_like(tensor, *choices, **named)
 
-    bench = Bench(optimizer=adamw, budget=Budget(steps=3), lr=0.1)
+    def objective(model: Decoder, batch: Batch) -> Loss:
+        if torch.is_grad_enabled():  # the state is allocated before the first gradient
+            assert all(len(bench.trainer.optimizer.state[parameter]) == 3 for parameter in model.parameters())
+        return next_token(model, batch)
+
+    bench = Bench(optimizer=adamw, objective=objective, budget=Budget(steps=3), lr=0.1)
     monkeypatch.setattr(torch, "zeros_like", allocate)
     bench.run()
     assert next(calls) > failure
@@ -188,26 +170,25 @@ def test_out_of_memory_in_the_optimizer_is_an_error_and_its_partial_step_is_not_
     assert bench.state.step == 2
 
 
-def test_out_of_memory_for_an_average_of_the_weights_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_for_an_average_of_the_weights_names_the_last_save_that_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(WeightAverage, "update", out_of_memory)
-    bench = Bench(optimizer=adamw, average=0.1, lr=1e-3)
-    with pytest.raises(TinyLMError, match="Out of memory in the optimizer, in step 1; the run is saved up to step 0"):
-        bench.run()
-    assert bench.saved == [0]
+    for saved, message in ((0, "in step 1; the run is saved up to step 0"), (-1, "in step 1; nothing is saved yet")):
+        monkeypatch.setattr(Bench, "saved_step", property(lambda bench, saved=saved: saved))
+        bench = Bench(optimizer=adamw, average=0.1, lr=1e-3)
+        with pytest.raises(TinyLMError, match=f"Out of memory in the optimizer, {message}"):
+            bench.run()
+        assert bench.saved == [0]
 
 
 def test_other_errors_of_an_optimizer_are_raised() -> None:
-    def broken(model: Decoder) -> torch.optim.Optimizer:
-        optimizer = adamw(model)
-
-        def step(*_: object) -> None:
+    class Broken(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:
             raise RuntimeError("a bug")
 
-        optimizer.step = step
-        return optimizer
-
     with pytest.raises(RuntimeError, match="a bug"):
-        Bench(optimizer=broken).run()
+        Bench(optimizer=lambda model: Broken(model.parameters())).run()
 
 
 def test_out_of_memory_in_the_check_before_a_save_reduces_the_batch() -> None:
@@ -223,15 +204,6 @@ def test_out_of_memory_in_the_check_before_a_save_reduces_the_batch() -> None:
     bench.run()
     assert bench.saved[:2] == [0, 1]
     assert [rows for rows, gradients in seen if not gradients] == 2 * [6, 3, 2, 1, 2, 1]
-
-
-def test_out_of_memory_names_the_last_save_that_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Bench, "saved_step", property(lambda bench: -1))
-    bench = Bench(optimizer=adamw, average=0.1, lr=1e-3)
-    monkeypatch.setattr(WeightAverage, "update", out_of_memory)
-    with pytest.raises(TinyLMError, match="in step 1; nothing is saved yet"):
-        bench.run()
-    assert bench.saved == [0]
 
 
 def test_sharded_the_check_before_a_save_is_not_repeated_with_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from tests.training.trainer_bench import CONFIG, Bench, assert_same, infinite_gradient, values
 from tests.variants import randomised
+from tinylm.device import DTYPES
 from tinylm.errors import DivergedError
 from tinylm.kernels.optimizers import AdamW
 from tinylm.model.build import build_model
@@ -24,26 +25,28 @@ from tinylm.training.state import TrainerState
 from tinylm.training_config import Budget
 
 
-def test_products_are_in_bf16_and_weights_in_fp32() -> None:
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_products_are_in_the_number_format_and_weights_and_steps_those_in_fp32(dtype: str) -> None:
+    """fp16 has loss scaling, which is slow on a CPU but correct."""
     seen: list[torch.dtype] = []
 
     def objective(model: Decoder, batch: Batch) -> Loss:
         seen.append(model.logits(torch.ones(1, CONFIG.width)).dtype)
         return next_token(model, batch)
 
-    model = randomised(build_model(CONFIG))
-    bench = Bench(model=model, objective=objective, dtype="bf16", lr=1e-3)
-    bench.run()
-    assert seen == [torch.bfloat16]
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    rough, exact = values(model), Bench(model=randomised(build_model(CONFIG)), lr=1e-3)
+    rough, exact = (
+        Bench(model=randomised(build_model(CONFIG)), objective=objective, dtype=name, lr=1e-3)
+        for name in (dtype, "fp32")
+    )
+    rough.run()
     exact.run()
+    assert seen == [DTYPES[dtype], torch.float32]
+    assert {parameter.dtype for parameter in rough.model.parameters()} == {torch.float32}
     for name, value in values(exact.model).items():
-        torch.testing.assert_close(rough[name], value, rtol=0, atol=2e-4)
+        torch.testing.assert_close(values(rough.model)[name], value, rtol=0, atol=2e-4)
 
 
 def fp16_bench(**choices: Any) -> Bench:
-    """A trainer in fp16 with loss scaling, which is slow on a CPU but correct."""
     return Bench(model=randomised(build_model(CONFIG)), dtype="fp16", **{"lr": 1e-3, **choices})
 
 
@@ -58,15 +61,6 @@ def overflows(steps: range) -> Callable[[Decoder, Batch], Loss]:
         return infinite_gradient(loss, model)
 
     return objective
-
-
-def test_a_step_in_fp16_is_close_to_one_in_fp32() -> None:
-    bench, exact = fp16_bench(), Bench(model=randomised(build_model(CONFIG)), lr=1e-3)
-    bench.run()
-    exact.run()
-    assert {parameter.dtype for parameter in bench.model.parameters()} == {torch.float32}
-    for name, value in values(exact.model).items():
-        torch.testing.assert_close(values(bench.model)[name], value, rtol=0, atol=2e-4)
 
 
 def test_a_step_that_overflows_fp16_is_skipped_and_halves_the_scale() -> None:

@@ -14,42 +14,48 @@ from tests.variants import randomised, small
 from tinylm.model.build import build_model
 from tinylm.run_config import RunConfig, TokenizerConfig
 from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.loading import read_config
 from tinylm.text.tokenizer import train_char
 from tinylm.training import samples
 from tinylm.training.events import Evaluated
 from tinylm.training_config import Budget, TrainingConfig
 
 
-def test_samples_take_at_most_their_share_of_the_time_and_grow_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which advances only where a test adds to it."""
+    now = [1000.0]
+    monkeypatch.setattr(samples.time, "monotonic", lambda: now[0])
+    return now
+
+
+def new_sampler(training: TrainingConfig | None = None) -> samples.Sampler:
     tokenizer = train_char("abc")
     shape = small(vocab_size=tokenizer.vocab_size)
     config = RunConfig.new(model=shape, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256))
-    clock = [0.0]
-    monkeypatch.setattr(samples.time, "monotonic", lambda: clock[0])
+    return samples.Sampler(randomised(build_model(shape)), tokenizer, replace(config, training=training))
 
+
+def test_samples_take_at_most_their_share_of_the_time_and_grow_rarer(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def slow(*arguments: object) -> str:
         clock[0] += 0.5
         return "text"
 
     monkeypatch.setattr(samples, "generate_sample", slow)
-    sampler = samples.Sampler(randomised(build_model(shape)), tokenizer, config)
-    drawn = []
-    while clock[0] < 86_400:
+    sampler, drawn = new_sampler(), []
+    while (seconds := clock[0] - 1000) < 86_400:
         clock[0] += 3.0
-        if sampler.sample_if_due(Evaluated(1, 1.0, True, clock[0])):
-            drawn.append(clock[0])
+        if sampler.sample_if_due(Evaluated(1, 1.0, True, seconds + 3)):
+            drawn.append(clock[0] - 1000)
     assert drawn[0] >= samples.MIN_SECONDS
     assert all(0.5 * (n - 1) <= samples.MAX_SHARE * t for n, t in enumerate(drawn, start=1))
     assert len(drawn) < 300
 
 
-def test_a_sample_takes_at_most_its_share_of_a_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_takes_at_most_its_share_of_a_time_budget(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """A second per token, as on a busy machine: after the last evaluation, a run of 100 s has 2 s for a sample."""
-    tokenizer = train_char("abc")
-    shape = small(vocab_size=tokenizer.vocab_size)
-    config = RunConfig.new(model=shape, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256))
-    training = TrainingConfig(**SETTINGS | {"budget": Budget(time=100.0)})
-    clock = [1000.0]
     generate = samples.generate
 
     def slow(*arguments: Any, **options: Any) -> Iterator[Any]:
@@ -58,8 +64,7 @@ def test_a_sample_takes_at_most_its_share_of_a_time_budget(monkeypatch: pytest.M
             yield row
 
     monkeypatch.setattr(samples, "generate", slow)
-    monkeypatch.setattr(samples.time, "monotonic", lambda: clock[0])
-    sampler = samples.Sampler(randomised(build_model(shape)), tokenizer, replace(config, training=training))
+    sampler = new_sampler(TrainingConfig(**SETTINGS | {"budget": Budget(time=100.0)}))
     clock[0] = 1100.0
     assert sampler.sample_if_due(Evaluated(1, 1.0, True, 100.0))
     assert clock[0] == 1102.0
@@ -80,16 +85,9 @@ def test_a_run_stores_its_samples_and_a_resumed_one_draws_those_after_its_save_a
         return [json.loads(line)["step"] for line in (out / "samples.jsonl").read_text().splitlines()]
 
     assert stored() == [2, 4]
+    planned = read_config(out).planned
+    assert planned is not None and planned.steps == 4 and planned.seconds > 0 and planned.memory > 0
     RunDirectory(out).append_sample({"step": 9, "val_loss": 1.0, "text": "lost"})
     run_ok("train", "--resume", out, "--steps", 6)
     assert stored() == [2, 4, 6]
     assert all(json.loads(line)["text"] for line in (out / "samples.jsonl").read_text().splitlines())
-
-
-def test_the_estimates_of_the_plan_are_recorded(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text(story(3000))
-    run_ok("train", tmp_path / "text", "--out", tmp_path / "run", "--steps", 3, *TINY)
-    planned = json.loads((tmp_path / "run" / "config.json").read_text())["planned"]
-    assert planned["steps"] == 3
-    assert planned["seconds"] > 0
-    assert planned["memory"] > 0

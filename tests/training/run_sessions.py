@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tests.variants import small
 from tinylm.adapters.adapter import adapter_layers, load_adapter_tensors
@@ -26,17 +27,10 @@ from tinylm.training.trainer import Outcome, StopTraining
 from tinylm.training_config import Budget, TrainingConfig, corpora_of, objective_for
 
 TOKENIZER = train_char("abcdef .").with_mask_token()
-SHAPE = small(
-    vocab_size=TOKENIZER.vocab_size,
-    context=8,
-    layers=1,
-    width=8,
-    heads=2,
-    kv_heads=1,
-    ffn_width=8,
-    dropout=0.2,
-    attention_dropout=0.2,
-)
+SIZES = {"context": 8, "layers": 1, "width": 8, "heads": 2, "kv_heads": 1, "ffn_width": 8}
+SHAPE = small(vocab_size=TOKENIZER.vocab_size, **SIZES, dropout=0.2, attention_dropout=0.2)
+SETTINGS: dict[str, Any] = {"budget": Budget(steps=60), "batch_size": 5, "micro_batch": 2, "seed": 3}
+SETTINGS |= {"lr": 0.02, "min_lr": 0.001, "warmup": 0.1, "eval_every": 12, "save_every": 15, "log_every": 7}
 
 PLAIN: dict[str, Any] = {"device": "cpu", "dtype": "fp32", "compile": False, "threads": 1}
 
@@ -44,25 +38,13 @@ PLAIN: dict[str, Any] = {"device": "cpu", "dtype": "fp32", "compile": False, "th
 def config_of(
     adapter: AdapterConfig | None = None, model: ModelConfig = SHAPE, runtime: dict[str, Any] = PLAIN, **choices: Any
 ) -> RunConfig:
-    settings: dict[str, Any] = {
-        "objective": objective_for(model.architecture, corpora_of(model.architecture)[0]),
-        "budget": Budget(steps=60),
-        "batch_size": 5,
-        "micro_batch": 2,
-        "lr": 0.02,
-        "min_lr": 0.001,
-        "warmup": 0.1,
-        "eval_every": 12,
-        "save_every": 15,
-        "log_every": 7,
-        "seed": 3,
-    }
+    objective = objective_for(model.architecture, corpora_of(model.architecture)[0])
     return RunConfig(
         version="0",
         created="now",
         model=model,
         tokenizer=TokenizerConfig(kind=TOKENIZER.kind, sha256=TOKENIZER.sha256),
-        training=TrainingConfig(**{**settings, **choices}),
+        training=TrainingConfig(**{**SETTINGS, "objective": objective, **choices}),
         runtime=RuntimeConfig(**{**PLAIN, **runtime}),
         adapter=adapter,
     )
@@ -126,15 +108,19 @@ class RunSession:
 
 def contents(path: Path) -> dict[str, Any]:
     """The contents of a run directory, without times."""
+
+    def bytes_of(tensors: dict[str, Tensor]) -> dict[str, bytes]:
+        return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
     config = read_config(path)
     save, best = RunDirectory(path).load_last(config), read_weights(path, config)
     timed = ("seconds", "setup_seconds", "step_seconds", "eval_seconds", "save_seconds", "tokens_per_second")
     metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     return {
-        "weights": {name: tensor.numpy().tobytes() for name, tensor in save.read_weights().items()},
-        "optimizer": {name: tensor.numpy().tobytes() for name, tensor in save.read_optimizer().items()},
+        "weights": bytes_of(save.read_weights()),
+        "optimizer": bytes_of(save.read_optimizer()),
         "state": {name: value for name, value in save.state.items() if name not in timed},
-        "best": ({name: tensor.numpy().tobytes() for name, tensor in best.tensors.items()}, best.step, best.val_loss),
+        "best": (bytes_of(best.tensors), best.step, best.val_loss),
         "metrics": [{name: value for name, value in record.items() if name not in timed} for record in metrics],
         "config": config,
     }

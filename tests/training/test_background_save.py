@@ -136,32 +136,24 @@ class LongWrite:
 
 
 @pytest.mark.usefixtures("in_background")
-def test_an_interrupt_of_training_abandons_the_save() -> None:
-    start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt) as caught, BackgroundSaver() as saver:
-        write = LongWrite(saver)
-        saver.write(write, {"a": torch.ones(3)}, wait=False)
-        assert write.begun.wait(60)
-        raise KeyboardInterrupt
-    assert write.ended and time.monotonic() - start < 30
-    assert not hasattr(caught.value, "__notes__")
-
-
-@pytest.mark.usefixtures("in_background")
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
-@pytest.mark.parametrize("waits_in", ["the next save", "the end"])
-def test_after_an_interrupt_of_a_wait_the_thread_writes_no_more(waits_in: str) -> None:
+@pytest.mark.parametrize("interrupted", ["training", "the wait of the next save", "the wait at the end"])
+def test_after_an_interrupt_the_thread_writes_no_more(interrupted: str) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     start = time.monotonic()
     try:
-        with pytest.raises(KeyboardInterrupt), BackgroundSaver() as saver:
+        with pytest.raises(KeyboardInterrupt) as caught, BackgroundSaver() as saver:
             write = LongWrite(saver)
             saver.write(write, {"a": torch.ones(3)}, wait=False)
+            if interrupted == "training":
+                assert write.begun.wait(60)
+                raise KeyboardInterrupt
             timer.start()
-            if waits_in == "the next save":
+            if interrupted == "the wait of the next save":
                 saver.write(nothing, {"a": torch.ones(3)}, wait=False)
         assert write.ended and time.monotonic() - start < 30
+        assert not hasattr(caught.value, "__notes__")
     finally:
         timer.cancel()
         signal.signal(signal.SIGINT, before)

@@ -42,16 +42,15 @@ PATTERNS = {
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 BYTES_ALONE = {**BYTE_LEVEL, "use_regex": False}
+NFC = {"type": "NFC"}
 METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
-FROM_METASPACE = {
-    "type": "Sequence",
-    "decoders": [
-        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-    ],
-}
+TO_METASPACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+FROM_METASPACE = [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+    {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+]
 
 
 def published() -> dict[str, dict[str, Any]]:
@@ -61,99 +60,53 @@ def published() -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def _published() -> dict[str, dict[str, Any]]:
-    end = added("<|endoftext|>", 0)
+    end, unknown, bos = added("<|endoftext|>", 0), added("<unk>", 0), added("<bos>", 1)
+    spaces = [added(" " * (24 - i), 300 + i, special=False, normalized=True) for i in range(22)]
+    begin = {"type": "Sequence", "processors": [BYTE_LEVEL, _template("<|begin_of_text|>", 300)]}
+    prepend = {"type": "Prepend", "prepend": "▁"}
+    split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    single_digits, digits = ({"type": "Digits", "individual_digits": individual} for individual in (True, False))
+    punctuation = {"type": "Punctuation", "behavior": "Contiguous"}
+    flags = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
+    words = {"type": "WordLevel", "vocab": {"[UNK]": 0, "the": 1, "cat": 2}, "unk_token": "[UNK]"}
+
+    def byte_level(pre_tokenizer: dict[str, Any], *more: str, **parts: Any) -> dict[str, Any]:
+        return layout(_byte_level(), [end, *_more(*more)], pre_tokenizer, BYTE_LEVEL, **parts)
+
+    def pieces(pre_tokenizer: dict[str, Any] | None, steps: int = 4, **parts: Any) -> dict[str, Any]:
+        return layout(
+            _byte_fallback(), [unknown, bos], pre_tokenizer, _sequence("decoders", *FROM_METASPACE[:steps]), **parts
+        )
+
+    llama3 = byte_level(_words("llama3"), "<|begin_of_text|>", "<|eot_id|>", post_processor=begin)
+    llama3["model"]["ignore_merges"] = True
+    qwen2 = byte_level(_words("qwen2"), "<|im_start|>", "<|im_end|>", normalizer=NFC, post_processor=BYTES_ALONE)
+    pythia = byte_level(BYTE_LEVEL, normalizer=NFC, post_processor=_template("<|endoftext|>", 0))
     return {
         "gpt2": layout(_byte_level(untyped=True), [end], BYTE_LEVEL, BYTE_LEVEL, post_processor=BYTE_LEVEL),
-        "llama3": layout(
-            {**_byte_level(), "ignore_merges": True},
-            [end, *_more("<|begin_of_text|>", "<|eot_id|>")],
-            _words("llama3"),
-            BYTE_LEVEL,
-            post_processor={"type": "Sequence", "processors": [BYTE_LEVEL, _template("<|begin_of_text|>", 300)]},
+        "llama3": llama3,
+        "qwen2": {**qwen2, "decoder": BYTES_ALONE},
+        "smollm2": byte_level(_sequence("pretokenizers", single_digits, BYTE_LEVEL)),
+        "pythia": {**pythia, "added_tokens": [end, *spaces]},
+        "gemma": pieces(split, 3, normalizer=TO_METASPACE, post_processor=_template("<bos>", 1)),
+        "llama2": pieces(
+            None, normalizer=_sequence("normalizers", prepend, TO_METASPACE), post_processor=_template("<bos>", 1)
         ),
-        "qwen2": layout(
-            _byte_level(),
-            [end, *_more("<|im_start|>", "<|im_end|>")],
-            _words("qwen2"),
-            BYTES_ALONE,
-            normalizer={"type": "NFC"},
-            post_processor=BYTES_ALONE,
-        ),
-        "smollm2": layout(
-            _byte_level(),
-            [end],
-            {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTE_LEVEL]},
-            BYTE_LEVEL,
-        ),
-        "pythia": layout(
-            _byte_level(),
-            [end, *(added(" " * (24 - i), 300 + i, special=False, normalized=True) for i in range(22))],
-            BYTE_LEVEL,
-            BYTE_LEVEL,
-            normalizer={"type": "NFC"},
-            post_processor=_template("<|endoftext|>", 0),
-        ),
-        "gemma": layout(
-            _byte_fallback(),
-            [added("<unk>", 0), added("<bos>", 1)],
-            {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
-            {"type": "Sequence", "decoders": FROM_METASPACE["decoders"][:3]},
-            normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-            post_processor=_template("<bos>", 1),
-        ),
-        "llama2": layout(
-            _byte_fallback(),
-            [added("<unk>", 0), added("<bos>", 1)],
-            None,
-            FROM_METASPACE,
-            normalizer={
-                "type": "Sequence",
-                "normalizers": [
-                    {"type": "Prepend", "prepend": "▁"},
-                    {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-                ],
-            },
-            post_processor=_template("<bos>", 1),
-        ),
-        "mistral": layout(_byte_fallback(), [added("<unk>", 0), added("<bos>", 1)], METASPACE, FROM_METASPACE),
-        "mistral-nemo": layout(_byte_level(), [end], _words("tekken"), BYTE_LEVEL),
-        "gpt-oss": layout(_byte_level(), [end], _words("o200k"), BYTE_LEVEL),
-        "deepseek3": layout(_byte_level(), [end], _words("digits", "chinese", "deepseek3"), BYTE_LEVEL),
-        "falcon": layout(
-            _byte_level(),
-            [end],
-            {
-                "type": "Sequence",
-                "pretokenizers": [
-                    {"type": "Punctuation", "behavior": "Contiguous"},
-                    BYTE_LEVEL,
-                    {"type": "Digits", "individual_digits": False},
-                    _split("falcon"),
-                ],
-            },
-            BYTE_LEVEL,
-        ),
+        "mistral": pieces(METASPACE),
+        "mistral-nemo": byte_level(_words("tekken")),
+        "gpt-oss": byte_level(_words("o200k")),
+        "deepseek3": byte_level(_words("digits", "chinese", "deepseek3")),
+        "falcon": byte_level(_sequence("pretokenizers", punctuation, BYTE_LEVEL, digits, _split("falcon"))),
         "bert": layout(
             _word_piece(),
             [added("[UNK]", 0), added("[CLS]", 1), added("[SEP]", 2)],
             {"type": "BertPreTokenizer"},
             {"type": "WordPiece", "prefix": "##", "cleanup": True},
-            normalizer={
-                "type": "BertNormalizer",
-                "clean_text": True,
-                "handle_chinese_chars": True,
-                "strip_accents": None,
-                "lowercase": True,
-            },
-            post_processor={"type": "BertProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]},
+            {"type": "BertNormalizer", **flags},
+            {"type": "BertProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]},
         ),
-        "unigram": layout(_unigram(), [added("<unk>", 0)], METASPACE, METASPACE),
-        "words": layout(
-            {"type": "WordLevel", "vocab": {"[UNK]": 0, "the": 1, "cat": 2}, "unk_token": "[UNK]"},
-            [],
-            {"type": "Whitespace"},
-            None,
-        ),
+        "unigram": layout(_unigram(), [unknown], METASPACE, METASPACE),
+        "words": layout(words, [], {"type": "Whitespace"}, None),
     }
 
 
@@ -165,17 +118,9 @@ def layout(
     normalizer: dict[str, Any] | None = None,
     post_processor: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added_tokens,
-        "normalizer": normalizer,
-        "pre_tokenizer": pre_tokenizer,
-        "post_processor": post_processor,
-        "decoder": decoder,
-        "model": model,
-    }
+    steps = {"pre_tokenizer": pre_tokenizer, "post_processor": post_processor, "decoder": decoder, "model": model}
+    header: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None}
+    return {**header, "added_tokens": added_tokens, "normalizer": normalizer, **steps}
 
 
 def added(content: str, i: int, special: bool = True, normalized: bool = False) -> dict[str, Any]:
@@ -192,8 +137,12 @@ def _split(pattern: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": PATTERNS[pattern]}, "behavior": "Isolated", "invert": False}
 
 
+def _sequence(key: str, *steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", key: list(steps)}
+
+
 def _words(*patterns: str) -> dict[str, Any]:
-    return {"type": "Sequence", "pretokenizers": [*map(_split, patterns), BYTES_ALONE]}
+    return _sequence("pretokenizers", *map(_split, patterns), BYTES_ALONE)
 
 
 def _template(token: str, i: int) -> dict[str, Any]:

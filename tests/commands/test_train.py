@@ -1,5 +1,7 @@
 """tinylm train: its output, the run directory and the texts."""
 
+import bz2
+import gzip
 import json
 import math
 import os
@@ -52,8 +54,13 @@ def test_the_default_directory_is_named_after_the_corpus(here: Path) -> None:
     (here / "folder").mkdir()
     for name in ("my text.v2.txt", "folder/a.txt"):
         (here / name).write_text(story(1500))
-    for name, run in (("my text.v2.txt", "my text.v2"), ("folder", "folder"), ("-", "stdin")):
-        assert run_ok("train", name, "--steps", 1, *TINY, stdin=story(1500)).stdout == f"checkpoints/{run}\n"
+    (here / "packed.txt.gz").write_bytes(gzip.compress(story(1500).encode()))
+    names = {"my text.v2.txt": "my text.v2", "folder": "folder", "packed.txt.gz": "packed", "-": "stdin"}
+    for name, run in names.items():
+        stdin = bz2.compress(story(1500).encode())
+        assert run_ok("train", name, "--steps", 1, *TINY, stdin=stdin).stdout == f"checkpoints/{run}\n"
+    runs = (read_config(here / "checkpoints" / run).data for run in names.values())
+    assert len({data.fingerprint for data in runs if data is not None}) == 1
     assert run_ok("train", "folder", "--out", "a/b/c", "--steps", 1, *TINY).stdout == "a/b/c\n"
 
 

@@ -14,7 +14,6 @@ from tests.shell import (
     copied,
     records,
     run_ok,
-    same_tensors,
     snapshot,
     story,
     tinylm,
@@ -22,22 +21,6 @@ from tests.shell import (
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.run_directory.lock import lock_run
-from tinylm.run_directory.metrics_log import read_metrics
-
-
-def test_a_resumed_run_has_the_weights_of_an_uninterrupted_run(corpus: Path, here: Path) -> None:
-    """With settings that do not depend on the length of the run, which changes."""
-    constant = ("--schedule", "constant", "--mtp-weight", 0)
-    options = (*TINY, "--dropout", "0.1", *constant, "--eval-every", 2, "--save-every", 2)
-    run_ok("train", corpus, "--out", "whole", "--steps", 6, *options)
-    run_ok("train", corpus, "--out", "parts", "--steps", 4, *options)
-    result = run_ok("train", "--resume", "parts", "--steps", 6)
-    assert result.stdout == "parts\n"
-    assert "at step 4" in result.stderr
-    for name in ("model", "optimizer"):
-        assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
-    steps = [[m["step"] for m in read_metrics(here / name)] for name in ("whole", "parts")]
-    assert steps[0] == steps[1]
 
 
 @pytest.mark.usefixtures("shelf_cache")

@@ -75,44 +75,40 @@ def test_a_message_is_one_line_on_stderr_whatever_it_quotes_and_a_result_is_unch
 
 
 @posix
-@pytest.mark.parametrize("columns", [40, 80])
-def test_a_long_value_of_a_field_goes_on_below_its_beginning(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((columns, 24)))
+def test_a_long_value_of_a_field_goes_on_below_its_beginning_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Elsewhere, a field is one line."""
     words = [f"word{n}" for n in range(20)]
-    with terminal(columns) as shown:
-        Console().field("context", ", ".join(words))
-        Console().field("norm", "")
-        *lines, norm = shown().splitlines()
-    assert norm.rstrip() == "  norm"
-    assert len(lines) > 1 and max(map(len, lines)) <= columns
-    assert lines[0].startswith("  context              word0, ")
-    assert all(line.startswith(" " * 23 + "word") for line in lines[1:])
-    assert re.findall(r"word\d+", " ".join(lines)) == words
-
-
-def test_a_field_is_one_line_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    for columns in (40, 80):
+        monkeypatch.setattr(shutil, "get_terminal_size", lambda columns=columns: os.terminal_size((columns, 24)))
+        with terminal(columns) as shown:
+            Console().field("context", ", ".join(words))
+            Console().field("norm", "")
+            *lines, norm = shown().splitlines()
+        assert norm.rstrip() == "  norm"
+        assert len(lines) > 1 and max(map(len, lines)) <= columns
+        assert lines[0].startswith("  context              word0, ")
+        assert all(line.startswith(" " * 23 + "word") for line in lines[1:])
+        assert re.findall(r"word\d+", " ".join(lines)) == words
     Console().field("norm", "x" * 300)
     Console().field("base", "a\n  rank                 9")
-    shown = f"  norm                 {'x' * 300}\n  base                 a\\n  rank                 9\n"
-    assert capsys.readouterr().out == shown
-
-
-MARKED = (("user\nHi ", False), ("[b]Hello\x07<|im_end|>", True), ("\n", False))
-
-
-def test_highlighted_parts_are_in_brackets_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    Console(quiet=True).print_highlighted("Example 1:", MARKED)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == "Example 1:\nuser\nHi [[[b]Hello\x07<|im_end|>]]\n\n"
+    shown_in_a_pipe = f"  norm                 {'x' * 300}\n  base                 a\\n  rank                 9\n"
+    assert capsys.readouterr().out == shown_in_a_pipe
 
 
 @posix
-def test_highlighted_parts_are_coloured_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_highlighted_parts_are_coloured_on_a_terminal_and_in_brackets_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marked = (("user\nHi ", False), ("[b]Hello\x07<|im_end|>", True), ("\n", False))
+    Console(quiet=True).print_highlighted("Example 1:", marked)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "Example 1:\nuser\nHi [[[b]Hello\x07<|im_end|>]]\n\n")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     with terminal() as shown:
-        Console().print_highlighted("Example 1:", MARKED)
+        Console().print_highlighted("Example 1:", marked)
         text = shown()
     assert "\x1b[32m[b]Hello\\u0007<|im_end|>\x1b[0m" in text
     assert "user\nHi " in text.replace("\r", "") and "[[" not in text

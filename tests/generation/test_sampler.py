@@ -171,15 +171,11 @@ def drawn(seed: int, count: int, steps: int = 20) -> list[list[int]]:
     return np.transpose([choose(torch.zeros(count, 5)) for _ in range(steps)]).tolist()
 
 
-def test_a_row_is_the_same_at_any_number_of_rows() -> None:
-    assert drawn(3, 5)[:2] == drawn(3, 2)
-    assert drawn(3, 1) == drawn(3, 2)[:1]
-    assert len({tuple(row) for row in drawn(3, 5)}) == 5
-
-
-def test_equal_seeds_give_equal_tokens_and_others_do_not() -> None:
+def test_equal_seeds_give_equal_tokens_at_any_number_of_rows_and_others_do_not() -> None:
     """The global random generator of torch is not used."""
     before = torch.get_rng_state()
+    assert drawn(3, 5)[:2] == drawn(3, 2) and drawn(3, 1) == drawn(3, 2)[:1]
+    assert len({tuple(row) for row in drawn(3, 5)}) == 5
     streams = {tuple(drawn(seed, 1)[0]) for seed in (-1, 0, 1, 2, 2**32, 2**63, 2**64 - 2)}
     assert len(streams) == 7
     assert drawn(2**63, 2) == drawn(2**63, 2)
@@ -206,16 +202,9 @@ def test_penalty_temperature_top_k_top_p_and_min_p_are_applied_in_this_order(mon
     )
     choose.observe(0, [1, 4, 7])
     choose(torch.tensor(scores[None]))
-    expected = scores.copy()
-    for i in (1, 4, 7):
-        expected[i] = expected[i] / 1.3 if expected[i] > 0 else expected[i] * 1.3
-    expected = (expected - expected.max()) / 0.7
-    expected[expected < np.sort(expected)[-12]] = -np.inf
-    order = np.argsort(-expected, kind="stable")
-    cumulative = np.cumsum(softmax(expected)[order])
-    expected[order[1 + int((cumulative < 0.9).sum()) :]] = -np.inf
-    probabilities = softmax(expected)
-    expected[probabilities < 0.05 * probabilities.max()] = -np.inf
+    expected = penalise_repeats(scores[None], np.isin(range(30), (1, 4, 7))[None], 1.3)
+    expected = keep_top_k((expected - expected.max()) / 0.7, 12)
+    expected = keep_min_p(keep_top_p(expected, 0.9), 0.05)[0]
     with np.errstate(divide="ignore"):  # the logarithm of 0
         np.testing.assert_allclose(np.log(filtered[0][0]), expected, rtol=1e-5, atol=1e-6)
     assert 1 < np.isfinite(expected).sum() < 12

@@ -42,27 +42,22 @@ print(json.dumps(sorted(paths)))
 """
 
 
-def test_the_folders_are_in_the_cache_folder_unless_the_user_has_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in FOLDERS:
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/own/triton")
-    use_private_folders()
-    torch = Path(os.environ["TINYLM_CACHE"]) / "torch"
-    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == torch
-    assert os.environ["TRITON_CACHE_DIR"] == "/own/triton"
 
 
-def test_the_default_that_torch_sets_does_not_count_as_set_by_the_user(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """torch writes its default into the environment once it has compiled something."""
+@pytest.mark.usefixtures("unset")
+def test_the_folders_are_in_the_cache_folder_unless_the_user_has_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch writes its default into the environment once it has compiled something; that is no setting of the user."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
-    for variable in FOLDERS:
-        monkeypatch.delenv(variable, raising=False)
     assert cache_dir() == default_cache_dir() == os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/own/triton")
     use_private_folders()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(os.environ["TINYLM_CACHE"])
+    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(os.environ["TINYLM_CACHE"]) / "torch"
+    assert os.environ["TRITON_CACHE_DIR"] == "/own/triton"
 
 
 def test_precompiled_headers_are_in_the_private_folder_or_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +77,8 @@ def test_precompiled_headers_are_in_the_private_folder_or_switched_off(monkeypat
         assert not config.cpp_cache_precompile_headers
 
 
-def test_a_cache_that_others_can_write_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in FOLDERS:
-        monkeypatch.delenv(variable, raising=False)
+@pytest.mark.usefixtures("unset")
+def test_a_cache_that_others_can_write_is_refused() -> None:
     folder = Path(os.environ["TINYLM_CACHE"]) / "torch"
     folder.mkdir()
     folder.chmod(0o777)

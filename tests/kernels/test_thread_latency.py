@@ -10,6 +10,7 @@ from tinylm.kernels.thread_latency import (
     thread_latency,
     thread_latency_entry,
 )
+from tinylm.reporter import SilentReporter
 
 
 @pytest.fixture(autouse=True)
@@ -19,12 +20,10 @@ def threads_as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("threads, wake_up", [(2, 3e-6), (1, 0.0)])
 def test_the_wake_up_latency_is_the_time_of_all_threads_less_their_share_of_the_time_of_one(
-    threads: int, wake_up: float, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a clock on which all work takes 10 us with one thread and 8 us with two."""
-    torch.set_num_threads(threads)
     now = 0.0
 
     def clock() -> float:
@@ -33,29 +32,24 @@ def test_the_wake_up_latency_is_the_time_of_all_threads_less_their_share_of_the_
         return now
 
     monkeypatch.setattr(module.time, "perf_counter", clock)
-    found = measure_thread_latency()
-    assert found.wake_up == pytest.approx(wake_up, abs=1e-12)
-    assert found.bandwidth == pytest.approx(1024 * 1024 * 4 / 10e-6)
-    assert torch.get_num_threads() == threads
+    for threads, wake_up in ((2, 3e-6), (1, 0.0)):
+        torch.set_num_threads(threads)
+        found = measure_thread_latency()
+        assert found.wake_up == pytest.approx(wake_up, abs=1e-12)
+        assert found.bandwidth == pytest.approx(1024 * 1024 * 4 / 10e-6)
+        assert torch.get_num_threads() == threads
 
 
-class Silent:
-    def note(self, message: str) -> None: ...
-
-    def warn(self, message: str) -> None: ...
-
-
-def test_the_latency_is_measured_once_for_each_spin_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = iter([ThreadLatency(1e-5, 2e10), ThreadLatency(3e-5, 4e10)])
+def test_the_latency_is_measured_once_for_each_spin_setting_and_again_if_it_is_out_of_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    latencies = [ThreadLatency(1e-5, 2e10), ThreadLatency(3e-5, 4e10), ThreadLatency(13e-6, 40e9)]
+    measured = iter(latencies)
     monkeypatch.setattr(module, "measure_thread_latency", lambda: next(measured))
     found = []
     for spin_count in ("11", "22", "11", "22"):
         monkeypatch.setenv("GOMP_SPINCOUNT", spin_count)
-        found.append(thread_latency(Silent()))
-    assert found == [ThreadLatency(1e-5, 2e10), ThreadLatency(3e-5, 4e10)] * 2
-
-
-def test_a_recorded_latency_outside_its_bounds_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+        found.append(thread_latency(SilentReporter()))
     thread_latency_entry().write({"wake_up": -1.0, "bandwidth": 1e10})
-    monkeypatch.setattr(module, "measure_thread_latency", lambda: ThreadLatency(13e-6, 40e9))
-    assert thread_latency(Silent()) == ThreadLatency(13e-6, 40e9)
+    found.append(thread_latency(SilentReporter()))
+    assert found == [*latencies[:2], *latencies]

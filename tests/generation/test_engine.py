@@ -3,6 +3,7 @@ model's own files are not opened again.
 """
 
 import errno
+import functools
 import json
 import os
 import shutil
@@ -22,8 +23,9 @@ from tinylm import files, loaded_model
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.generation import converted_model, engine, llama_cpp
-from tinylm.generation.converted_model import conversion_key
+from tinylm.generation.converted_model import conversion_key, open_converted
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig, torch_is_faster
+from tinylm.reporter import SilentReporter
 
 PROMPT = {"prompt": "the old man", "max_tokens": 40, "seed": 4}
 
@@ -244,31 +246,29 @@ def test_the_second_command_and_a_chat_open_only_the_converted_file_and_print_th
     assert len(loads) == 3 and results[0] == results[1] != "\n"
 
 
-def test_settings_that_need_torch_open_the_model(run: Path, loads: list[Any]) -> None:
+def test_settings_that_need_torch_and_files_that_were_written_again_open_the_model(run: Path, loads: list[Any]) -> None:
     run_ok("sample", "-m", run, *OPTIONS)
     for number, options in enumerate((("--engine", "torch"), ("--no-cache",), ("--draft", "ngram")), start=2):
         shell("sample", "-m", run, *OPTIONS, *options)
         assert len(loads) == number, options
+    (run / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
+    run_ok("sample", "-m", run, *OPTIONS)
+    assert len(loads) == 5
 
 
-def test_a_file_that_changes_is_read_whatever_its_time_and_size(run: Path, loads: list[Any]) -> None:
-    """Its change time cannot be set."""
-    for number, name in enumerate(("model.safetensors", "config.json", "tokenizer.json"), start=1):
-        run_ok("sample", "-m", run, *OPTIONS)
+def test_a_model_is_identified_by_its_files_whatever_their_times_and_sizes(
+    run: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their change times cannot be set. Files that have just changed, links and a possible GPU are left to torch."""
+    key = conversion_key(run, "cpu", "auto", "none")
+    assert key is not None and key != conversion_key(run, "cpu", "bf16", "none")
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
         status, content = (run / name).stat(), (run / name).read_bytes()
         (run / name).write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
         os.utime(run / name, ns=(status.st_atime_ns, status.st_mtime_ns))
-        result = shell("sample", "-m", run, *OPTIONS)
-        assert len(loads) == 2 * number and result.exit_code == 1 and name in result.stderr
-        (run / name).write_bytes(content)
-
-
-def test_changed_files_links_and_a_possible_gpu_are_left_to_torch(
-    run: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file that has just changed is not identified by its time."""
-    key = conversion_key(run, "cpu", "auto", "none")
-    assert key is not None and key != conversion_key(run, "cpu", "bf16", "none")
+        changed = conversion_key(run, "cpu", "auto", "none")
+        assert changed not in (key, None), name
+        key = changed
     assert conversion_key(run, "cuda", "auto", "none") is None
     with monkeypatch.context() as patch:
         patch.setattr(files, "SETTLED_SECONDS", 3600.0)
@@ -286,26 +286,22 @@ def test_a_damaged_record_and_a_missing_file_are_replaced(
 ) -> None:
     expected = run_ok("sample", "-m", run, *OPTIONS).stdout
     (record,) = cache.glob("*.json")
-    values = json.loads(record.read_text())
+    text = record.read_text()
+    opened = functools.partial(open_converted, record.stem, SpeedConfig(), [], SilentReporter())
+    assert opened() is not None
     (tmp_path / "other.gguf").write_bytes(b"GGUF")
-    damaged = [
-        "",
-        "[]",
-        json.dumps({**values, "gguf": str(tmp_path / "other.gguf")}),
-        json.dumps({**values, "config": {}}),
-        json.dumps({**values, "tokenizer": "{}"}),
-        json.dumps({**values, "threads": "many"}),
-        json.dumps({**values, "more": 1}),
-    ]
-    for number, text in enumerate(damaged, start=2):
-        record.write_text(text)
-        assert run_ok("sample", "-m", run, *OPTIONS).stdout == expected
-        assert len(loads) == number, text
+    other = {"gguf": str(tmp_path / "other.gguf")}
+    changes = (other, {"config": {}}, {"tokenizer": "{}"}, {"threads": "many"}, {"more": 1})
+    for damaged in ("", "[]", *(json.dumps({**json.loads(text), **change}) for change in changes)):
+        record.write_text(damaged)
+        assert opened() is None, damaged[-100:]
+    assert run_ok("sample", "-m", run, *OPTIONS).stdout == expected and len(loads) == 2
     record.chmod(0o666)
-    assert run_ok("sample", "-m", run, *OPTIONS).stdout == expected
+    assert opened() is None
+    record.chmod(0o600)
+    assert opened() is not None
     next(cache.glob("*.gguf")).unlink()
-    assert run_ok("sample", "-m", run, *OPTIONS).stdout == expected
-    assert len(loads) == len(damaged) + 3
+    assert run_ok("sample", "-m", run, *OPTIONS).stdout == expected and len(loads) == 3
 
 
 def test_generation_from_a_converted_file_does_not_import_torch() -> None:

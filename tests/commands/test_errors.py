@@ -383,7 +383,7 @@ ERRORS: dict[str, list[Row]] = {
         ("compare {encoder} {run} sea.txt", 2, "Only decoders are compared; ... /enc is an encoder"),
         ("compare {bpe_run} {run} accents.txt", 2, "has no id for 2 of the text's characters, 'é'"),
         (
-            "MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 WORLD_SIZE=2 RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 ",
+            "MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 WORLD_SIZE=2 RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 "
             "compare {run} {run} sea.txt",
             2,
             "in one process ... without torchrun",

@@ -92,28 +92,7 @@ def test_an_unknown_encoding_is_refused(tmp_path: Path) -> None:
     require_errors(lambda name: find_corpus([file], encoding=name), [(name, words) for name in names])
 
 
-# Folders.
-
-
-def test_a_folder_is_read_in_sorted_order_without_hidden_and_binary_files(tmp_path: Path) -> None:
-    for name, content in {
-        "b.txt": b"B",
-        "a/z.md": b"AZ",
-        "a/c.txt": b"AC",
-        "a.txt": b"A",
-        ".hidden": b"no",
-        ".git/config": b"no",
-        "a/.cache/x.txt": b"no",
-        "image.png": b"\x89PNG\0\0",
-        "zeros": b"text\0text",
-        "empty.txt": b"",
-        "lines.jsonl": b'{"text": "L1"}\n{"text": "L2"}\n',
-        "head": ("a" * 8191 + "漢").encode(),  # its first bytes end within a character
-        "late": b"x" * 9000 + b"\0",
-    }.items():
-        write_file(tmp_path / "corpus" / name, content)
-    expected = ["AC", "AZ", "A", "B", "a" * 8191 + "漢", "x" * 9000 + "\0", "L1", "L2"]
-    assert read_documents(tmp_path / "corpus") == expected
+# Folders: tests/text/test_file_selection.py has the files that are skipped.
 
 
 def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:

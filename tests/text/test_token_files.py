@@ -22,13 +22,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.shell import ROOT, child_process, default_signals
-from tests.text.corpora import be_killed, split_of, write_file
+from tests.text.corpora import split_of, write_file
 from tinylm.cache_directory import private_folder
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import LogReporter
 from tinylm.text import corpus_encoding, parallel_encoding, sharded_tokens, token_files
 from tinylm.text.corpus_encoding import SplitCorpus
 from tinylm.text.corpus_loading import encode_text
+from tinylm.text.parallel_encoding import TextBatch
 from tinylm.text.sharded_tokens import ShardedTokens
 from tinylm.text.token_files import (
     STALE_SECONDS,
@@ -465,19 +466,23 @@ def test_the_ids_do_not_depend_on_the_number_of_processes(monkeypatch: pytest.Mo
     copy = checked.__reduce__()[0](*checked.__reduce__()[1])
     assert copy._gigatoken is not None and not copy._gigatoken.usable
     assert (copy.sha256, copy.encoder) == (checked.sha256, checked.encoder)
-    for tokenizer in (BPE, CHARACTERS, checked):
+    for tokenizer in (BPE, checked):
         assert encode_stream(stream(), tokenizer).tolist() == ids_by_the_library(tokenizer)
     assert not multiprocessing.active_children()
 
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-def test_a_killed_process_is_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel_encoding, "usable_cores", lambda: 2)
-    batches = token_files.TEXT_ENCODING.batches(stream(), BPE)
-    encoded = parallel_encoding._encode_by_processes(batches, be_killed, BPE, np.uint16, 2)
+def test_a_killed_process_is_an_error_and_not_a_hang() -> None:
+    class Deadly:
+        """Ends the process that receives it, as the out-of-memory killer does."""
+
+        def __reduce__(self) -> Any:
+            return signal.raise_signal, (signal.SIGKILL,)
+
+    batches = iter([TextBatch(Deadly(), 1)] * 3)
     with pytest.raises(TinyLMError, match="was killed, probably because memory ran out"):
-        list(encoded)
+        list(parallel_encoding._encode_by_processes(batches, len, BPE, np.uint16, 1))
     assert not multiprocessing.active_children()
 
 

@@ -211,9 +211,7 @@ def test_evaluation_masks_do_not_depend_on_the_batch_size() -> None:
     assert flat(1) == flat(3) == flat(7) == flat(100)
 
 
-# Pairs
-
-# Files
+# Pairs in files.
 
 
 def test_a_line_is_a_source_a_tab_and_a_target_or_an_object(tmp_path: Path) -> None:
@@ -246,7 +244,7 @@ def test_a_pair_is_two_documents_of_a_stream_and_is_never_split(tmp_path: Path) 
     assert sorted(pairs) == sorted(PAIRS) and len(halves[1]) == 4
 
 
-# Batches
+# Batches of pairs.
 
 TOKENIZER = train_char("abcdefghij ")
 END_ID = TOKENIZER.end_of_text_id

@@ -153,10 +153,7 @@ def test_json_in_a_file_of_another_suffix_is_refused_unless_the_format_is_given(
             assert read_documents(file, format="jsonl") == [record["text"] for record in records]
     with pytest.raises(UsageError, match=r"data\.txt contains JSON"):
         read_documents(write_file(tmp_path / "data.txt", "\ufeff" + LINES))
-
-
-def test_json_in_a_folder_is_refused_in_files_with_the_suffix_txt_or_none(tmp_path: Path) -> None:
-    write_file(tmp_path / "code" / "a.ipynb", LINES)
+    write_file(tmp_path / "code" / "a.ipynb", LINES)  # in a folder, files with the suffix .txt or none are refused
     assert read_documents(tmp_path / "code") == [LINES]
     write_file(tmp_path / "code" / "part-00000", LINES)
     with pytest.raises(UsageError, match="part-00000 contains JSON"):
@@ -182,8 +179,6 @@ GERMAN = "Die Straße zum Schloß ist für Fußgänger gesperrt.\r\n" * 20
 RUSSIAN = "Все счастливые семьи похожи друг на друга.\n" * 20
 JAPANESE = "吾輩は猫である。名前はまだ無い。\n" * 20
 CHINESE = "道可道，非常道。名可名，非常名。\n" * 20
-
-
 PROSE = (ENGLISH, GERMAN, RUSSIAN, JAPANESE, CHINESE)
 ASCII_BASED = ("latin-1", "cp1252", "ascii", "gb18030", "shift_jis")
 
@@ -275,28 +270,20 @@ def test_known_binary_formats_are_not_text_in_any_encoding() -> None:
         assert is_text(start.encode(), "utf-8"), start
 
 
-def test_objects_with_keys_are_detected_as_json() -> None:
+def test_json_and_a_single_object_are_detected() -> None:
     records = ('{"text": "a"}\n{"text": "b"}', '\n  [ {"a\\"b" : 1}]', '{"long": "' + "x" * 9000)
     others = ("{}", '{"no colon"}', "[1, 2]", "{x: 1}", '"quoted": {"a": 1}')
     assert [text for text in records if not is_json(text)] + [text for text in others if is_json(text)] == []
-
-
-def test_an_object_over_several_lines_is_a_single_object() -> None:
     single = ('{\n  "name": "x"\n}', '{"name":\n "x"}')
     others = ('{"text": "a"}\n{"text": "b"}\n', '{"text": "a"}', '{"text": "cut off here', '[\n{"text": "a"}]')
-    assert [text for text in single if not is_single_json_object(text)] == []
-    assert [text for text in others if is_single_json_object(text)] == []
+    assert [is_single_json_object(text) for text in (*single, *others)] == [True] * 2 + [False] * 4
 
 
 NAMES = "Ada\nTom\nNell van Hask\nJonas\nBess\n" * 8
 
 
-def test_short_lines_without_empty_ones_are_a_list() -> None:
+def test_short_lines_without_empty_ones_are_a_list_unlike_prose_verse_code_and_tables() -> None:
     lists = (NAMES, NAMES + "cut at the end of what was re", "münchen\nköln\n" * 20, "12\n7\n" * 20)
-    assert [text for text in lists if not is_list(text)] == []
-
-
-def test_prose_verse_code_and_tables_are_no_list() -> None:
     others = (
         *PROSE,
         "Ada\nTom\n" * 5,  # too few
@@ -308,4 +295,4 @@ def test_prose_verse_code_and_tables_are_no_list() -> None:
         NAMES + "a" * 61 + "\n",
         *("", "\n" * 50, "a" * 500),
     )
-    assert [text for text in others if is_list(text)] == []
+    assert [text for text in lists if not is_list(text)] + [text for text in others if is_list(text)] == []

@@ -128,17 +128,16 @@ def test_only_one_thread_at_a_time_calls_gigatoken(monkeypatch: pytest.MonkeyPat
 # Fallbacks when gigatoken gives other ids, fails or is absent.
 
 
-def test_an_encoder_with_the_ids_of_the_library_is_kept() -> None:
-    tokenizer = train_bpe([SAMPLE], 400)
-    assert tokenizer.check_encoder(EDGE_CASES)
-    assert tokenizer.encoder == f"gigatoken {importlib.metadata.version('gigatoken')}"
-    assert train_char("ab").check_encoder(["ab"])
-    assert train_char("ab").encoder == "table"
-    assert Tokenizer(word_level()).check_encoder([SAMPLE])
-    assert Tokenizer(word_level()).encoder == f"tokenizers {tokenizers.__version__}"
+def test_the_encoder_is_kept_until_it_differs_from_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = f"tokenizers {tokenizers.__version__}"
+    encoders = (
+        (train_bpe([SAMPLE], 400), f"gigatoken {importlib.metadata.version('gigatoken')}"),
+        (train_char("".join(dict.fromkeys("".join(EDGE_CASES)))), "table"),
+        (Tokenizer(word_level()), library),
+    )
+    for tokenizer, name in encoders:
+        assert tokenizer.check_encoder(EDGE_CASES) and tokenizer.encoder == name
 
-
-def test_after_a_difference_from_the_library_the_library_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong_in_digits(text: str) -> list[int]:
         return [0] if "123" in text else library_ids(BPE_LIBRARY, text)
 
@@ -147,7 +146,7 @@ def test_after_a_difference_from_the_library_the_library_encodes(monkeypatch: py
     assert tokenizer.encode("123").tolist() == [0]
     assert not tokenizer.check_encoder(["the cat", "1234", "the dog"])
     assert tokenizer.encode("123").tolist() == library_ids(BPE_LIBRARY, "123")
-    assert (tokenizer.encoder, tokenizer.kind) == (f"tokenizers {tokenizers.__version__}", "bpe")
+    assert (tokenizer.encoder, tokenizer.kind) == (library, "bpe")
     assert tokenizer.check_encoder(["1234"])
 
 

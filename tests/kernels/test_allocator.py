@@ -46,6 +46,7 @@ print(kept())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/proc/self/statm").exists() or not hasattr(allocator.ctypes.CDLL(None), "mallopt"),
     reason="needs Linux with glibc",

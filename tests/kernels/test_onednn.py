@@ -137,30 +137,24 @@ def test_without_the_private_operations_torchs_linear_function_is_used(monkeypat
 
 
 @needs_onednn
-def test_a_prepacked_weight_equals_the_formula_for_any_number_of_rows() -> None:
+def test_a_prepacked_weight_equals_the_formula_for_any_number_of_rows_and_threads() -> None:
     torch.manual_seed(0)
-    for (outputs, inputs), rows, bias in itertools.product(((1, 1), (7, 5), (300, 33)), (1, 5, 32, 100), (True, False)):
-        layer, x = nn.Linear(inputs, outputs, bias), torch.randn(2, rows, inputs)
-        expected = F.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
-        with torch.inference_mode():
-            found = linear(x, prepack(layer.weight), layer.bias)
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-@needs_onednn
-def test_a_prepacked_weight_equals_the_formula_with_any_number_of_threads() -> None:
-    weight, x = torch.randn(500, 300), torch.randn(7, 300)
-    threads = torch.get_num_threads()
+    original = torch.get_num_threads()
     try:
-        for before, then in ((2, 2), (2, 1), (1, 2)):
-            torch.set_num_threads(before)
-            packed = prepack(weight)
-            torch.set_num_threads(then)
+        for (outputs, inputs), rows, threads in itertools.product(
+            ((1, 1), (7, 5), (300, 33)), (1, 5, 32, 100), ((1, 1), (2, 1), (1, 2))
+        ):
+            layer, x = nn.Linear(inputs, outputs, bias=rows != 5), torch.randn(2, rows, inputs)
+            bias = None if layer.bias is None else layer.bias.double()
+            expected = F.linear(x.double(), layer.weight.double(), bias)
+            torch.set_num_threads(threads[0])
+            packed = prepack(layer.weight)
+            torch.set_num_threads(threads[1])
             with torch.inference_mode():
-                found = linear(x, packed)
-            torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-4)
+                found = linear(x, packed, layer.bias)
+            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(original)
 
 
 def test_a_compiled_layer_has_the_same_gradients() -> None:

@@ -82,12 +82,6 @@ def test_modern_projections_are_normal_where_zeros_would_stop_learning() -> None
             assert_normal(weight, 0.02)
 
 
-def test_a_modern_layer_starts_as_the_identity() -> None:
-    model = build_model(small())
-    ids = torch.tensor(IDS)
-    torch.testing.assert_close(model(ids).hidden, model.norm(model.embedding(ids)))
-
-
 def test_gpt2_weights_are_normal_and_scaled_down_for_projections_into_the_residual_stream() -> None:
     """0.02; 0.01 for positions, as in the published code; 0.02 / sqrt(N) for the N = 2 layers residual sublayers."""
     for layers in (1, 3):

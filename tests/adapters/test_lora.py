@@ -17,7 +17,6 @@ from tinylm.adapters.lora import TARGETS, LoRALinear, add_lora, check_merged, ma
 from tinylm.errors import UsageError
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
-from tinylm.model_config import ModelConfig
 from tinylm.run_config import AdapterConfig
 
 EVERYWHERE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -30,20 +29,18 @@ def settings(
     return AdapterConfig(base="b", base_digest="d", rank=rank, alpha=alpha, dropout=dropout, targets=targets, **more)
 
 
-def exact(config: ModelConfig) -> Decoder:
-    return randomised(build_model(config)).double()
+def exact(**choices: Any) -> Decoder:
+    return randomised(build_model(small(**choices))).double()
 
 
-def adapted(config: ModelConfig, adapter: AdapterConfig | None = None, seed: int = 0) -> Decoder:
+def adapted(seed: int = 0) -> Decoder:
     """An adapted model in which B is random instead of zero, so that the adapter has an effect."""
-    model = exact(config)
-    add_lora(model, adapter or settings(), seed)
+    model = exact()
+    layers = add_lora(model, settings(), seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for layer in adapter_layers(model).values():
-            for parameter in layer.trainable_parameters().values():
-                if not parameter.any():
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
+        for layer in layers.values():
+            layer.lora_B.copy_(torch.randn(layer.lora_B.shape, generator=generator, dtype=torch.float64) * 0.3)
     return model
 
 
@@ -168,15 +165,15 @@ def test_the_maximum_rank_is_that_of_the_largest_matrix() -> None:
 
 
 def test_a_rank_stabilised_adapter_is_scaled_by_the_root_of_the_rank() -> None:
-    layers = add_lora(exact(small()), settings(rank=4, alpha=6.0, rank_stabilised=True))
+    layers = add_lora(exact(), settings(rank=4, alpha=6.0, rank_stabilised=True))
     assert {layer.scale for layer in layers.values()} == {3.0}
-    layers = add_lora(exact(small()), settings(rank=4, alpha=6.0))
+    layers = add_lora(exact(), settings(rank=4, alpha=6.0))
     assert {layer.scale for layer in layers.values()} == {1.5}
 
 
 def test_matrices_of_one_name_can_share_one_b() -> None:
     """Each layer has its own A. The saved tensors contain a copy of B per layer, so that PEFT can read them."""
-    model = exact(small(experts=3))
+    model = exact(experts=3)
     layers = add_lora(model, settings(share_b=True))
     owners: dict[int, set[str]] = {}
     for name, layer in layers.items():
@@ -187,12 +184,12 @@ def test_matrices_of_one_name_can_share_one_b() -> None:
 
 
 def test_adapters_on_one_base_add_up_in_proportion_to_their_scales() -> None:
-    both, base = exact(small()), exact(small())
+    both, base = exact(), exact()
     layers = [add_lora(both, settings()), add_lora(both, settings())]
     for scales in ((1.0, 0.0), (0.0, 0.0), (1.0, -0.5)):
         expected = copy.deepcopy(base)
         for seed, (added, scale) in enumerate(zip(layers, scales, strict=True)):
-            adapter = adapter_layers(adapted(small(), seed=seed))
+            adapter = adapter_layers(adapted(seed))
             load_adapter_tensors(added, adapter_tensors(adapter), Path("adapter"))
             set_adapter_scale(added, scale)
             with torch.no_grad():
@@ -205,7 +202,7 @@ def test_adapters_on_one_base_add_up_in_proportion_to_their_scales() -> None:
 
 
 def test_tensors_have_peft_names_and_load_back_and_those_of_another_adapter_are_refused() -> None:
-    model, other = adapted(small()), adapted(small(), seed=1)
+    model, other = adapted(), adapted(1)
     tensors = adapter_tensors(adapter_layers(model))
     assert "layers.1.attention.q_proj.lora_A.weight" in tensors
     assert len(tensors) == 2 * 2 * len(EVERYWHERE)
@@ -232,7 +229,7 @@ def test_tensors_have_peft_names_and_load_back_and_those_of_another_adapter_are_
 
 
 def test_a_merge_is_checked() -> None:
-    base, model, merged, broken, huge, untrained = exact(small()), *(adapted(small()) for _ in range(4)), exact(small())
+    base, model, merged, broken, huge, untrained = exact(), *(adapted() for _ in range(4)), exact()
     merge_lora(merged)
     merge_lora(broken)
     add_lora(untrained, settings())

@@ -72,13 +72,10 @@ def test_transformers_loads_an_export_without_a_warning_and_it_is_imported_as_th
     assert back.tokenizer.encode(TEXT).tolist() == there.tokenizer.encode(TEXT).tolist()
 
 
-@pytest.mark.parametrize(("dtype", "wanted"), [("f16", torch.float16), ("bf16", torch.bfloat16)])
-def test_an_export_has_the_chosen_dtype_and_reports_what_rounding_changes(
-    dtype: str, wanted: torch.dtype, run: Path, tmp_path: Path
-) -> None:
-    exported = tinylm.export_model(run, to="hf", out=tmp_path / "hf", dtype=dtype)
+def test_an_export_has_the_chosen_dtype_and_reports_what_rounding_changes(run: Path, tmp_path: Path) -> None:
+    exported = tinylm.export_model(run, to="hf", out=tmp_path / "hf", dtype="bf16")
     peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    assert {parameter.dtype for parameter in peer.parameters()} == {wanted}
+    assert {parameter.dtype for parameter in peer.parameters()} == {torch.bfloat16}
     model = tinylm.load(run)
     shape = (2, min(64, model.context))
     ids = torch.randint(model.tokenizer.vocab_size, shape, generator=torch.Generator().manual_seed(0))

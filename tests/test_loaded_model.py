@@ -47,30 +47,21 @@ def option_defaults(command: str) -> dict[str, Any]:
     return {one.name: one.default for one in COMMANDS[command].params}
 
 
-def test_load_has_the_options_of_sample_and_eval_with_their_defaults() -> None:
+def test_load_generate_and_evaluate_have_the_options_of_the_commands_with_their_defaults() -> None:
+    sample, evaluation = option_defaults("sample"), option_defaults("eval")
     own = defaults(tinylm.load)
     del own["adapters"], own["reporter"]
-    assert own == {name: option_defaults("sample")[name] for name in ("device", "dtype", "quantize")}
-
-
-def test_generate_has_the_options_of_sample_with_their_defaults() -> None:
-    of_command = option_defaults("sample")
-    loading = {"model", "adapter", "device", "dtype", "quantize"}
-    printing = {"separator", "echo", "quiet", "json", "config", "debug"}
-    reading = {"words", "prompt", "prompt_file", "format", "chat", "chat_template"}
-    assert set(of_command) - loading - printing - reading == set(defaults(Model.generate))
+    assert own == {name: sample[name] for name in ("device", "dtype", "quantize")}
+    others = "model adapter device dtype quiet json config debug"
+    reading = f"quantize separator echo {others} words prompt prompt_file format chat chat_template"
+    assert set(sample) - set(reading.split()) == set(defaults(Model.generate))
     differing = {"stop": None, "stream": None}  # a list, and whether there is a terminal
     for name, value in defaults(Model.generate).items():
-        assert (value == of_command[name]) != (name in differing), name
-
-
-def test_evaluate_has_the_options_of_eval_with_their_defaults() -> None:
-    of_command = option_defaults("eval")
-    others = {"text", "model", "adapter", "device", "dtype", "quiet", "json", "config", "debug"}
-    memorisation = {"memorisation", "train_data", "num_samples", "sample_length", "min_match", "temperature", "seed"}
+        assert (value == sample[name]) != (name in differing), name
+    memorisation = "memorisation train_data num_samples sample_length min_match temperature seed"
     own = defaults(Model.evaluate)
     del own["text"], own["ranks"]
-    assert own == {name: value for name, value in of_command.items() if name not in others | memorisation}
+    assert own == {k: v for k, v in evaluation.items() if k not in f"text {others} {memorisation}".split()}
 
 
 # Generation

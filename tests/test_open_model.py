@@ -193,15 +193,6 @@ def test_an_adapter_of_a_foreign_base_is_written_under_checkpoints_by_its_name(
     assert {path.name for path in model.parent.iterdir()} <= {model.name, "checkpoints"}
 
 
-def test_a_foreign_model_is_trained_further(halved: tuple[Any, Path], tmp_path: Path) -> None:
-    _, folder = halved
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text(TEXT * 3)
-    trained = tinylm.train(corpus, init_from=folder, out=tmp_path / "run", steps=4, eval_every=2)
-    model = tinylm.load(trained.run)
-    assert model.config.family == "llama" and model.network.vocab_size == VOCABULARY
-
-
 def test_a_model_of_the_hub_is_reported_and_its_adapter_is_resumed(
     saved: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

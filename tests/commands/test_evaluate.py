@@ -223,12 +223,6 @@ def test_a_run_trained_on_standard_input_keeps_its_validation_text(here: Path) -
     assert evaluated()["tokens"] == int(len(story(1000)) * 0.1) - 1
 
 
-def test_an_adapter_has_a_lower_loss_on_its_text_than_the_base(run: Path, adapter: Path, shelf: Path) -> None:
-    base, adapted = evaluated("-m", run, shelf / "two.txt"), evaluated("--adapter", adapter, shelf / "two.txt")
-    assert adapted["loss"] < base["loss"]
-    assert adapted["tokens"] == base["tokens"]
-
-
 def test_without_its_training_data_a_run_needs_a_text_and_the_character_model_is_left_out(
     run: Path, here: Path
 ) -> None:

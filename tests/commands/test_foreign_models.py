@@ -82,8 +82,8 @@ def test_info_describes_an_adapter_without_its_base(models: dict[str, Any]) -> N
     assert "  targets              q_proj, up_proj" in run_ok("info", path).stdout.splitlines()
 
 
-def test_runs_lists_folders_of_hugging_face_and_leaves_out_files_and_adapters(
-    models: dict[str, Any], here: Path
+def test_runs_lists_folders_of_hugging_face_which_are_never_the_newest_model(
+    models: dict[str, Any], run: Path, here: Path
 ) -> None:
     for name in ("llama", "lora"):
         copied(models["folder"] / name, here / "checkpoints" / name)
@@ -94,15 +94,11 @@ def test_runs_lists_folders_of_hugging_face_and_leaves_out_files_and_adapters(
     assert result.stderr == ""
     (record,) = records(run_ok("runs", "--json"))
     assert (record["kind"], record["parameters"], record["step"]) == ("hugging face", 42464, None)
+    copied(run, here / "checkpoints/mine")
+    os.utime(here / "checkpoints/llama/model.safetensors", (3e9, 3e9))
+    assert "Using checkpoints/mine, the newest model." in run_ok("sample", "-n", 1).stderr
     (here / "checkpoints/llama/model.safetensors").write_bytes(b"")
     assert "damaged" in run_ok("runs").stdout
-
-
-def test_the_newest_model_is_a_run_and_no_export(run: Path, models: dict[str, Any], here: Path) -> None:
-    copied(run, here / "checkpoints/mine")
-    newer = copied(models["folder"] / "llama", here / "checkpoints/exported")
-    os.utime(newer / "model.safetensors", (3e9, 3e9))
-    assert "Using checkpoints/mine, the newest model." in run_ok("sample", "-n", 1).stderr
 
 
 # Files that are named in other ways, or are something else.

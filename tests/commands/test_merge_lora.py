@@ -130,20 +130,6 @@ def test_adapters_of_the_base_fit_again_after_a_merge_is_undone(
     run_ok("sample", "-m", "again", "--adapter", "third", "--adapter", adapter, "-n", 1)
 
 
-def test_without_a_recorded_base_digest_later_adapters_do_not_fit_the_recovered_base(
-    adapter: Path, shelf: Path, here: Path
-) -> None:
-    """As in runs written before that digest was recorded. The base of the later adapter was the merged model."""
-    run_ok("merge-lora", adapter, "--out", "one")
-    config = read_config(here / "one")
-    RunDirectory(here / "one").write_config(replace(config, unmerged_digest=None))
-    run_ok("finetune-lora", shelf / "one.txt", "-m", "one", "--out", "later", "--steps", 5, "--lr", "0.05", "--seed", 1)
-    run_ok("merge-lora", "later", "--out", "both")
-    run_ok("merge-lora", adapter, "--undo", "--model", "both", "--out", "rest")
-    run_ok("merge-lora", "later", "--undo", "--model", "rest", "--out", "base")
-    assert_error(tinylm("sample", "-m", "base", "--adapter", "later"), 1, "was trained on other weights")
-
-
 def test_either_of_two_merged_adapters_can_be_removed(adapter: Path, shelf: Path, here: Path) -> None:
     """The later adapter was trained on the base with the first one merged into it."""
     run_ok("merge-lora", adapter, "--out", "one")

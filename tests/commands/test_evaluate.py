@@ -218,11 +218,6 @@ def test_without_a_text_the_validation_text_of_the_run_or_adapter_is_evaluated(r
         assert document["loss"] == record["loss"]
 
 
-def test_a_run_trained_on_standard_input_keeps_its_validation_text(here: Path) -> None:
-    run_ok("train", "-", "--steps", 1, *TINY, stdin=story(1000))
-    assert evaluated()["tokens"] == int(len(story(1000)) * 0.1) - 1
-
-
 def test_without_its_training_data_a_run_needs_a_text_and_the_character_model_is_left_out(
     run: Path, here: Path
 ) -> None:

@@ -201,6 +201,7 @@ FORGERIES: dict[str, tuple[Forge, str, str]] = {
         "does not fit its config",
     ),
     "an infinite loss": (lambda run: set_metadata(run, val_loss="NaN"), f"info {BEST}", "model.safetensors is damaged"),
+    "a state without a step": (lambda run: set_state(run, step="x"), "info resume", "is damaged"),
     "a negative step": (lambda run: set_state(run, step=-7), "info resume", "is damaged"),
     "an optimizer that does not fit": (
         lambda run: change_optimizer(run, lambda t: t.pop(f"{NORM}/exp_avg")),

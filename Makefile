@@ -20,7 +20,7 @@ demo: $(VENV)/installed
 	$(BIN)/tinylm sample --model checkpoints/demo --max-tokens 400 --seed 1
 
 BROWSER ?= chromium
-MARKS := $(if $(filter none,$(BROWSER)),-m 'not slow and not llamacpp and not gpu and not browser')
+MARKS := $(if $(filter none,$(BROWSER)),-m 'not slow and not llamacpp and not gpu and not faults and not browser')
 
 browser:
 	@tests/get_browser.sh $(BROWSER)

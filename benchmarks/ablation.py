@@ -3,7 +3,7 @@
     python benchmarks/ablation.py tinyshakespeare.txt --groups positions,norms --steps 1000 --out ablation
 
 Every variant is a run of `tinylm train` with additional flags, once per seed. Writes ablation.md with one table per
-group, and ablation.png with the curves of the validation loss. Needs the extra [bench].
+group.
 """
 
 import argparse
@@ -108,7 +108,6 @@ class Trained:
     val_losses: for each seed, the loss of the best weights on all validation text; None if training diverged
     tokens_per_second: median over the log lines of the first seed
     cache_bytes: growth of the key/value caches per token
-    curve: (step, validation loss) of the first seed
     shares: for each layer and seed, the fraction of the tokens routed to each expert in the last steps
     """
 
@@ -117,7 +116,6 @@ class Trained:
     tokens_per_second: float
     parameters: int
     cache_bytes: int
-    curve: list[tuple[int, float]]
     shares: list[list[float]]
 
 
@@ -127,9 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--groups", default=",".join(GROUPS), help=f"some of: {', '.join(GROUPS)} (default: all)")
     parser.add_argument("--steps", type=int, default=1000, help="default: 1000")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each variant (default: 1)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("ablation"), help="folder for the runs, the tables and the plot"
-    )
+    parser.add_argument("--out", type=Path, default=Path("ablation"), help="folder for the runs and the tables")
     parser.add_argument(
         "--options", default=OPTIONS, help=f"flags of tinylm train for all variants (default: {OPTIONS})"
     )
@@ -154,7 +150,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             results[group].append(replace(trained[flags], name=name))
         report = write_table(results, options.corpus, options.steps, options.options)
         (options.out / "ablation.md").write_text(report)
-    draw(results, options.out / "ablation.png")
     print(report)
 
 
@@ -169,7 +164,7 @@ def folder_name(group: str, name: str) -> str:
 
 
 def train_seeds(name: str, corpus: Path, out: Path, flags: str, seeds: int) -> Trained:
-    """Train once per seed. Losses and shares are those of all runs; speed, size and curve are those of the first."""
+    """Train once per seed. Losses and shares are those of all runs; speed and size are those of the first."""
     runs = [train(name, corpus, out.with_name(f"{out.name}-{seed}"), flags, seed) for seed in range(seeds)]
     return replace(
         runs[0],
@@ -197,7 +192,6 @@ def train(name: str, corpus: Path, out: Path, flags: str, seed: int) -> Trained:
         speeds[len(speeds) // 2] if speeds else 0.0,
         count_parameters(build_empty_model(model))["total"],
         cache_bytes(model),
-        [(record["step"], record["val_loss"]) for record in records if "val_loss" in record and "run" not in record],
         next((record["expert_shares"] for record in reversed(records) if "expert_shares" in record), []),
     )
 
@@ -243,27 +237,6 @@ def relative_load(layers: Sequence[Sequence[float]]) -> str:
     """The smallest and the largest load of an expert; 1 is an equal share of its layer's tokens."""
     loads = [share * len(layer) for layer in layers for share in layer]
     return f"{min(loads):.2f} to {max(loads):.2f}" if loads else ""
-
-
-def draw(results: Mapping[str, list[Trained]], file: Path) -> None:
-    """Plot the validation loss of the variants by step, with one panel per group."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    columns = min(3, len(results))
-    rows = -(-len(results) // columns)
-    figure, panels = pyplot.subplots(rows, columns, figsize=(5 * columns, 3.6 * rows), squeeze=False)
-    for panel in panels.flat[len(results) :]:
-        panel.axis("off")
-    for panel, (group, variants) in zip(panels.flat, results.items(), strict=False):
-        for one in variants:
-            panel.plot(*zip(*one.curve, strict=True), label=one.name)
-        panel.set(title=group, xlabel="step", ylabel="validation loss, nats per token")
-        panel.legend(fontsize="small")
-    figure.tight_layout()
-    figure.savefig(file, dpi=100)
 
 
 if __name__ == "__main__":

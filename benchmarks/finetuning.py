@@ -1,210 +1,323 @@
-"""Fine-tuning methods compared on a second text: loss, cost and stability, and the decoding speed with adapters.
+"""Fine-tuning of SmolLM2-135M or its shape: tokens per second, loss and memory of tinylm, transformers and peft.
 
-    python benchmarks/finetuning.py tinyshakespeare.txt german.txt --steps 300
+    python benchmarks/finetuning.py SmolLM2-135M-Instruct.Q4_1.gguf
+    python benchmarks/finetuning.py                       # random weights
+    python benchmarks/finetuning.py MODEL --weights bf16  # dtype of the weights on disk; default: that of the file
+    python benchmarks/finetuning.py MODEL --full          # all weights instead of LoRA, beside transformers
 
-Trains a dense base model and one with experts on the first text, with byte-level BPE, which can encode any second text;
-then fine-tunes them by each method on the second text for the same number of steps. Prints tables of the methods, of
-their stability over seeds and learning rates, and of decoding. Linux only, because of the memory measurement.
+All have the same weights, batches, learning rate, AdamW settings and initial A. They take turns step by step, each in
+its own process. tinylm runs tinylm.finetune_lora or tinylm.train, with the number format that it chooses; the peer runs
+in a plain loop with fused AdamW, with bf16 weights, with autocast, and in fp32. Ratios are computed per step; their
+median is printed. `share of product rate` is that of training.py, with 6 FLOPs per matrix parameter and token, or 4
+with LoRA, whose frozen matrices need no gradient; the products are measured before the steps.
+
+Memory is the peak resident memory of a process: `steps` from the second step to the last, `process` since its start,
+which for tinylm includes the evaluation before the first step. Linux only.
 """
 
 import argparse
-import itertools
 import json
+import math
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ablation import format_losses
-from measure import describe_machine, run_tinylm, speedup, table, take_turns, tokens_per_second
-from memory import run_and_measure_memory
+import numpy as np
+import torch
+from measure import Times, ask, describe_machine, memory_of, running, speedup, table, take_turns, tokens_per_second
+from torch import Tensor, nn
+from training import number_formats, products, share_of_product_rate
 
-from tinylm.adapters.load import AdapterSpec, load_adapted_model
-from tinylm.adapters.lora import merge_lora
-from tinylm.errors import DivergedError
-from tinylm.generation.generation_config import SamplingConfig
-from tinylm.generation.generator import generate
-from tinylm.generation.sampler import Sampler
-from tinylm.model.decoder import Decoder
-from tinylm.model.stack import Transformer
-from tinylm.planning.schedule import choose_learning_rate
-from tinylm.run_directory.loading import load_model, read_config, summarise
-from tinylm.run_directory.metrics_log import read_metrics
+from tinylm.exporting import export_model
+from tinylm.model_config import ModelConfig
+from tinylm.open_model import open_model
+from tinylm.reporter import LogReporter
+from tinylm.text.batches import Windows
+from tinylm.text.corpus_loading import TextSource, encode_text, load_text
+from tinylm.text.tokenizer import train_bpe
 
-RANKS = (1, 2, 4, 8, 16, 32)
-LORA = "finetune-lora {second} -m {base}"
-DENSE = {
-    "full": "train {second} --init-from {base}",
-    **{f"LoRA, rank {rank}": f"{LORA} --rank {rank}" for rank in RANKS},
-    "LoRA, rank 8, shared B": f"{LORA} --rank 8 --share-b",
-    "LoRA, rank 8, all matrices": f"{LORA} --rank 8 --target all",
-    "bottleneck of 16": "finetune-adapter {second} -m {base} --bottleneck 16",
-}
-MIXED = {
-    "full": "train {second} --init-from {base}",
-    "LoRA on attention, rank 8": f"{LORA} --rank 8",
-    "LoRA on every expert, rank 8": f"{LORA} --rank 8 --target experts",
-    "LoRA on every expert, rank 8, shared B": f"{LORA} --rank 8 --target experts --share-b",
-    "LoRA on the router, rank 4": f"{LORA} --rank 4 --target router",
-    "LoRA on attention and router, rank 8": f"{LORA} --rank 8 --target attention,router",
-}
-TARGETS = ("attention", "mlp", "all")
-RATES = (0.001, 0.01, 0.1)
-SEEDS = (0, 1, 2)
-RATE_FACTORS = (0.3, 1, 3)  # times the default rate
-BASE_OPTIONS, EXPERT_OPTIONS = "--size micro --context 128 --batch-size 16", "--experts 4 --ffn-width 176"
+SMOLLM2: dict[str, Any] = {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "rope_theta": 1e5}
+SMOLLM2 |= {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
+TINY = {**SMOLLM2, "vocab_size": 300, "hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+TEXT = Path(__file__).parents[1] / "data" / "corpus.txt"
+VALIDATION = 2000  # characters at the end of the text; small, since only tinylm evaluates
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+BETAS, EPSILON, CLIP = (0.9, 0.999), 1e-8, 1.0
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """The result of one run.
+class Settings:
+    """The settings that all workers share.
 
-    parameters: number of trained parameters. memory: peak anonymous memory of the processes in bytes. milliseconds:
-    median per step. loss: on the held-out end of the second text; None if training diverged.
+    model: Hugging Face folder. text, val: files. batches: .npy file of token ids, (steps, B, T + 1), the batches that
+        tinylm makes from the text. home: an existing folder for runs. rank: of LoRA; None fine-tunes all weights.
     """
 
-    parameters: int
-    memory: int
-    milliseconds: float
-    loss: float | None
+    model: str
+    text: str
+    val: str
+    batches: str
+    home: str
+    steps: int
+    batch_size: int
+    rank: int | None
+    lr: float
+    compile: bool
+
+
+# The workers. Each reads a line from stdin before each step, prints the seconds and the loss of the step as JSON, and
+# reads one more line before it exits.
+
+
+class Turns:
+    """The protocol with the parent process: wait for a line, run a step, report its time and loss."""
+
+    def __init__(self) -> None:
+        self._started = 0.0
+
+    def wait(self) -> None:
+        if not sys.stdin.readline():
+            sys.exit("The parent process has exited.")
+        self._started = time.perf_counter()
+
+    def report(self, loss: float) -> None:
+        print(json.dumps({"seconds": time.perf_counter() - self._started, "loss": loss}), flush=True)
+
+
+def initial_a(layer: int, projection: str, shape: torch.Size) -> Tensor:
+    """LoRA's initial A of a projection: (r, in), the same in all workers."""
+    generator = torch.Generator().manual_seed(len(PROJECTIONS) * layer + PROJECTIONS.index(projection))
+    return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(shape[1])
+
+
+@torch.no_grad()
+def initialise(model: nn.Module) -> None:
+    """Set the A matrices of a LoRA, if there is one. Both libraries' names contain `layers.N` and the projection."""
+    for name, parameter in model.named_parameters():
+        if "lora_A" in name:
+            parts = name.split(".")
+            projection = next(part for part in parts if part in PROJECTIONS)
+            parameter.copy_(initial_a(int(parts[parts.index("layers") + 1]), projection, parameter.shape))
+
+
+def train_tinylm(settings: Settings, turns: Turns) -> None:
+    """Run tinylm.finetune_lora, or tinylm.train for all weights. The first step's time includes an evaluation."""
+    import tinylm
+    from tinylm.training.events import Logged, Started
+
+    def take_turns(event: Any) -> None:
+        if isinstance(event, Started):
+            initialise(event.model)
+        elif isinstance(event, Logged):
+            turns.report(event.loss)
+        if isinstance(event, Started | Logged):
+            turns.wait()
+
+    shared: dict[str, Any] = {"out": Path(settings.home) / "run", "val_data": settings.val, "callbacks": [take_turns]}
+    shared |= {"batch_size": settings.batch_size, "micro_batch": settings.batch_size, "lr": settings.lr, "seed": 0}
+    shared |= {"warmup_steps": 0, "schedule": "constant", "optimizer": "adamw", "weight_decay": 0.0, "grad_clip": CLIP}
+    shared |= {"beta1": BETAS[0], "beta2": BETAS[1], "compile": "on" if settings.compile else "off", "log_every": 1}
+    shared |= dict.fromkeys(("steps", "eval_every", "save_every"), settings.steps)
+    if settings.rank is None:
+        tinylm.train(settings.text, init_from=settings.model, **shared)
+    else:
+        tinylm.finetune_lora(settings.text, settings.model, rank=settings.rank, alpha=2.0 * settings.rank, **shared)
+
+
+def train_peer(settings: Settings, turns: Turns, weights: torch.dtype, autocast: bool) -> None:
+    """Run a minimal training loop with transformers and, for LoRA, peft. The LoRA parameters are fp32."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    base = transformers.AutoModelForCausalLM.from_pretrained(settings.model, dtype=weights, use_cache=False)
+    model: Any = base
+    if settings.rank is not None:
+        from peft import LoraConfig, get_peft_model
+
+        rank, names = settings.rank, list(PROJECTIONS)
+        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names, task_type="CAUSAL_LM")
+        initialise(model := get_peft_model(base, config))
+    model.train()
+    if settings.compile:
+        for layer in base.model.layers:
+            layer.compile()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=settings.lr, betas=BETAS, eps=EPSILON, weight_decay=0.0, fused=True)
+    for rows in np.load(settings.batches):
+        turns.wait()
+        tokens = torch.from_numpy(rows)
+        ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(input_ids=ids, labels=targets, shift_labels=targets).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        turns.report(loss.item())
+    turns.wait()
+
+
+TINYLM = "tinylm"
+WORKERS: dict[str, Callable[[Settings, Turns], None]] = {
+    TINYLM: train_tinylm,
+    "bf16 weights": lambda settings, turns: train_peer(settings, turns, torch.bfloat16, autocast=False),
+    "bf16 autocast": lambda settings, turns: train_peer(settings, turns, torch.float32, autocast=True),
+    "fp32": lambda settings, turns: train_peer(settings, turns, torch.float32, autocast=False),
+}
+
+
+# The comparison.
+
+
+@dataclass
+class Worker:
+    """A running worker.
+
+    seconds, losses: of each step. start_peak, step_peak: peak resident memory in bytes, before the second step and
+        from then on.
+    """
+
+    process: "subprocess.Popen[str]"
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    start_peak: int = 0
+    step_peak: int = 0
+
+    def step(self) -> None:
+        """Run one step. Before the second one, the system's counter of the peak is reset."""
+        if len(self.seconds) == 1:
+            self.start_peak = self.step_peak
+            Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+        result = ask(self.process, "step")
+        self.seconds.append(result["seconds"])
+        self.losses.append(result["loss"])
+        self.step_peak = memory_of(self.process.pid, "VmHWM")
+
+
+def make_model(source: Path | None, folder: Path, options: argparse.Namespace) -> None:
+    """Write a Hugging Face folder with the weights of `source` or random ones, and the context that the options set."""
+    import transformers
+
+    if source is not None:
+        export_model(source, to="hf", out=folder, dtype=options.weights)
+    else:
+        shape = TINY if options.tiny else SMOLLM2
+        config = transformers.LlamaConfig(**shape, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+        torch.manual_seed(0)
+        peer: Any = transformers.LlamaForCausalLM(config)
+        peer.to(DTYPES[options.weights or "f32"])
+        peer.save_pretrained(folder)
+        tokenizer = train_bpe([TEXT.read_text(encoding="utf-8")[:20_000]], 280).to_str()
+        (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+    config_file = folder / "config.json"
+    values = json.loads(config_file.read_text())
+    config_file.write_text(json.dumps({**values, "max_position_embeddings": options.context}))
+
+
+def make_batches(settings: Settings, context: int) -> np.ndarray[Any, Any]:
+    """The token ids that tinylm trains on with seed 0: (steps, B, T + 1)."""
+    reporter = LogReporter()
+    tokenizer = open_model(Path(settings.model)).tokenizer
+    split = load_text(TextSource(paths=(settings.text,), val_data=settings.val), Path(settings.home), "text", reporter)
+    tokens, _ = encode_text(split, tokenizer, Path(settings.home), reporter)
+    windows = Windows(tokens.train, context, settings.batch_size, seed=0)
+    batches = map(windows.batch, range(settings.steps))
+    return np.stack([np.concatenate([batch.ids, batch.targets[:, -1:]], axis=1) for batch in batches])
+
+
+def compare(names: Sequence[str], settings: Path, steps: int) -> dict[str, Worker]:
+    """Run the workers' steps in turn."""
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    with ExitStack() as stack:
+        workers = {}
+        for name in names:
+            command = [sys.executable, __file__, "--worker", name, str(settings)]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            workers[name] = Worker(stack.enter_context(running(command, env=environment, **pipes)))
+        for _ in range(steps):
+            for worker in workers.values():
+                worker.step()
+        for worker in workers.values():
+            worker.process.communicate("exit\n", timeout=300)
+    return workers
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("first", type=Path)
-    parser.add_argument("second", type=Path)
-    parser.add_argument("--base-steps", type=int, default=1500, help="default: 1500")
-    parser.add_argument("--steps", type=int, default=300, help="steps of each method (default: 300)")
-    parser.add_argument(
-        "--options", default=BASE_OPTIONS, help=f"flags of tinylm train for both bases (default: {BASE_OPTIONS})"
-    )
-    parser.add_argument(
-        "--experts", default=EXPERT_OPTIONS, help=f"more flags for the second base (default: {EXPERT_OPTIONS})"
-    )
-    parser.add_argument("--out", type=Path, default=None, help="folder for the runs (default: a temporary one)")
+    parser.add_argument("model", type=Path, nargs="?", help="any model that tinylm opens (default: random weights)")
+    parser.add_argument("--weights", choices=sorted(DTYPES), help="dtype of the weights on disk")
+    parser.add_argument("--text", type=Path, default=TEXT, help="default: data/corpus.txt")
+    parser.add_argument("--steps", type=int, default=20, help="including the first, which is not timed (default: 20)")
+    parser.add_argument("--batch-size", type=int, default=4, help="default: 4")
+    parser.add_argument("--context", type=int, default=256, help="default: 256")
+    method = parser.add_mutually_exclusive_group()
+    method.add_argument("--rank", type=int, default=8, help="of LoRA (default: 8)")
+    method.add_argument("--full", action="store_true", help="fine-tune all weights")
+    parser.add_argument("--lr", type=float, help="default: 1e-3, with --full 2e-5")
+    parser.add_argument("--compile", action="store_true", help="compile the layers of both")
+    parser.add_argument("--peers", nargs="*", choices=[name for name in WORKERS if name != TINYLM], help="default: all")
+    parser.add_argument("--tiny", action="store_true", help="a tiny random model, to test this program")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    peers = options.peers if options.peers is not None else [name for name in WORKERS if name != TINYLM]
+    if options.worker:
+        WORKERS[options.worker[0]](Settings(**json.loads(Path(options.worker[1]).read_text())), Turns())
+        return
     with tempfile.TemporaryDirectory() as temporary:
-        home = options.out or Path(temporary)
-        bench = Bench(home, *split(options.second, home), options.steps)
-        dense = bench.train("dense", f"train {options.first} {options.options} --steps {options.base_steps}")
-        mixed = bench.train(
-            "mixed", f"train {options.first} {options.options} {options.experts} --steps {options.base_steps}"
+        home = Path(temporary)
+        make_model(options.model, home / "model", options)
+        text = options.text.read_text(encoding="utf-8")
+        (home / "train.txt").write_text(text[:-VALIDATION], encoding="utf-8")
+        (home / "val.txt").write_text(text[-VALIDATION:], encoding="utf-8")
+        settings = Settings(
+            model=str(home / "model"),
+            text=str(home / "train.txt"),
+            val=str(home / "val.txt"),
+            batches=str(home / "batches.npy"),
+            home=str(home),
+            steps=options.steps,
+            batch_size=options.batch_size,
+            rank=None if options.full else options.rank,
+            lr=options.lr if options.lr is not None else 2e-5 if options.full else 1e-3,
+            compile=options.compile,
         )
-        print(describe_machine(["torch", "tokenizers"]))
-        for name, base, methods in (("dense base", dense, DENSE), ("base with experts", mixed, MIXED)):
-            print("\n" + methods_table(bench, name, base, methods), flush=True)
-        print("\n" + stability_table(bench, dense), flush=True)
-        print("\n" + decoding_table(dense, bench.folder(dense, "LoRA, rank 8")))
+        np.save(settings.batches, make_batches(settings, options.context))
+        (home / "settings.json").write_text(json.dumps(asdict(settings)))
+        config = open_model(home / "model").config.model
+        alone = take_turns({dtype: products(dtype) for dtype in number_formats()}, 3)
+        workers = compare([TINYLM, *peers], home / "settings.json", options.steps)
+    print(describe_machine(["torch", "transformers", "peft"]))
+    print(report(workers, "transformers" if options.full else "peft", options, config, alone))
 
 
-def split(text: Path, home: Path) -> tuple[Path, Path]:
-    """Write the first 90 % of a text's lines and the rest to two files."""
-    lines = text.read_text(encoding="utf-8").splitlines(keepends=True)
-    end = len(lines) * 9 // 10
-    parts = (home / "second.txt", home / "held-out.txt")
-    home.mkdir(parents=True, exist_ok=True)
-    for path, part in zip(parts, (lines[:end], lines[end:]), strict=True):
-        path.write_text("".join(part), encoding="utf-8")
-    return parts
-
-
-class Bench:
-    """Trains and evaluates runs with the command line, each in a folder of its own in `home`."""
-
-    def __init__(self, home: Path, second: Path, held_out: Path, steps: int) -> None:
-        self.home = home
-        self.second = second
-        self.held_out = held_out
-        self.steps = steps
-
-    def train(self, name: str, command: str) -> Path:
-        run = self.home / name
-        words = [*command.split(), "--tokenizer", "bpe", "--vocab-size", "1024", "--out", str(run)]
-        run_tinylm([*words, "--compile", "off", "--quiet", "--force"])
-        return run
-
-    def folder(self, base: Path, method: str) -> Path:
-        return self.home / "".join(letter if letter.isalnum() else "-" for letter in f"{base.name} {method}")
-
-    def tune(self, base: Path, method: str, command: str) -> Tuned:
-        run = self.folder(base, method)
-        words = command.format(second=self.second, base=base).split()
-        words += ["--steps", str(self.steps), "--batch-size", "16", "--log-every", "10", "--out", str(run)]
-        words += ["--val-data", str(self.held_out)]
-        full = [sys.executable, "-m", "tinylm", *words, "--compile", "off", "--quiet", "--force"]
-        try:
-            _, memory = run_and_measure_memory(full, self.home)
-        except subprocess.CalledProcessError as error:
-            if error.returncode != DivergedError.exit_code:
-                raise
-            return Tuned(0, 0, 0.0, None)
-        seconds = [record["seconds"] for record in read_metrics(run) if "loss" in record]
-        steps = [(later - earlier) / 10 for earlier, later in itertools.pairwise(seconds)]
-        adapter = words[0] != "train"
-        which = ["--adapter", str(run), "--model", str(base)] if adapter else ["--model", str(run)]
-        return Tuned(summarise(run)["parameters"], memory, 1000 * statistics.median(steps), self.score(*which))
-
-    def score(self, *which: str) -> float:
-        """The loss on the held-out part of the second text. which: flags that choose the model."""
-        return json.loads(run_tinylm(["eval", str(self.held_out), *which, "--quiet", "--json"]))["loss"]
-
-
-def methods_table(bench: Bench, name: str, base: Path, methods: Mapping[str, str]) -> str:
-    """Costs at the default learning rate, and the loss at each rate."""
-    rows = [["untuned", "0", "", "", *[f"{bench.score('--model', str(base)):.4f}"] * len(RATE_FACTORS)]]
-    width = read_config(base).model.width
-    for method, command in methods.items():
-        tuned = bench.tune(base, method, command)
-        adapter = read_config(bench.folder(base, method)).adapter
-        rate = choose_learning_rate("modern" if adapter is None else adapter.kind, width, adapter)
-        losses = [
-            tuned.loss
-            if factor == 1
-            else bench.tune(base, f"{method} {factor}", f"{command} --lr {rate * factor:g}").loss
-            for factor in RATE_FACTORS
-        ]
-        memory = f"{tuned.memory / 2**20:,.0f}"
-        costs = [f"{tuned.parameters:,}", memory, f"{tuned.milliseconds:.0f}"]
-        rows.append([method, *costs, *(format_losses([loss]) for loss in losses)])
-    costs_header = ["trained parameters", "memory, MB", "ms per step"]
-    header = [name, *costs_header, *(f"loss at {factor:g} x rate" for factor in RATE_FACTORS)]
-    return table(header, rows)
-
-
-def stability_table(bench: Bench, base: Path) -> str:
-    rows = []
-    for target in TARGETS:
-        cells = []
-        for rate in RATES:
-            flags = f"{LORA} --rank 8 --target {target} --lr {rate}"
-            losses = [bench.tune(base, f"{target} {rate} {seed}", f"{flags} --seed {seed}").loss for seed in SEEDS]
-            cells.append(format_losses(losses))
-        rows.append([target, *cells])
-    return table(["LoRA of rank 8 on", *(f"three seeds at a rate of {rate:g}" for rate in RATES)], rows)
-
-
-def decoding_table(base: Path, adapter: Path, tokens: int = 100, rounds: int = 5) -> str:
-    """Decoding speed of one stream: the base model, with an adapter, and with the adapter merged."""
-    adapted, merged = (load_adapted_model([AdapterSpec(adapter)], base, "cpu")[0] for _ in range(2))
-    merge_lora(merged)
-    models = {"base": load_model(base)[0], "base and adapter": adapted, "adapter merged": merged}
-
-    def decode(model: Transformer) -> Callable[[], object]:
-        assert isinstance(model, Decoder)
-
-        def run() -> None:
-            sampler = Sampler(SamplingConfig(0.0), 0, 1, model.vocab_size)
-            for _, _ in zip(range(tokens), generate(model, [[0]], sampler, tokens), strict=True):
-                pass
-
-        return run
-
-    times = take_turns({name: decode(model) for name, model in models.items()}, rounds)
-    rows = [[name, tokens_per_second(times, name, tokens), str(speedup(times, name, base="base"))] for name in models]
-    return table(["decoding", "tokens/s", "times the base"], rows)
+def report(
+    workers: dict[str, Worker], peer: str, options: argparse.Namespace, config: ModelConfig, alone: Times
+) -> str:
+    """The table of results, without the time of the first step. peer: a library. alone: seconds of the products."""
+    times = {name: worker.seconds[1:] for name, worker in workers.items()}
+    tokens, rows = options.batch_size * options.context, []
+    for name, worker in workers.items():
+        dtype = "fp32" if name == "fp32" else number_formats()[-1]
+        product = [statistics.median(alone[dtype])] * len(times[name])
+        share = share_of_product_rate(config, tokens, times[name], product) * (1 if options.full else 2 / 3)
+        last = worker.losses[-max(1, len(worker.losses) // 4) :]
+        row = [name if name == TINYLM else f"{peer}, {name}", tokens_per_second(times, name, tokens)]
+        row += ["" if name == TINYLM else str(speedup(times, TINYLM, name)), f"{share:.2f}"]
+        row += [f"{worker.losses[0]:.4f}", f"{statistics.mean(last):.4f}"]
+        rows.append([*row, *(f"{n / 1e6:,.0f}" for n in (worker.step_peak, max(worker.start_peak, worker.step_peak)))])
+    losses, memory = ["first loss", "mean of last quarter"], ["MB, steps", "MB, process"]
+    return table(["", "tokens/s", "speedup of tinylm", "share of product rate", *losses, *memory], rows)
 
 
 if __name__ == "__main__":

@@ -1,305 +1,464 @@
-"""Numerical differences between tinylm and transformers for every model family.
+"""Models and texts of other tools: differences from transformers, opening, encoding and start-up, each a command.
 
-    python benchmarks/formats.py
-    python benchmarks/formats.py --families llama qwen3
+    python benchmarks/formats.py differences --families llama qwen3
+    python benchmarks/formats.py opening                  # Llama's shape, 1.7 billion random parameters, 3.4 GB on disk
+    python benchmarks/formats.py encoding tinyshakespeare.txt
+    python benchmarks/formats.py startup --model SmolLM2-135M-Instruct.Q4_1.gguf
 
-The models are small and random, and together use every setting of their families (family_peers.py). All compute in
-fp32; the standard deviation of their logits is about 1 to 10. A cell is the largest absolute difference over the models
-of the family:
+differences: the largest absolute difference between tinylm and transformers over the models of each family, which are
+small and random, and together use every setting of their families (tests/formats/peers.py). All compute in fp32; the
+standard deviation of their logits is about 1 to 10. The limit is rounding in fp32.
 
-import         embeddings of the tokens of texts, computed with tinylm's tokenizer and weights
-logits         logits of a whole context
-cached logits  logits with the cache, token by token, past the sliding windows
-export         logits of transformers for a Hugging Face folder written by tinylm
-GGUF           logits of transformers for a GGUF file (f32) written by tinylm; *: transformers does not read all
-               settings of this architecture, so tensors are compared, with the layout of llama.cpp's converters
-PEFT           logits of PEFT and tinylm with the same adapter: a random LoRA on all matrices written by tinylm, and one
-               on all linear layers written by PEFT
-LoRA           logits of transformers for an export with a merged random LoRA, compared with the unmerged model
+    import         embeddings of the tokens of texts, computed with tinylm's tokenizer and weights
+    logits         logits of a whole context
+    cached logits  logits with the cache, token by token, past the sliding windows
+    export         logits of transformers for a Hugging Face folder written by tinylm
+    GGUF           tensors of a GGUF file (f32) written by tinylm, with the layout of llama.cpp's converters
+    LoRA           logits of transformers for an export with a merged random LoRA, compared with the unmerged model
+
+opening: memory and time of opening a large model with tinylm and with transformers, each in its own process: the peak
+resident memory, and the anonymous memory, which the system cannot drop because it is not mapped from a file; both
+beyond those of the imports, and relative to the size of the file, which is the limit. tinylm reads all weights to check
+that they are finite, so the mapped pages of the file are resident. `first logits` includes a forward pass of 16 tokens.
+Linux only.
+
+encoding: MB/s of encoding a text, repeated up to --megabytes, with characters and byte-level BPE. The ids of both
+libraries for its beginning are compared first. `tokenizers` encodes one string, and a batch of chunks of 64 KB on all
+cores, whose ids may differ at the ends of chunks. tinylm's BPE caches words: each measurement starts with an empty
+cache, but a repeated text favours it. Ratios are relative to the faster variant of the library.
+
+startup: tinylm --help and the first character of tinylm sample, whole processes, beside `import torch`, which is the
+limit of a sample by torch, and llama-cpp-python, if it is installed, which opens the file that tinylm converted before.
+The model has random weights, about ten million, unless --model names a run directory or a GGUF file.
 """
 
 import argparse
-import copy
-import math
+import json
+import os
 import shutil
+import statistics
+import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import family_peers
-import gguf
-import peft
+import numpy as np
+import tokenizers
 import torch
-import transformers
-from gguf_peers import peer_tensors
-from measure import describe_machine, table
+from measure import LIMIT, describe_machine, running, speedup, table, take_turns, tinylm_command
 from torch import Tensor, nn
 
-from tinylm.adapters.adapter import adapter_layers
-from tinylm.adapters.foreign import family_of
-from tinylm.adapters.load import AdapterSpec, add_adapter, load_adapted_model
+from tinylm.adapters.load import add_adapter
 from tinylm.adapters.lora import merge_lora, target_modules
 from tinylm.errors import UsageError
 from tinylm.exporting import export_model
+from tinylm.files import SETTLED_SECONDS
 from tinylm.formats.families import FAMILIES
 from tinylm.formats.huggingface import write_folder
 from tinylm.formats.imported import ForeignModel
-from tinylm.formats.peft_writer import convert_adapter, write_adapter
-from tinylm.model.stack import Transformer
+from tinylm.generation.llama_cpp import import_llama_cpp
+from tinylm.model.build import build_model
 from tinylm.open_model import open_model
-from tinylm.run_config import AdapterConfig
+from tinylm.presets import make_model_config
+from tinylm.run_config import AdapterConfig, RunConfig, TokenizerConfig
+from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import LoadedModel
+from tinylm.text.token_files import encode_stream
+from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
+
+sys.path.append(str(Path(__file__).parents[1]))  # for the models of tests/formats
 
 TEXTS = ("", "the bee sees", "no one hears  her\n\n", "中文 naïve 👍🏽")
 RANK = 3
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The largest absolute difference. tensors_only: of tensors, not of logits: see `_transformers_reads`."""
-
-    value: float
-    tensors_only: bool = False
+# Differences from transformers.
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model of transformers, and the folder where it is saved."""
+    """A model of transformers, the folder where it is saved, an empty folder, and token ids: (B, T)."""
 
     name: str
     peer: Any
     folder: Path
+    home: Path
+    ids: Tensor
 
     def open(self) -> LoadedModel:
         """The model as tinylm opens it."""
         return open_model(self.folder)
 
+    def difference(self, logits: Tensor) -> float:
+        """From the logits of the model of transformers."""
+        return largest(logits, self.peer(self.ids).logits)
 
-def compare_import(case: Case, home: Path) -> Difference:
+
+def compare_import(case: Case) -> float:
     """Embeddings of the tokens of TEXTS. Raises AssertionError if token ids differ."""
-    opened = case.open()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(case.folder)
-    largest = 0.0
+    from transformers import AutoTokenizer
+
+    opened, tokenizer = case.open(), AutoTokenizer.from_pretrained(case.folder)
+    embedding: nn.Embedding = case.peer.get_input_embeddings()
+    # Some versions of transformers scale Gemma's embeddings in the layer, some in the model.
+    scale = 1.0 if hasattr(embedding, "embed_scale") else opened.network.embedding_scale
+    found = 0.0
     for text in TEXTS:
-        ids = opened.tokenizer.encode(text)
         expected = tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert list(map(int, ids)) == expected, (case.name, text)
+        assert list(map(int, opened.tokenizer.encode(text))) == expected, (case.name, text)
         rows = torch.tensor([expected], dtype=torch.long)
-        scale = opened.network.embedding_scale
-        largest = max(largest, _largest(opened.network.embed(rows), _embedded(case.peer, rows, scale)))
-    return Difference(largest)
+        found = max(found, largest(opened.network.embed(rows), embedding(rows) * scale))
+    return found
 
 
-def compare_logits(case: Case, home: Path) -> Difference:
+def compare_logits(case: Case) -> float:
     """Logits of a whole context."""
-    ids = family_peers.ids(family_peers.CONTEXT)
-    return Difference(_largest(_logits(case.open().network, ids), case.peer(ids).logits))
+    return case.difference(logits_of(case.open().network, case.ids))
 
 
-def compare_cached_logits(case: Case, home: Path) -> Difference:
+def compare_cached_logits(case: Case) -> float:
     """A prefill of 13 tokens, then one token at a time."""
     network: Any = case.open().network
-    ids = family_peers.ids(family_peers.CONTEXT)
-    cache = network.make_cache(len(ids), family_peers.CONTEXT)
-    parts = [ids[:, :13], *ids[:, 13:].split(1, dim=1)]
-    logits = torch.cat([network.logits(network(part, cache).hidden) for part in parts], dim=1)
-    return Difference(_largest(logits, case.peer(ids).logits))
+    cache = network.make_cache(*case.ids.shape)
+    parts = [case.ids[:, :13], *case.ids[:, 13:].split(1, dim=1)]
+    return case.difference(torch.cat([network.logits(network(part, cache).hidden) for part in parts], dim=1))
 
 
-def compare_export(case: Case, home: Path) -> Difference:
+def compare_export(case: Case) -> float:
     """Logits of transformers for the written folder, and of the original."""
-    out = home / "export"
-    export_model(case.folder, to="hf", out=out)
-    return Difference(_difference_from(case.peer, out))
+    export_model(case.folder, to="hf", out=case.home / "export")
+    return case.difference(load_in_transformers(case.home / "export")(case.ids).logits)
 
 
-def compare_gguf(case: Case, home: Path) -> Difference | None:
-    """Logits of transformers for the written file, or its tensors; `None` for a model that GGUF cannot represent."""
-    out = home / "model.gguf"
+def compare_gguf(case: Case) -> float | None:
+    """Tensors of the written file; `None` for a model that GGUF cannot represent."""
+    import gguf
+
+    from tests.formats.gguf_peers import peer_tensors
+
     try:
-        architecture = export_model(case.folder, to="gguf", out=out, dtype="f32").family
+        architecture = export_model(case.folder, to="gguf", out=case.home / "model.gguf", dtype="f32").family
     except UsageError:
         return None
-    if _transformers_reads(case.peer, out):
-        return Difference(_difference_from(case.peer, out.parent, gguf_file=out.name))
-    found = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in gguf.GGUFReader(out).tensors}
-    expected = dict(peer_tensors(architecture, case.peer))
+    tensors = gguf.GGUFReader(case.home / "model.gguf").tensors
+    found = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in tensors}
+    expected = dict(peer_tensors(str(architecture), case.peer))
     assert found.keys() == expected.keys(), (case.name, found.keys() ^ expected.keys())
-    return Difference(max(_largest(found[name], expected[name]) for name in expected), tensors_only=True)
+    return max(largest(found[name], expected[name]) for name in expected)
 
 
-def compare_peft(case: Case, home: Path) -> Difference:
-    """Logits with an adapter that tinylm wrote and with one that PEFT wrote."""
-    opened = case.open()
-    ids = family_peers.ids(family_peers.CONTEXT)
-    config = _add_random_lora(opened.network, "all")
-    layers = adapter_layers(opened.network).items()
-    factors = {name: tuple(layer.trainable_parameters().values()) for name, layer in layers}
-    family = family_of(opened.config)
-    write_adapter(home, family, convert_adapter(family, opened.config.model, config, factors), "base")
-    theirs = peft.PeftModel.from_pretrained(copy.deepcopy(case.peer), home).eval()
-    exported = _largest(_logits(opened.network, ids), theirs(ids).logits)
-
-    lora = peft.LoraConfig(r=RANK, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
-    theirs = peft.get_peft_model(copy.deepcopy(case.peer), lora).eval()
-    theirs.save_pretrained(home / "peft")
-    ours, _, _, _ = load_adapted_model([AdapterSpec(home / "peft")], case.folder, "cpu")
-    return Difference(max(exported, _largest(_logits(ours, ids), theirs(ids).logits)))
-
-
-def compare_lora(case: Case, home: Path) -> Difference:
+def compare_lora(case: Case) -> float:
     """Logits with a LoRA on all attention projections, unmerged in tinylm and merged in transformers."""
     opened = case.open()
     network = opened.network
     # Merging changes weights in place, which is not possible for weights mapped from a file.
     network.load_state_dict({name: tensor.clone() for name, tensor in network.state_dict().items()}, assign=True)
-    _add_random_lora(network, "attention")
-    ids = family_peers.ids(family_peers.CONTEXT)
-    adapted = _logits(network, ids)
-    assert _largest(adapted, case.peer(ids).logits) > 0.01, case.name
+    targets = target_modules(["attention"], network)
+    config = AdapterConfig(base="base", base_digest="0", rank=RANK, alpha=RANK, dropout=0.0, targets=targets)
+    for layer in add_adapter(network, config).values():
+        for parameter in layer.trainable_parameters().values():
+            parameter.requires_grad_(False).normal_(std=0.2)
+    adapted = logits_of(network, case.ids)
+    assert case.difference(adapted) > 0.01, case.name
     merge_lora(network)
-    out = home / "merged"
+    out = case.home / "merged"
     out.mkdir()
-    tokenizer, special = opened.tokenizer.to_str(), opened.tokenizer.special
-    family, config = opened.config.family, opened.config.model
-    write_folder(out, ForeignModel(family, config, dict(network.state_dict()), tokenizer, special, None))
-    return Difference(_largest(adapted, _load(out)(ids).logits))
+    tokenizer, tensors = opened.tokenizer, dict(network.state_dict())
+    special, text = tokenizer.special, tokenizer.to_str()
+    write_folder(out, ForeignModel(opened.config.family, opened.config.model, tensors, text, special, None))
+    return largest(adapted, load_in_transformers(out)(case.ids).logits)
 
 
-COLUMNS: dict[str, Callable[[Case, Path], Difference | None]] = {
+COLUMNS: dict[str, Callable[[Case], float | None]] = {
     "import": compare_import,
     "logits": compare_logits,
     "cached logits": compare_cached_logits,
     "export": compare_export,
     "GGUF": compare_gguf,
-    "PEFT": compare_peft,
     "LoRA": compare_lora,
 }
 
 
-def _add_random_lora(network: Transformer, target: str) -> AdapterConfig:
-    """Add a LoRA with random A and B to a model, in place."""
-    targets = target_modules([target], network)
-    config = AdapterConfig(base="base", base_digest="0", rank=RANK, alpha=RANK, dropout=0.0, targets=targets)
-    for layer in add_adapter(network, config).values():
-        for parameter in layer.trainable_parameters().values():
-            parameter.requires_grad_(False).normal_(std=0.2)
-    return config
+def logits_of(network: Any, ids: Tensor) -> Tensor:
+    logits: Tensor = network.logits(network(ids).hidden)
+    return logits
 
 
-def _logits(network: Any, ids: Tensor) -> Tensor:
-    return network.logits(network(ids).hidden)
+def load_in_transformers(path: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def _embedded(peer: Any, ids: Tensor, scale: float) -> Tensor:
-    """The scaled embeddings. Some versions of transformers scale Gemma's in the embedding layer, some in the model."""
-    embedding: nn.Embedding = peer.get_input_embeddings()
-    embedded = embedding(ids)
-    return embedded if hasattr(embedding, "embed_scale") else embedded * scale
-
-
-def _load(path: Path, **options: Any) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager", **options
-    ).eval()
-
-
-def _difference_from(peer: Any, path: Path, **options: Any) -> float:
-    """The largest difference of logits between a model that transformers loads and the original."""
-    ids = family_peers.ids(family_peers.CONTEXT)
-    return _largest(_load(path, **options)(ids).logits, peer(ids).logits)
-
-
-# Fields of a config that do not change logits.
-IGNORED = frozenset(
-    [
-        "_name_or_path",
-        "architectures",
-        "dtype",
-        "model_type",
-        "use_cache",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-    ]
-)
-
-
-def _transformers_reads(peer: Any, file: Path) -> bool:
-    """Whether transformers reads all settings of the model from a GGUF file.
-
-    It does not support some architectures, and replaces some settings by its own defaults.
-    """
-    try:
-        config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-    except ValueError:
-        return False
-    found, expected = config.to_dict(), peer.config.to_dict()
-    return all(_same(found.get(name), value) for name, value in expected.items() if name not in IGNORED)
-
-
-def _same(found: Any, expected: Any) -> bool:
-    """Whether two settings are equal; floats with the precision of GGUF's 32 bits."""
-    if isinstance(found, float) and isinstance(expected, float):
-        return math.isclose(found, expected, rel_tol=1e-6)
-    return found == expected
-
-
-def _largest(values: Tensor, expected: Tensor) -> float:
+def largest(values: Tensor, expected: Tensor) -> float:
     assert values.shape == expected.shape, (values.shape, expected.shape)
     return (values - expected).abs().max().item() if values.numel() else 0.0
 
 
 @torch.no_grad()
-def compare_family(family: str) -> list[str]:
-    """The cells of a family's row of the table."""
-    differences: dict[str, list[Difference | None]] = {name: [] for name in COLUMNS}
-    for name, (kind, _) in family_peers.CASES.items():
-        if kind != family:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            case = Case(name, family_peers.save_peer(name, Path(folder) / "peer"), Path(folder) / "peer")
-            for column, compare in COLUMNS.items():
-                home = Path(folder) / "work"
-                home.mkdir()
-                differences[column].append(compare(case, home))
-                shutil.rmtree(home)
-    return [cell(found) for found in differences.values()]
+def differences(options: argparse.Namespace) -> None:
+    """Print the largest differences of each family, with the number of models compared if it is not all of them."""
+    from transformers import logging
+
+    from tests.formats import peers
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    rows = []
+    for family in options.families:
+        names = [name for name, (kind, _) in peers.CASES.items() if kind == family]
+        found: dict[str, list[float | None]] = {column: [] for column in COLUMNS}
+        for name in names:
+            with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                peer, home = peers.save_peer(name, Path(folder) / "peer"), Path(folder) / "work"
+                for column, compare in COLUMNS.items():
+                    home.mkdir()
+                    found[column].append(
+                        compare(Case(name, peer, Path(folder) / "peer", home, peers.ids(peers.CONTEXT)))
+                    )
+                    shutil.rmtree(home)
+        cells = []
+        for values in found.values():
+            known = [value for value in values if value is not None]
+            share = "" if len(known) == len(names) else f" ({len(known)} of {len(names)})"
+            cells.append(f"{max(known):.0e}{share}" if known else "-")
+        rows.append([family, str(len(names)), *cells])
+        print(*rows[-1], file=sys.stderr)
+    print(describe_machine(["torch", "transformers", "gguf"]))
+    print(table(["family", "models", *COLUMNS], rows))
 
 
-def cell(differences: Sequence[Difference | None]) -> str:
-    """The largest difference, with the number of models compared if it is not all of them."""
-    found = [difference for difference in differences if difference is not None]
-    if not found:
-        return "-"
-    share = "" if len(found) == len(differences) else f" ({len(found)} of {len(differences)})"
-    parts = []
-    for mark, tensors_only in (("", False), ("*", True)):
-        values = [difference.value for difference in found if difference.tensors_only == tensors_only]
-        parts += [f"{max(values):.0e}{mark}"] if values else []
-    return ", ".join(parts) + share
+# Opening.
+
+# The shape of SmolLM2-1.7B.
+SHAPE: dict[str, Any] = {
+    "vocab_size": 49_152,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 8192,
+    "rope_theta": 130_000.0,
+    "tie_word_embeddings": True,
+}
+OPENERS = {
+    "tinylm": """
+from tinylm.open_model import open_model
+import tinylm.formats.huggingface
+def opened(path):
+    network = open_model(Path(path)).network
+    return lambda ids: network.logits(network(ids).hidden)
+""",
+    "transformers": """
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, logging
+logging.disable_progress_bar()
+def opened(path):
+    model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+    return lambda ids: model(ids).logits
+""",
+}
+MEASURE = """
+def status(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+def measured(begun, before):
+    return {"seconds": time.perf_counter() - begun, "peak": status("VmHWM:") - before[0],
+            "anonymous": status("RssAnon:") - before[1]}
+Path("/proc/self/clear_refs").write_text("5")
+before, begun = (status("VmRSS:"), status("RssAnon:")), time.perf_counter()
+model = opened(sys.argv[1])
+results = [measured(begun, before)]
+with torch.no_grad():
+    model(torch.arange(16).unsqueeze(0))
+results.append(measured(begun, before))
+print(json.dumps(results))
+"""
+
+
+def opening(options: argparse.Namespace) -> None:
+    """Print time and memory until a model is opened, and until its first logits."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        parameters, size = write_model(Path(folder), options.layers, options.width)
+        for name, opener in OPENERS.items():
+            program = f"import json, sys, time\nfrom pathlib import Path\nimport torch\n{opener}{MEASURE}"
+            command = [sys.executable, "-W", "ignore", "-c", program, folder]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600, check=True)
+            for what, result in zip(("opened", "first logits"), json.loads(done.stdout), strict=True):
+                shares = [f"{result[part] / 1e6:,.0f} ({result[part] / size:.0%})" for part in ("peak", "anonymous")]
+                rows.append([name, what, f"{result['seconds']:.2f}", *shares])
+    print(describe_machine(["torch", "transformers"]))
+    print(f"{parameters / 1e6:,.0f} million parameters in bf16, {size / 1e6:,.0f} MB on disk")
+    print(table(["", "until", "seconds", "MB, peak", "MB, anonymous"], rows))
+
+
+def write_model(folder: Path, layers: int, width: int) -> tuple[int, int]:
+    """Save a random model with a tokenizer. Returns its number of parameters and its size on disk in bytes."""
+    import transformers
+
+    from tests.formats.peers import save_tokenizer
+
+    shape = {**SHAPE, "hidden_size": width, "intermediate_size": 4 * width}
+    config = transformers.LlamaConfig(**shape, num_hidden_layers=layers, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+    with torch.device("meta"):
+        model: Any = transformers.LlamaForCausalLM(config)
+    model = model.to(dtype=torch.bfloat16).to_empty(device="cpu")
+    model.tie_weights()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.02)
+    transformers.logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return sum(parameter.numel() for parameter in model.parameters()), size
+
+
+# Encoding.
+
+LIBRARY_CHUNK, TINYLM_CHUNK = 1 << 16, 1 << 20  # characters; of tinylm as when a corpus is read from disk
+
+
+def encoders(text: str, tokenizer: Tokenizer) -> dict[str, Callable[[], object]]:
+    """The encoders by name. Raises AssertionError if the ids of tinylm and the library differ in the first 2^22
+    characters.
+    """
+    library = tokenizers.Tokenizer.from_str(tokenizer.to_str())
+    library.encode_special_tokens = True
+    chunks = [text[start : start + TINYLM_CHUNK] for start in range(0, len(text), TINYLM_CHUNK)]
+    library_chunks = [text[start : start + LIBRARY_CHUNK] for start in range(0, len(text), LIBRARY_CHUNK)]
+    sample = text[: 4 * TINYLM_CHUNK]
+    assert np.array_equal(encode_stream(iter([sample]), tokenizer), library.encode(sample).ids)
+
+    def without_cached_words() -> Tokenizer:
+        return Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.to_str()))
+
+    def on_one_core() -> None:
+        encoder = without_cached_words()
+        for chunk in chunks:
+            encoder.encode(chunk)
+
+    return {
+        "tokenizers, one string": lambda: library.encode(text),
+        "tokenizers, chunks of 64 KB": lambda: library.encode_batch_fast(library_chunks),
+        "tinylm, one core": on_one_core,
+        "tinylm": lambda: encode_stream(iter(chunks), without_cached_words()),
+    }
+
+
+def encoding(options: argparse.Namespace) -> None:
+    """Print the speed of each encoder by tokenizer."""
+    original = options.text.read_text(encoding="utf-8")
+    text = original * max(1, round(options.megabytes * 1e6 / len(original.encode())))
+    bpe = train_bpe([original], options.vocab_size)
+    tokenizers_by_name = {"characters": train_char("".join(sorted(set(original)))), f"BPE, {bpe.vocab_size:,} ids": bpe}
+    rows = []
+    for name, tokenizer in tokenizers_by_name.items():
+        times = take_turns(encoders(text, tokenizer), options.rounds)
+        variants = [encoder for encoder in times if encoder.startswith("tokenizers")]
+        library = min(variants, key=lambda encoder: statistics.median(times[encoder]))
+        for encoder, seconds in times.items():
+            ratio = "1" if encoder == library else str(speedup(times, encoder, library))
+            rows.append([name, encoder, f"{len(text.encode()) / 1e6 / statistics.median(seconds):.1f}", ratio])
+    print(f"{describe_machine(['tokenizers', 'gigatoken', 'numpy'])}; {os.cpu_count()} workers\n")
+    print(table(["tokens", "encoder", "MB/s", "times tokenizers"], rows))
+
+
+# Start-up.
+
+TORCH, HELP, FIRST, FIFTY = "import torch", "tinylm --help", "first character of a sample", "50 tokens, whole process"
+PEER = """
+import sys
+from llama_cpp import Llama
+for part in Llama(sys.argv[1], verbose=False, n_ctx=256)([1], max_tokens=1000, stream=True):
+    print(part["choices"][0]["text"], end="", flush=True)
+"""
+
+
+def startup(options: argparse.Namespace) -> None:
+    """Print the seconds of whole processes, or until their first byte."""
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, TINYLM_CACHE=f"{folder}/cache"):
+        path = options.model or write_run(Path(folder) / "run")
+        sample = tinylm_command("sample", "--model", path, "--seed", 0, "--quiet")
+        by_torch = [*sample, "--engine", "torch"]
+        functions: dict[str, Callable[[], object]] = {
+            TORCH: lambda: run([sys.executable, "-c", "import torch"]),
+            HELP: lambda: run(tinylm_command("--help")),
+            FIRST: lambda: first_byte([*by_torch, "--max-tokens", "1000"]),
+            FIFTY: lambda: run([*by_torch, "--max-tokens", "50"]),
+        }
+        if import_llama_cpp() is not None:
+            time.sleep(SETTLED_SECONDS)  # a conversion is recorded only for files that have not changed for this long
+            run([*sample, "--max-tokens", "1"])
+            (converted,) = (Path(folder) / "cache").glob("gguf/*.gguf")
+            peer = [sys.executable, "-c", PEER, str(converted)]
+            functions[f"{FIRST}, llama.cpp"] = lambda: first_byte([*sample, "--max-tokens", "1000"])
+            functions[f"{FIFTY}, llama.cpp"] = lambda: run([*sample, "--max-tokens", "50"])
+            functions["llama-cpp-python, first character"] = lambda: first_byte(peer)
+        times = take_turns(functions, options.rounds)
+    base = statistics.median(times[TORCH])
+    rows = []
+    for name, seconds in times.items():
+        median, ratio = statistics.median(seconds), 1 / speedup(times, name, TORCH).median
+        rows.append([name, f"{median:.2f}", f"{median - base:+.2f}", f"{ratio:.2f}"])
+    print(describe_machine(["torch"]))
+    print(table(["process", "seconds", f"minus {TORCH}", f"times {TORCH}"], rows))
+
+
+def write_run(path: Path) -> Path:
+    """Write a run directory with random weights and a character tokenizer."""
+    tokenizer = train_char("\n" + "".join(map(chr, range(32, 95))))
+    shape: dict[str, Any] = {"layers": 6, "heads": 6, "width": 384, "context": 256}
+    model = make_model_config(preset="modern", size="small", vocab_size=tokenizer.vocab_size, **shape)
+    config = RunConfig.new(model=model, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256))
+    directory = RunDirectory.create(path, config, tokenizer)
+    directory.save_best(dict(build_model(model).state_dict()), config, 0, None)
+    directory.commit()
+    return path
+
+
+def run(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT)
+
+
+def first_byte(command: Sequence[str]) -> None:
+    """Run a command until its first character on stdout, and kill it."""
+    with running(command, stdout=subprocess.PIPE) as process:
+        if process.stdout is None or not process.stdout.read(1):
+            raise RuntimeError(f"{' '.join(command)} printed nothing")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    families = sorted(FAMILIES)
-    parser.add_argument("--families", nargs="+", choices=families, default=families, help="default: all")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    chosen = commands.add_parser("differences")
+    chosen.add_argument(
+        "--families", nargs="+", choices=sorted(FAMILIES), default=sorted(FAMILIES), help="default: all"
+    )
+    chosen.set_defaults(command=differences)
+    chosen = commands.add_parser("opening")
+    chosen.add_argument("--layers", type=int, default=24, help="default: 24, for 1.7 billion parameters")
+    chosen.add_argument("--width", type=int, default=2048, help="default: 2048")
+    chosen.set_defaults(command=opening)
+    chosen = commands.add_parser("encoding")
+    chosen.add_argument("text", type=Path)
+    chosen.add_argument("--megabytes", type=float, default=20, help="default: 20")
+    chosen.add_argument("--vocab-size", type=int, default=4096, help="vocabulary size of the BPE (default: 4096)")
+    chosen.add_argument("--rounds", type=int, default=5, help="default: 5")
+    chosen.set_defaults(command=encoding)
+    chosen = commands.add_parser("startup")
+    chosen.add_argument("--model", type=Path, help="a run directory or GGUF file (default: random weights)")
+    chosen.add_argument("--rounds", type=int, default=5, help="default: 5")
+    chosen.set_defaults(command=startup)
     options = parser.parse_args(arguments)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    rows = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for family in options.families:
-            models = sum(kind == family for kind, _ in family_peers.CASES.values())
-            rows.append([family, str(models), *compare_family(family)])
-            print(" ".join(rows[-1]), file=sys.stderr)
-    print(describe_machine(["torch", "transformers", "peft", "gguf"]))
-    print(table(["family", "models", *COLUMNS], rows))
+    options.command(options)
 
 
 if __name__ == "__main__":

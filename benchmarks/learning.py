@@ -8,8 +8,8 @@ do not overlap. Bits per byte are comparable between tokenizers. With --peer, tr
 characters with nanoGPT's recipe for CPUs for the longest of the times, and evaluated in the same way.
 
 To compare machines: `TFLOP` is what the training computed (6 FLOPs per matrix parameter and token, causal attention,
-and the products of Muon), and `peak TFLOP` what large matrix products in the number format of the run would have
-computed in the time of the command, by the rate in the machine profile.
+and the products of Muon), and `of the peak` its share of what large matrix products in the number format of the run
+would have computed in the time of the command, by the rate in the machine profile.
 Run it on an idle machine: the results depend on its speed. With --steps instead of --times they do not, and
 --jobs seeds may train at once.
 """
@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from ablation import format_losses
@@ -71,7 +72,7 @@ def learn(text: Path, words: Sequence[str], seed: int, run: Path) -> Learned:
     flops = trained * training_flops(config.model, length)
     if config.training.optimizer in MUON_OPTIMIZERS:
         flops += summary["step"] * muon_flops(config.model)
-    assert config.runtime.matmul_rate
+    assert config.runtime is not None and config.runtime.matmul_rate is not None
     peak = seconds * config.runtime.matmul_rate
     return Learned(seconds, summary["parameters"], passes, score["loss"], score["bits_per_byte"], flops, peak)
 
@@ -82,16 +83,16 @@ def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
     4 layers of width 128, context 64, batch size 12, AdamW with a warmup of 100 steps to a learning rate of 1e-3 and
     cosine decay to 1e-4, no dropout, fp32. The time is counted from the first step. The loss is in nats per character.
     """
+    from training import peer_loss
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(seed)
     config = read_config(run)
     assert config.data is not None
     tokens = reopen_tokens(run, config.data, read_tokenizer(run, config))
-    shape = {"n_positions": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=config.model.vocab_size, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **shape)
-    )
+    shape: dict[str, Any] = {"n_positions": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
+    shape |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=config.model.vocab_size, **shape))
     model.loss_type = "ForCausalLM"
     decayed = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
@@ -103,7 +104,7 @@ def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
         batch = windows.batch(step)
         for group in optimizer.param_groups:
             group["lr"] = min((step + 1) / 100, 1) * (1e-4 + 9e-4 * 0.5 * (1 + math.cos(math.pi * progress)))
-        model(batch.ids, labels=batch.targets, shift_labels=batch.targets, use_cache=False).loss.backward()
+        peer_loss(model, batch)().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -112,8 +113,7 @@ def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
     nats, scored = 0.0, 0
     with torch.no_grad():
         for batch in evaluation_batches(tokens.val, 64, 256):
-            loss = model(batch.ids, labels=batch.targets, shift_labels=batch.targets, use_cache=False).loss
-            nats += loss.item() * batch.n_targets
+            nats += peer_loss(model, batch)().item() * batch.n_targets
             scored += batch.n_targets
     return nats / scored
 
@@ -132,7 +132,7 @@ def row(text: Path, preset: str, length: str, learned: Sequence[Learned]) -> lis
         f"{median('parameters') / 1e6:.2f}",
         f"{median('passes'):.2g}",
         f"{median('flops') / 1e12:.3g}",
-        f"{median('peak_flops') / 1e12:.3g}",
+        f"{median('flops') / median('peak_flops'):.2f}",
         format_losses([one.loss for one in learned]),
         format_losses([one.bits for one in learned]),
     ]
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 peer = [text.name, "transformers", longest, "", "0.80", "", "", ""]
                 rows.append([*peer, format_losses(losses), format_losses(bits)])
     print(f"{describe_machine(['torch', 'transformers'] if options.peer else ['torch'])}\n")
-    names = ["text", "preset", "time or steps", "seconds", "million parameters", "passes", "TFLOP", "peak TFLOP"]
+    names = ["text", "preset", "time or steps", "seconds", "million parameters", "passes", "TFLOP", "of the peak"]
     print(table([*names, "nats per token", "bits per byte"], rows))
 
 

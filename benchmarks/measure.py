@@ -1,4 +1,4 @@
-"""Measurement shared by the benchmarks: functions in turns, medians and ratios, the machine's description, tables.
+"""Measurement shared by the benchmarks: functions in turns, medians and ratios, memory, the machine, tables.
 
 Functions that are compared take turns (A B A B ...), so that a change in the machine's speed affects all of them.
 Speeds are medians over rounds. Ratios are computed per round; their median, minimum and maximum are printed.
@@ -6,18 +6,22 @@ Speeds are medians over rounds. Ratios are computed per round; their median, min
 
 import argparse
 import datetime
+import json
 import os
 import platform
+import select
+import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from tinylm.model_config import ModelConfig
 from tinylm.presets import make_model_config
@@ -82,28 +86,24 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), line(["-" * width for width in widths]), *map(line, rows)])
 
 
-def run_tinylm(words: Sequence[str], limit: float = LIMIT) -> str:
+def run_tinylm(words: Sequence[object], limit: float = LIMIT) -> str:
     """Run a command of tinylm and return its stdout. It is killed after `limit` seconds.
 
     Raises CalledProcessError and TimeoutExpired.
     """
-    command = [sys.executable, "-m", "tinylm", *words]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=limit).stdout
+    return subprocess.run(tinylm_command(*words), stdout=subprocess.PIPE, text=True, check=True, timeout=limit).stdout
 
 
 def describe_machine(packages: Sequence[str] = ("torch", "transformers")) -> str:
-    """The CPU model, the numbers of cores and torch threads, the versions of packages and the date."""
+    """The CPU model, the numbers of cores and torch threads, the load, the versions of packages and the date."""
+    import torch
+
     versions = ", ".join(f"{package} {version(package)}" for package in packages)
+    load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     return (
-        f"{_cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads; {versions}, "
+        f"{_cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads{load}; {versions}, "
         f"Python {platform.python_version()}; {datetime.date.today().isoformat()}"
     )
-
-
-def print_machine() -> None:
-    """Print the machine and its load average, for a benchmark that needs torch only."""
-    print(describe_machine(["torch"]))
-    print(f"The load average was {os.getloadavg()[0]:.1f}.\n", flush=True)
 
 
 def _cpu_model() -> str:
@@ -127,3 +127,74 @@ def chosen_shape(arguments: argparse.Namespace, preset: str) -> ModelConfig:
     """The configuration of a preset with the shape that the options set."""
     shape = {name: getattr(arguments, name) for name in ("vocab_size", "layers", "heads", "width", "context")}
     return make_model_config(preset=preset, size="small", **shape)
+
+
+def memory_bandwidth(size: int = 1 << 28, rounds: int = 5) -> float:
+    """Bytes per second that all threads read from memory: the fastest sum of a large tensor. size: of it in bytes."""
+    import torch
+
+    numbers = torch.ones(size // 4)
+    return size / min(take_turns({"sum": numbers.sum}, rounds)["sum"])
+
+
+# Processes and their memory. Linux only.
+
+
+def tinylm_command(*words: object) -> list[str]:
+    """The command line of tinylm, with this interpreter."""
+    return [sys.executable, "-m", "tinylm", *map(str, words)]
+
+
+@contextmanager
+def running(command: Sequence[str], limit: float = LIMIT, **options: Any) -> Iterator["subprocess.Popen[str]"]:
+    """A new process, killed with its descendants after `limit` seconds and at the end of the block."""
+    with subprocess.Popen(command, text=True, **options) as process:
+        timer = threading.Timer(limit, kill_tree, [process])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield process
+        finally:
+            timer.cancel()
+            kill_tree(process)
+
+
+def kill_tree(process: "subprocess.Popen[str]") -> None:
+    """Kill a process and its descendants, unless it has been waited for, since its id may be another's then."""
+    for pid in list(process_tree(process.pid)) if process.returncode is None else ():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def process_tree(pid: int) -> Iterator[int]:
+    """Yield the ids of a process and its descendants."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the process has ended
+            for child in task.read_text().split():
+                yield from process_tree(int(child))
+
+
+def memory_of(pid: int, entry: str) -> int:
+    """An entry of the status of a process in bytes, such as VmHWM or RssAnon; 0 if the process has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{entry}:")), 0)
+
+
+def ask(process: "subprocess.Popen[str]", question: str = "", limit: float = LIMIT) -> dict[str, Any]:
+    """Write a line to a process that answers each with a line of JSON, and return its next answer.
+
+    Raises RuntimeError if it ends, or takes longer than `limit` seconds.
+    """
+    assert process.stdin is not None and process.stdout is not None
+    if question:
+        process.stdin.write(f"{question}\n")
+        process.stdin.flush()
+    if not select.select([process.stdout], [], [], limit)[0]:
+        raise RuntimeError(f"{process.args!r} took longer than {limit:.0f} s")
+    if not (line := process.stdout.readline()):
+        raise RuntimeError(f"{process.args!r} ended with {process.wait(60)}")
+    return dict(json.loads(line))

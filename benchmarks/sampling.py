@@ -1,4 +1,4 @@
-"""Sampling on the CPU by tinylm, llama.cpp, CTranslate2 and transformers: one table of tokens per second, the share of
+"""Sampling on the CPU by tinylm, llama.cpp and transformers: one table of tokens per second, the share of
 the memory bandwidth, and milliseconds to the first token.
 
     python benchmarks/sampling.py                                                                  # 10 minutes
@@ -7,25 +7,23 @@ the memory bandwidth, and milliseconds to the first token.
 
 The models of the first command have random weights of preset modern and a context of 1,024; those of 12x768 have 50,257
 ids, the others 65. Other models are run directories, Hugging Face folders or GGUF files; of a GGUF file, the kind
-`file` is the file with its own number formats. Each program runs in a process of its own, with the fastest of its
-choices (one thread or all; for llama.cpp also a cache of 16 or 32 bits), found before the rounds. All take turns, and
-generate as many tokens: for one stream and for 32 after a prompt of one token, and one token after a prompt of 500.
-tinylm is `tinylm sample` without further options (q8_0: `--quantize int8`) on a model that was opened before, sampling
-at its default temperature, opened for texts of its default length (256 tokens), by which it chooses its engine; the
-others take the likeliest token.
+`file` is the file with its own number formats. Each program runs in a process of its own, since several OpenMP runtimes
+in one process slow each other down, with the fastest of its choices (one thread or all; for llama.cpp also a cache of
+16 or 32 bits), found before the rounds. All take turns, and generate as many tokens: for one stream and for 32 after a
+prompt of one token, and one token after a prompt of 500. tinylm is `tinylm sample` without further options (q8_0:
+`--quantize int8`) on a model that was opened before, sampling at its default temperature, opened for texts of its
+default length (256 tokens), by which it chooses its engine; the others take the likeliest token.
 
 `of the bandwidth`: the bytes of the weights that one stream reads per second, each weight once per token, relative to
 the bytes that all threads read from memory per second.
 `GOMP_SPINCOUNT` is what tinylm's command line chooses for tinylm, and 10,000 for the others, unless it is set. A
-program that is not installed has no row, and is named on stderr. Needs the extra [bench], and for their rows
-llama-cpp-python and CTranslate2.
+program that is not installed has no row, and is named on stderr. Needs the extra [bench], and llama-cpp-python.
 """
 
 import argparse
+import functools
 import json
-import math
 import os
-import select
 import shutil
 import statistics
 import subprocess
@@ -33,76 +31,98 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import Any
 
-import torch
-from measure import Times, describe_machine, run_tinylm, speedup, table, tokens_per_second
-from sampling_programs import PROGRAMS, Job, Request, as_json
+import numpy as np
+from measure import (
+    Times,
+    ask,
+    describe_machine,
+    memory_bandwidth,
+    run_tinylm,
+    running,
+    speedup,
+    table,
+    tokens_per_second,
+)
 
-from tinylm.files import SETTLED_SECONDS
-from tinylm.formats.gguf_reader import open_gguf
-from tinylm.formats.gguf_writer import write_gguf
-from tinylm.formats.huggingface import write_folder
-from tinylm.formats.imported import ForeignModel
-from tinylm.kernels.openmp_spin import SPIN_COUNT, SPIN_VARIABLES, choose_spin_count
-from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder
-from tinylm.open_model import open_model
-from tinylm.presets import make_model_config
-from tinylm.run_config import SpecialTokens
-from tinylm.text.tokenizer import train_char
-
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "q8_0": torch.float32}  # of the Hugging Face folder
 WEIGHT_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
 FILE = "file"  # the kind of a GGUF file that is used as it is
-KINDS = (*DTYPES, FILE)
+KINDS = (*WEIGHT_BYTES, FILE)
 PROMPT, STREAMS = 500, 32
 CONTEXT = 1024
 ANSWER_LIMIT = 300.0  # seconds that a program may take for a request, or to open
 BASE = "llama.cpp"
+Generate = Callable[[int, list[int], int], object]  # rows, the prompt of each, and tokens to generate for each
+Choices = dict[str, Generate]
+Array = np.ndarray[Any, Any]
+
+
+# What is measured.
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A model with random weights. tokens, batch_tokens: tokens to generate with one stream, and with each of many."""
+class Job:
+    """A model in one number format. folder: has the Hugging Face folder `model` and the file `model.gguf`.
 
-    layers: int
-    width: int
-    heads: int
+    kind: f32, f16 or q8_0, or "file" for a GGUF file with its own number formats, which is the only file in the folder.
+    """
+
+    folder: str
+    kind: str
     vocab_size: int
+    context: int
+    threads: int
+
+    @property
+    def gguf(self) -> Path:
+        """The GGUF file."""
+        return Path(self.folder) / "model.gguf"
+
+    @property
+    def model(self) -> Path:
+        """What tinylm opens: the Hugging Face folder, whose weights are f32 for q8_0 (tinylm quantizes
+        them), or the GGUF file for "file"."""
+        return self.gguf if self.kind == "file" else Path(self.folder) / "model"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to generate `tokens` tokens for each of `rows` sequences after a prompt of `prompt` tokens."""
+
+    choice: str
+    rows: int
+    prompt: int
     tokens: int
-    batch_tokens: int
 
 
-MODELS = {
-    "4x128": Shape(4, 128, 4, 65, 500, 100),
-    "6x384": Shape(6, 384, 6, 65, 300, 50),
-    "12x768": Shape(12, 768, 12, 50_257, 48, 16),
+MODELS = {  # layers, width, heads, size of the vocabulary, and tokens to generate with one stream and with each of many
+    "4x128": (4, 128, 4, 65, 500, 100),
+    "6x384": (6, 384, 6, 65, 300, 50),
+    "12x768": (12, 768, 12, 50_257, 48, 16),
 }
-OPENED = (48, 16)  # tokens and batch_tokens of other models
+OPENED = (48, 16)  # tokens to generate with other models
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to sample from. tokens, batch_tokens: as in Shape. gguf: the file, if the model is from a GGUF file."""
+    """A model to sample from. tokens, batch_tokens: to generate. gguf: the file, if the model is from a GGUF file."""
 
     name: str
-    exported: ForeignModel
+    exported: Any
     tokens: int
     batch_tokens: int
     gguf: Path | None = None
-
-    def kinds(self, kinds: Sequence[str]) -> list[str]:
-        """Those of the number formats in which the model exists."""
-        return [kind for kind in kinds if kind != FILE or self.gguf]
 
     def bytes_per_token(self, kind: str) -> float:
         """Bytes of the weights that a step reads: of all but an input embedding that is not the output layer."""
         config = self.exported.config
         if kind == FILE:
+            from tinylm.formats.gguf_reader import open_gguf
+
             assert self.gguf
             sizes = {name: info.size for name, info in open_gguf(self.gguf).header.tensors.items()}
             return sum(sizes.values()) - (0 if config.tie else sizes["token_embd.weight"])
@@ -119,52 +139,10 @@ class Subject:
         }
 
 
-class Program:
-    """A running program of sampling_programs.py. choices: names of its settings. missing: why it cannot run, or ""."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        answer = self._answer()
-        self.choices: list[str] = answer.get("choices", [])
-        self.missing: str = answer.get("missing", "")
-
-    def seconds(self, request: Request) -> float:
-        """Run a request, and return the time that it took."""
-        stdin = _pipe(self._process.stdin)
-        stdin.write(as_json(request) + "\n")
-        stdin.flush()
-        return float(self._answer()["seconds"])
-
-    def _answer(self) -> dict:
-        stdout = _pipe(self._process.stdout)
-        if not select.select([stdout], [], [], ANSWER_LIMIT)[0]:
-            raise RuntimeError(f"{self._process.args} took longer than {ANSWER_LIMIT:.0f} s")
-        if not (line := stdout.readline()):
-            raise RuntimeError(f"{self._process.args} ended with {self._process.wait(60)}")
-        return json.loads(line)
-
-
-def _pipe(pipe: IO[str] | None) -> IO[str]:
-    assert pipe is not None
-    return pipe
-
-
-@contextmanager
-def running(name: str, job: Job) -> Iterator[Program]:
-    """Start a program; it is killed at the end of the block."""
-    script = Path(__file__).with_name("sampling_programs.py")
-    command = [sys.executable, str(script), name, as_json(job)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(name)
-    ) as process:
-        try:
-            yield Program(process)
-        finally:
-            process.kill()
-
-
 def environment(name: str) -> dict[str, str]:
     """The environment variables of a program, with its OpenMP spin count."""
+    from tinylm.kernels.openmp_spin import SPIN_COUNT, SPIN_VARIABLES, choose_spin_count
+
     values = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     if not any(variable in values for variable in SPIN_VARIABLES):
         values["GOMP_SPINCOUNT"] = str(choose_spin_count() if name.startswith("tinylm") else SPIN_COUNT)
@@ -173,14 +151,19 @@ def environment(name: str) -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_model_option(parser)
+    help = f"{', '.join(MODELS)}, or paths (default: {' '.join(MODELS)})"
+    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL", help=help)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="number formats of weights")
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="default: all")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.worker:
+        serve(*options.worker)
+        return
     begun, bandwidth = time.monotonic(), memory_bandwidth()
     print(describe_machine(["torch"]))
-    print(f"All threads read {bandwidth / 1e9:.1f} GB/s; the load average was {os.getloadavg()[0]:.1f}.\n", flush=True)
+    print(f"All threads read {bandwidth / 1e9:.1f} GB/s.\n", flush=True)
     rows = []
     for subject, kind, job in prepared_models(options.models, options.kinds):
         times, chosen = compare(subject, job, options.programs, options.rounds)
@@ -192,57 +175,61 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(table(header, rows))
 
 
-def add_model_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option --models: names of MODELS, or paths."""
-    help = f"{', '.join(MODELS)}, or paths (default: {' '.join(MODELS)})"
-    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL", help=help)
-
-
 def prepared_models(names: Sequence[str], kinds: Sequence[str]) -> Iterator[tuple[Subject, str, Job]]:
     """Yield each model in each number format. The files of its job exist until the next one is yielded."""
     for name in names:
         subject = make_subject(name)
-        for kind in subject.kinds(kinds):
+        for kind in (kind for kind in kinds if kind != FILE or subject.gguf):
             with tempfile.TemporaryDirectory() as folder:
                 yield subject, kind, prepare(subject, kind, Path(folder))
 
 
 def make_subject(name: str) -> Subject:
     """A model of MODELS with random weights and a character tokenizer that fills its vocabulary, or one at a path."""
+    from tinylm.formats.imported import ForeignModel
+    from tinylm.model.build import build_model
+    from tinylm.open_model import open_model
+    from tinylm.presets import make_model_config
+    from tinylm.run_config import SpecialTokens
+    from tinylm.text.tokenizer import train_char
+
     if name not in MODELS:
         path = Path(name)
-        network, config, tokenizer, weights = open_model(path)
-        assert isinstance(network, Decoder)
-        tensors = dict(weights.tensors)
-        exported = ForeignModel(config.family, config.model, tensors, tokenizer.to_str(), SpecialTokens(), None)
+        _, config, tokenizer, weights = open_model(path)
+        tensors, text = dict(weights.tensors), tokenizer.to_str()
+        exported = ForeignModel(config.family, config.model, tensors, text, SpecialTokens(), None)
         return Subject(path.stem, exported, *OPENED, gguf=path if path.suffix == ".gguf" else None)
-    shape = MODELS[name]
-    tokenizer = train_char("".join(map(chr, range(0x20000, 0x20000 + shape.vocab_size - 1))))  # and the end of text
-    sizes = {"layers": shape.layers, "heads": shape.heads, "width": shape.width, "context": CONTEXT}
-    config = make_model_config(preset="modern", size="small", vocab_size=tokenizer.vocab_size, **sizes)
-    tensors = dict(build_model(config).state_dict())
-    exported = ForeignModel(None, config, tensors, tokenizer.to_str(), SpecialTokens(), None)
-    return Subject(name, exported, shape.tokens, shape.batch_tokens)
+    layers, width, heads, vocab_size, tokens, batch_tokens = MODELS[name]
+    tokenizer = train_char("".join(map(chr, range(0x20000, 0x20000 + vocab_size - 1))))  # and the end of text
+    sizes: dict[str, Any] = {"layers": layers, "heads": heads, "width": width, "context": CONTEXT}
+    model = make_model_config(preset="modern", size="small", vocab_size=tokenizer.vocab_size, **sizes)
+    tensors = dict(build_model(model).state_dict())
+    return Subject(
+        name, ForeignModel(None, model, tensors, tokenizer.to_str(), SpecialTokens(), None), tokens, batch_tokens
+    )
 
 
 def prepare(subject: Subject, kind: str, folder: Path) -> Job:
     """Write the model for all programs, and let tinylm convert it, as its first command does."""
-    exported, config = subject.exported, subject.exported.config
+    import torch
+
+    from tinylm.files import SETTLED_SECONDS
+    from tinylm.formats.gguf_writer import write_gguf
+    from tinylm.formats.huggingface import write_folder
+
+    config = subject.exported.config
     job = Job(str(folder), kind, config.vocab_size, config.context, torch.get_num_threads())
     if kind == FILE:
         assert subject.gguf
         shutil.copyfile(subject.gguf, job.gguf)
     else:
-        write_gguf(job.gguf, exported, kind)
+        write_gguf(job.gguf, subject.exported, kind)
         job.model.mkdir()
-        write_folder(job.model, exported, DTYPES[kind])
+        write_folder(job.model, subject.exported, torch.float16 if kind == "f16" else torch.float32)
     time.sleep(SETTLED_SECONDS)  # a conversion is recorded only for files that have not changed for this long
     quantize = ["--quantize", "int8"] if kind == "q8_0" else []
-    run_tinylm(["sample", "-m", str(job.model), "-n", "1", "--device", "cpu", "--quiet", *quantize])
+    run_tinylm(["sample", "-m", job.model, "-n", 1, "--device", "cpu", "--quiet", *quantize])
     return job
-
-
-Run = Callable[[Request], float]
 
 
 def compare(
@@ -250,30 +237,35 @@ def compare(
 ) -> tuple[dict[str, Times], dict[str, list[str]]]:
     """The seconds of each round by request and program, and the choices of each program."""
     with ExitStack() as stack:
-        programs = {name: stack.enter_context(running(name, job)) for name in names}
-        for program in programs.values():
-            if program.missing:
-                print(f"{subject.name}, {job.kind}: {program.missing}.", file=sys.stderr, flush=True)
-        programs = {name: program for name, program in programs.items() if not program.missing}
+        programs, choices = {}, {}
+        for name in names:
+            command = [sys.executable, __file__, "--worker", name, as_json(job)]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            process = stack.enter_context(running(command, env=environment(name), **pipes))
+            opened = ask(process, limit=ANSWER_LIMIT)
+            if "missing" in opened:
+                print(f"{subject.name}, {job.kind}: {opened['missing']}.", file=sys.stderr, flush=True)
+            else:
+                programs[name], choices[name] = process, opened["choices"]
+
+        def seconds(name: str, request: Request) -> float:
+            return float(ask(programs[name], as_json(request), ANSWER_LIMIT)["seconds"])
+
         times: dict[str, Times] = {}
         chosen: dict[str, list[str]] = {name: [] for name in programs}
         for work, request in subject.requests().items():
-            best = {name: fastest(program, request) for name, program in programs.items()}
+            best = {}
+            for name in programs:
+                requests = [replace(request, choice=choice) for choice in choices[name]]
+                for warm_up in requests:
+                    seconds(name, replace(warm_up, tokens=1))
+                best[name] = min(requests, key=functools.partial(seconds, name))
+                chosen[name].append(best[name].choice)
             times[work] = {name: [] for name in programs}
             for _ in range(rounds):
-                for name, program in programs.items():
-                    times[work][name].append(program.seconds(best[name]))
-            for name, choice in best.items():
-                chosen[name].append(choice.choice)
+                for name in programs:
+                    times[work][name].append(seconds(name, best[name]))
         return times, chosen
-
-
-def fastest(program: Program, request: Request) -> Request:
-    """The request with the program's fastest choice, by one timing each after a warm-up."""
-    requests = [replace(request, choice=choice) for choice in program.choices]
-    for warm_up in requests:
-        program.seconds(replace(warm_up, tokens=1))
-    return min(requests, key=program.seconds)
 
 
 def report(
@@ -299,14 +291,184 @@ def _ratio(times: Times, name: str) -> str:
     return str(speedup(times, name, BASE)) if BASE in times and name != BASE else ""
 
 
-def memory_bandwidth(size: int = 1 << 28, rounds: int = 5) -> float:
-    """Bytes per second that all threads read from memory: the fastest sum of a large tensor. size: of it in bytes."""
-    numbers, best = torch.ones(size // 4), math.inf
-    for _ in range(rounds):
+# The programs, each in a process of its own.
+
+
+class MissingError(Exception):
+    """The program is not installed, or cannot run the job."""
+
+
+def tinylm(engine: str, job: Job) -> Choices:
+    """`tinylm sample` from an open model, sampling at its default temperature; it chooses its threads itself."""
+    from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
+    from tinylm.generation.prompts import EncodedPrompt
+    from tinylm.generation.text_generator import TextGenerator
+    from tinylm.open_generator import open_generator
+    from tinylm.reporter import SilentReporter
+
+    speed, quantize = SpeedConfig(engine=engine), "int8" if job.kind == "q8_0" else "none"
+
+    @functools.cache
+    def model(rows: int) -> TextGenerator:
+        """The model as opened for texts of the default length."""
+        requests = [GenerationConfig(num_samples=rows)]
+        opened = open_generator(job.model, speed, requests, device="cpu", quantize=quantize, reporter=SilentReporter())
+        opened.tokenizer.stop_ids = frozenset()  # all programs generate the same number of tokens
+        return opened
+
+    def generate(rows: int, prompt: list[int], tokens: int) -> None:
+        config = GenerationConfig(max_tokens=tokens, num_samples=rows, seed=0)
+        samples = model(rows).continue_encoded(EncodedPrompt("", prompt, prompt), config, speed).run()
+        assert [sample.tokens for sample in samples] == [tokens] * rows
+
+    model(1)  # so that a model that cannot be opened ends the program before it answers
+    return {"": generate}
+
+
+def llama_cpp(job: Job) -> Choices:
+    """llama.cpp through its C functions, taking the likeliest token: with its default cache (16 bits, automatic flash
+    attention) and with one of 32 bits without flash attention, which tinylm uses for f32 weights.
+    """
+    from tinylm.generation.llama_cpp import import_llama_cpp
+
+    library = import_llama_cpp()
+    if library is None:
+        raise MissingError("llama-cpp-python is not installed")
+    options = library.llama_model_default_params()
+    options.use_extra_bufts = job.kind in ("f32", "f16")  # with them, it crashes on processors with AMX (decision 025)
+    model = library.llama_model_load_from_file(os.fsencode(job.gguf), options)
+    assert model, job.gguf
+    return {
+        f"{threads} threads, {'32' if exact else '16'}-bit cache": functools.partial(
+            _generate_by_llama_cpp, library, model, threads, exact
+        )
+        for threads in thread_choices(job)
+        for exact in (False, True)
+    }
+
+
+def _generate_by_llama_cpp(
+    library: Any, model: Any, threads: int, exact: bool, rows: int, prompt: list[int], tokens: int
+) -> list[list[int]]:
+    options = library.llama_context_default_params()
+    options.n_ctx = options.n_batch = rows * (len(prompt) + tokens)
+    options.n_ubatch = min(512, options.n_batch)  # its default
+    options.n_seq_max = rows
+    options.n_threads = options.n_threads_batch = threads
+    options.no_perf = True
+    if exact:
+        options.type_k = options.type_v = 0  # F32
+        options.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    context = library.llama_init_from_model(model, options)
+    size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
+    first, step = _Batch(library, rows, len(prompt)), _Batch(library, rows, 1)
+    try:
+        first.set(np.tile(prompt, rows), np.tile(np.arange(len(prompt)), rows))
+        assert library.llama_decode(context, first.batch) == 0
+        texts = [_likeliest(library, context, rows, size)]
+        for position in range(len(prompt), len(prompt) + tokens - 1):
+            step.set(texts[-1], position)
+            assert library.llama_decode(context, step.batch) == 0
+            texts.append(_likeliest(library, context, rows, size))
+        return [text.tolist() for text in texts]
+    finally:
+        library.llama_batch_free(first.batch)
+        library.llama_batch_free(step.batch)
+        library.llama_free(context)
+
+
+class _Batch:
+    """A batch of llama.cpp with `length` tokens of each of `rows` sequences, and logits after the last of each."""
+
+    def __init__(self, library: Any, rows: int, length: int) -> None:
+        count = rows * length
+        self.batch = library.llama_batch_init(count, 0, 1)
+        self.batch.n_tokens = count
+        np.ctypeslib.as_array(self.batch.n_seq_id, (count,))[:] = 1
+        np.ctypeslib.as_array(self.batch.logits, (count,))[:] = np.arange(count) % length == length - 1
+        for index in range(count):
+            self.batch.seq_id[index][0] = index // length
+        self._tokens, self._positions = (
+            np.ctypeslib.as_array(part, (count,)) for part in (self.batch.token, self.batch.pos)
+        )
+
+    def set(self, tokens: Array, positions: Array | int) -> None:
+        """Set tokens (rows * length,) and their positions, of the same shape or one for all."""
+        self._tokens[:], self._positions[:] = tokens, positions
+
+
+def _likeliest(library: Any, context: Any, rows: int, size: int) -> Array:
+    """The likeliest next token of each row: (rows,)."""
+    return np.ctypeslib.as_array(library.llama_get_logits(context), (rows, size)).argmax(axis=1)
+
+
+def transformers(job: Job) -> Choices:
+    """transformers' `generate` with its cache, taking the likeliest token."""
+    try:
+        import torch
+        import transformers as library
+    except ImportError as error:
+        raise MissingError(f"transformers is not installed ({error})") from None
+    if job.kind not in ("f32", "f16"):
+        raise MissingError("transformers has no quantized weights on CPUs without further packages")
+    library.logging.disable_progress_bar()
+    dtype = torch.float16 if job.kind == "f16" else torch.float32
+    model = library.AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype).eval()
+
+    @torch.inference_mode()
+    def generate(threads: int, rows: int, prompt: list[int], tokens: int) -> None:
+        torch.set_num_threads(threads)
+        ids = torch.tensor([prompt] * rows)
+        mask = torch.ones_like(ids)
+        limits = {"min_new_tokens": tokens, "max_new_tokens": tokens}
+        found = model.generate(ids, attention_mask=mask, do_sample=False, pad_token_id=0, **limits)
+        assert found.shape == (rows, len(prompt) + tokens)
+
+    return {f"{threads} threads": functools.partial(generate, threads) for threads in thread_choices(job)}
+
+
+def thread_choices(job: Job) -> list[int]:
+    """One thread, and all."""
+    return sorted({1, job.threads})
+
+
+PROGRAMS: dict[str, Callable[[Job], Choices]] = {
+    "tinylm": functools.partial(tinylm, "auto"),
+    "tinylm --engine torch": functools.partial(tinylm, "torch"),
+    "llama.cpp": llama_cpp,
+    "transformers": transformers,
+}
+
+
+def prompt_ids(job: Job, length: int) -> list[int]:
+    """Random ids of a prompt, without the first 16 (or half of a small vocabulary), which are often special tokens."""
+    low = min(16, job.vocab_size // 2)
+    return np.random.default_rng(0).integers(low, job.vocab_size, length).tolist()
+
+
+def serve(name: str, job_text: str) -> None:
+    """Open the program, and write the names of its choices, or why it cannot run, as a line of JSON. Then answer each
+    line of stdin, a `Request`, with the seconds that it took.
+    """
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # output of libraries goes to stderr
+    job = Job(**json.loads(job_text))
+    try:
+        choices = PROGRAMS[name](job)
+    except MissingError as error:
+        print(json.dumps({"missing": str(error)}), file=answers, flush=True)
+        return
+    print(json.dumps({"choices": list(choices)}), file=answers, flush=True)
+    for line in sys.stdin:
+        request = Request(**json.loads(line))
+        prompt = prompt_ids(job, request.prompt)
         begun = time.perf_counter()
-        numbers.sum()
-        best = min(best, time.perf_counter() - begun)
-    return size / best
+        choices[request.choice](request.rows, prompt, request.tokens)
+        print(json.dumps({"seconds": time.perf_counter() - begun}), file=answers, flush=True)
+
+
+def as_json(value: Job | Request) -> str:
+    return json.dumps(asdict(value))
 
 
 if __name__ == "__main__":

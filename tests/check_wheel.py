@@ -80,11 +80,11 @@ assert sorted(evaluated) == sorted(set(evaluated)) and {0, 3, 5} <= set(evaluate
 ok("sample", "--model", "run", "--max-tokens", "5", "--engine", "llama.cpp")
 """,
     "test": """
-import coverage, gguf, hypothesis, peft, playwright, pyarrow, pytest, pytest_timeout, xdist
+import gguf, hypothesis, peft, playwright, pyarrow, pytest, pytest_timeout, xdist
 import sacrebleu, tensorboard, tensorboardX, transformers, zstandard
 """,
     "lint": "subprocess.run([sys.executable, '-m', 'ruff', '--version'], check=True, timeout=60)\nimport mypy",
-    "bench": "import coverage, matplotlib, peft, transformers",
+    "bench": "import gguf, peft, transformers",
 }
 SMOKE_TEST = """
 import importlib.metadata, os, subprocess, sys

@@ -16,7 +16,7 @@ from tinylm.text.token_files import TokenFolder
 
 PADDING = 0  # any id works: padding is not scored, and other tokens do not attend to it
 MIN_PACKED_ROW = 512  # tokens, or the context if shorter; longer rows have less padding, but attention costs more
-MIN_PACKED_CONVERSATIONS = 3  # per row, on average: with fewer, packed rows are slower (benchmarks/packing.py)
+MIN_PACKED_CONVERSATIONS = 3  # per row, on average: with fewer, packed rows are slower (docs/fine-tuning.md)
 
 
 class ChatParts(NamedTuple):

@@ -87,12 +87,16 @@ def test_invalid_json_and_half_of_a_surrogate_pair_are_value_errors() -> None:
         assert files.parse_unicode_json(f'["{whole}"]') == json.loads(f'["{whole}"]')
 
 
-def test_a_link_to_itself_is_resolved_to_its_own_path(tmp_path: Path) -> None:
+def test_a_link_to_itself_is_resolved_to_its_own_path_and_one_to_a_folder_is_not_accepted(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder")
     assert files.resolve_links(tmp_path / "loop") == tmp_path.resolve() / "loop"
     assert files.resolve_links(tmp_path / "link") == tmp_path.resolve() / "folder"
+    files.check_folder(tmp_path / "folder")
+    for name in ("link", "nowhere"):
+        with pytest.raises(OSError):
+            files.check_folder(tmp_path / name)
 
 
 def test_a_replaced_file_has_no_more_permissions_than_its_folder_and_the_umask_give(tmp_path: Path) -> None:
@@ -157,15 +161,6 @@ def test_deleting_a_link_keeps_its_target(file: Path, tmp_path: Path) -> None:
     files.remove_tree(folder)
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
     files.remove_tree(folder)
-
-
-def test_a_link_to_a_folder_is_not_accepted_as_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    files.check_folder(tmp_path / "folder")
-    (tmp_path / "link").symlink_to(tmp_path / "folder")
-    for path in (tmp_path / "link", tmp_path / "nowhere"):
-        with pytest.raises(OSError):
-            files.check_folder(path)
 
 
 def test_a_fifo_with_a_writer_is_an_os_error(tmp_path: Path) -> None:

@@ -111,12 +111,6 @@ def test_an_answer_ends_with_a_special_token_or_with_the_text_after_it() -> None
     }
 
 
-def test_ordinary_text_is_what_is_between_special_tokens() -> None:
-    text = "<|im_start|>user\nHello<|im_end|><|im_end|> </s"
-    assert list(chat(CHATML).ordinary_text(text)) == ["user\nHello", " </s"]
-    assert list(ChatFormat(ChatTemplate(CHATML)).ordinary_text(text)) == [text]
-
-
 # The answer d is not scored.
 TURNS = messages(*zip(("user", "assistant") * 3, "abcdef", strict=True))
 WEIGHTS = [{**turn, "weight": turn["content"] != "d"} for turn in TURNS]

@@ -297,19 +297,15 @@ def test_each_epoch_has_every_pair_once_in_another_order(tmp_path: Path) -> None
     assert not torch.equal(pairs.training_batches(64, 7, seed=2).batch(3).ids, batches.batch(3).ids)
 
 
-def test_pairs_of_a_batch_have_similar_lengths(tmp_path: Path) -> None:
+def test_pairs_of_a_batch_have_similar_lengths_and_those_that_do_not_fit_are_skipped(tmp_path: Path) -> None:
     """In random order, a third of the target positions would be padding; sorted by length, almost none are."""
-    batches = random_pairs(tmp_path, 1000).training_batches(64, 10, seed=0)
-    drawn = [batches.batch(n) for n in range(batches.batches_per_epoch)]
-    assert sum(b.n_targets for b in drawn) / sum(b.ids.numel() for b in drawn) > 0.9
-
-
-def test_pairs_that_do_not_fit_are_skipped(tmp_path: Path) -> None:
-    pairs = random_pairs(tmp_path)
-    batches = pairs.training_batches(11, 7, seed=0)
-    drawn = [batches.batch(n) for n in range(batches.batches_per_epoch)]
-    assert sum(map(len, drawn)) == int((pairs.lengths.max(axis=1) <= 10).sum())
-    assert max(b.source.shape[1] for b in drawn) <= 11
+    pairs = random_pairs(tmp_path, 1000)
+    for context in (64, 11):
+        batches = pairs.training_batches(context, 10, seed=0)
+        drawn = [batches.batch(n) for n in range(batches.batches_per_epoch)]
+        assert sum(b.n_targets for b in drawn) / sum(b.ids.numel() for b in drawn) > 0.9
+        assert sum(map(len, drawn)) == int((pairs.lengths.max(axis=1) < context).sum())
+        assert max(b.source.shape[1] for b in drawn) <= context
 
 
 def test_evaluation_scores_every_target_once_and_a_limited_one_always_the_same_pairs(tmp_path: Path) -> None:

@@ -9,34 +9,20 @@ from tests.variants import randomised, small
 from tinylm.model.build import build_model
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
-from tinylm.text.chat_batches import (
-    ChatRows,
-    chat_evaluation_batches,
-    describe_left_out,
-    pack,
-    require_usable,
-)
+from tinylm.text.chat_batches import ChatRows, chat_evaluation_batches, describe_left_out, pack, require_usable
 from tinylm.text.chat_tokens import ChatTokens
 
 
 def chat_tokens(*conversations: list[tuple[int, bool]]) -> ChatTokens:
     """Conversations from lists of ids and scored flags."""
-    codes = [
-        4 * i + 2 * scored + (place == 0)
-        for conversation in conversations
-        for place, (i, scored) in enumerate(conversation)
-    ]
+    codes = [4 * i + 2 * scored + (place == 0) for given in conversations for place, (i, scored) in enumerate(given)]
     return ChatTokens(np.array(codes, dtype=np.uint16))
 
 
 def random_tokens(number: int = 60, longest: int = 30, vocab_size: int = 11) -> ChatTokens:
     rng = np.random.default_rng(3)
-    return chat_tokens(
-        *(
-            [(int(i), bool(rng.random() < 0.4)) for i in rng.integers(1, vocab_size, rng.integers(2, longest))]
-            for _ in range(number)
-        )
-    )
+    drawn = (rng.integers(1, vocab_size, rng.integers(2, longest)) for _ in range(number))
+    return chat_tokens(*([(int(i), bool(rng.random() < 0.4)) for i in ids] for ids in drawn))
 
 
 A = [(1, False), (2, False), (3, True), (4, True)]
@@ -111,11 +97,7 @@ def test_each_epoch_has_every_conversation_once_in_another_order(packed: bool) -
     batches = rows.training_batches(4, seed=1)
     count = batches.batches_per_epoch
     assert count == -(-len(rows) // 4)
-
-    def epoch(number: int) -> list[Batch]:
-        return [batches.batch(number * count + n) for n in range(count)]
-
-    first, second = epoch(0), epoch(1)
+    first, second = ([batches.batch(epoch * count + n) for n in range(count)] for epoch in range(2))
     expected = sum(int(tokens.tokens(i)[1][1:21].sum()) for i in tokens.usable(20))
     assert sum(batch.n_targets for batch in first) == sum(batch.n_targets for batch in second) == expected
     assert sum(len(batch) for batch in first) == len(rows)

@@ -362,7 +362,7 @@ def test_unknown_characters_are_removed_from_contents(tmp_path: Path) -> None:
     assert [c.messages[0]["content"] for c in corpus.conversations()] == ["ab", "a"]
 
 
-def test_a_template_is_chatml_or_a_file(tmp_path: Path) -> None:
+def test_a_template_is_chatml_or_a_file_with_the_special_tokens_that_it_writes(tmp_path: Path) -> None:
     file = write_file(tmp_path / "t.jinja", "{{ messages }}")
     assert (read_template("chatml"), read_template(str(file))) == (CHATML, "{{ messages }}")
     (tmp_path / "b").write_bytes(b"\xff")
@@ -372,8 +372,5 @@ def test_a_template_is_chatml_or_a_file(tmp_path: Path) -> None:
         (str(write_file(tmp_path / "long", "x" * 200_000)), "is longer than"),
     ]
     require_errors(read_template, rows)
-
-
-def test_the_special_tokens_of_a_template_are_those_that_it_writes() -> None:
     assert template_tokens(CHATML) == ("<|im_start|>", "<|im_end|>")
     assert template_tokens("{{ '<|a|>' + '<|b_2|>' }}<|a|> <| x |>") == ("<|a|>", "<|b_2|>")

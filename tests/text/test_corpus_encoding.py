@@ -110,10 +110,18 @@ def test_a_fraction_or_a_text_that_leaves_nothing_is_refused(corpus: Path, tmp_p
 # Encoding.
 
 
-def test_both_parts_are_encoded_into_the_cache_and_recorded(corpus: Path, other: Path) -> None:
+def test_both_parts_are_encoded_once_into_the_cache_or_a_run_and_recorded(
+    corpus: Path, other: Path, tmp_path: Path
+) -> None:
     split = split_of(corpus, other, fraction=0.5)
     tokenizer = choose_tokenizer(split, "char", None)
-    tokens, data = encode_split(split, tokenizer)
+    progress: list[int] = []
+    tokens, data = encode_split(split, tokenizer, progress=progress.append)
+    assert sum(progress) == len(TEXT) + 8
+    again, _ = encode_split(split, tokenizer, progress=lambda size: pytest.fail("encoded again"))
+    assert again.path == tokens.path != encode_split(split_of(corpus, other), tokenizer)[0].path
+    in_run, recorded = encode_split(split, tokenizer, tmp_path / "run" / "tokens")
+    assert (in_run.path, recorded.tokens_in_run) == (tmp_path / "run" / "tokens", True)
     ids = [*tokens.train.tolist(), *tokens.val.tolist()]
     texts = (TEXT, "Zebras!\n")
     assert ids == [*tokenizer.encode(texts[0]).tolist(), tokenizer.end_of_text_id, *tokenizer.encode(texts[1]).tolist()]
@@ -124,18 +132,6 @@ def test_both_parts_are_encoded_into_the_cache_and_recorded(corpus: Path, other:
     assert data.train_characters == split.train_characters
     assert data.fingerprint == hashlib.sha256(b"\xff".join(text.encode() for text in texts)).hexdigest()
     assert (data.corpus, data.val_corpus) == ((str(corpus), str(other)), ())
-
-
-def test_the_same_split_is_encoded_only_once(corpus: Path, tmp_path: Path) -> None:
-    tokenizer = choose_tokenizer(split_of(corpus), "char", None)
-    progress: list[int] = []
-    first, _ = encode_split(split_of(corpus), tokenizer, progress=progress.append)
-    again, _ = encode_split(split_of(corpus), tokenizer, progress=lambda size: pytest.fail("encoded again"))
-    assert sum(progress) == len(TEXT)
-    assert again.path == first.path
-    assert encode_split(split_of(corpus, fraction=0.5), tokenizer)[0].path != first.path
-    in_run, data = encode_split(split_of(corpus), tokenizer, tmp_path / "run" / "tokens")
-    assert (in_run.path, data.tokens_in_run) == (tmp_path / "run" / "tokens", True)
 
 
 def test_a_text_that_is_too_short_is_refused_by_its_name(corpus: Path, tmp_path: Path) -> None:

@@ -129,7 +129,10 @@ def test_chatml_is_the_published_format_and_marks_each_answer_with_its_end() -> 
     assert (text, [(span.start, span.stop) for span in spans]) == (expected_text, expected_spans)
 
 
-def test_a_conversation_or_a_template_with_what_is_not_a_character_is_refused() -> None:
+def test_marks_that_a_template_writes_do_not_appear_and_those_of_a_conversation_are_refused() -> None:
+    nested = "{% generation %}a{% generation %}b{% endgeneration %}c{% endgeneration %}"
+    template = ChatTemplate(nested + "{{ '\\ufdd1' }}d{{ '\\ufdd0' }}e")
+    assert template.render(CONVERSATION) == template.marked(CONVERSATION)[0] == "abcde"
     for character, name in (("\ufdd0", "FDD0"), ("\ufdd1", "FDD1"), ("\ud800", "D800")):
         value = {"role": "user", "content": f"a{character}b"}
         for messages, tools in (([value], None), (CONVERSATION, [value])):
@@ -138,12 +141,6 @@ def test_a_conversation_or_a_template_with_what_is_not_a_character_is_refused() 
     for source, name in (("{{ '\\ud800' }}", "D800"), ("{{ '\\ufdd0' }}", "FDD0")):
         with pytest.raises(TinyLMError, match=rf"writes U\+{name}, which is not a character"):
             ChatTemplate(source).render(CONVERSATION)
-
-
-def test_marks_that_a_template_itself_writes_do_not_appear_in_the_text() -> None:
-    nested = "{% generation %}a{% generation %}b{% endgeneration %}c{% endgeneration %}"
-    template = ChatTemplate(nested + "{{ '\\ufdd1' }}d{{ '\\ufdd0' }}e")
-    assert template.render(CONVERSATION) == template.marked(CONVERSATION)[0] == "abcde"
 
 
 # Texts that cannot be compiled, with a part of the error.

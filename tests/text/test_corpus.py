@@ -152,21 +152,19 @@ def test_an_invalid_line_is_reported_with_its_number(tmp_path: Path) -> None:
 
 
 def test_standard_input_is_copied_so_that_it_can_be_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("piped 漢".encode())))
+    def piped(content: bytes, spool: Path) -> Corpus:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+        return find_corpus(["-", str(file)], spool=spool)
+
     file = write_file(tmp_path / "a.txt", "file")
-    corpus = find_corpus(["-", str(file)], spool=tmp_path / "spool")
+    corpus = piped("piped 漢".encode(), tmp_path / "spool")
     assert documents_of(corpus.stream()) == documents_of(corpus.stream()) == ["piped 漢", "file"]
     assert (corpus.name, corpus.size) == (f"standard input, {file}", 9 + 4)
-
-
-def test_an_error_about_standard_input_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for content, folder, words in (
+    rows = [
         (b"abc\xff", tmp_path, r"^standard input is not valid UTF-8 \(byte 0xFF at offset 3\)"),
-        (b"abc", write_file(tmp_path / "file", "x") / "spool", r"Cannot copy standard input to .*Not a directory"),
-    ):
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
-        with pytest.raises(TinyLMError, match=words):
-            find_corpus(["-"], spool=folder)
+        (b"abc", file / "spool", r"Cannot copy standard input to .*Not a directory"),
+    ]
+    require_errors(piped, rows, TinyLMError)
 
 
 # Documents and their separators.

@@ -42,18 +42,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("compressed")
 
 
+def test_compression_is_detected_by_the_first_bytes_and_what_is_not_compressed_is_refused(tmp_path: Path) -> None:
+    for suffix, compress in COMPRESSORS.items():
+        assert content_of(write_file(tmp_path / "standard input", compress(b"some text\n" * 9))) == b"some text\n" * 9
+        path = write_file(tmp_path / f"a{suffix}", b"")
+        assert content_of(path) == b""
+        for data in (b"plain text", compress(b"text") + b"no stream"):
+            with pytest.raises(UsageError, match=rf"a\{suffix} is damaged or not \w+ data"):
+                content_of(write_file(path, data))
+
+
 @every_suffix
 @given(parts=st.lists(st.binary(max_size=300), min_size=1, max_size=4))
 def test_concatenated_streams_are_decompressed(suffix: str, folder: Path, parts: list[bytes]) -> None:
     path = folder / f"a{suffix}"
     path.write_bytes(b"".join(map(COMPRESSORS[suffix], parts)))
     assert content_of(path) == b"".join(parts)
-
-
-def test_compression_is_detected_by_the_first_bytes_without_a_suffix(tmp_path: Path) -> None:
-    for compress in COMPRESSORS.values():
-        (tmp_path / "standard input").write_bytes(compress(b"some text\n" * 9))
-        assert content_of(tmp_path / "standard input") == b"some text\n" * 9
 
 
 @every_suffix
@@ -67,17 +71,6 @@ def test_an_error_about_an_incomplete_stream_names_the_file(suffix: str, folder:
         path.write_bytes(before + second[:cut])
         with pytest.raises(UsageError, match=rf"cut\{suffix} is damaged or not \w+ data \(.+\)\. Copy or compress"):
             content_of(path)
-
-
-def test_what_is_not_compressed_is_refused_unless_it_is_empty(tmp_path: Path) -> None:
-    for suffix, compress in COMPRESSORS.items():
-        path = tmp_path / f"a{suffix}"
-        for data in (b"plain text", compress(b"text") + b"no stream"):
-            path.write_bytes(data)
-            with pytest.raises(UsageError, match=rf"a\{suffix} is damaged or not \w+ data"):
-                content_of(path)
-        path.write_bytes(b"")
-        assert content_of(path) == b""
 
 
 @every_suffix

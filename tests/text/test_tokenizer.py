@@ -466,10 +466,7 @@ def test_an_error_about_a_file_that_is_not_a_tokenizer_names_it(tmp_path: Path) 
         file.write_bytes(content)
         with pytest.raises(TinyLMError, match=r"Cannot use .*odd\.json as a tokenizer"):
             Tokenizer.load(file)
-
-
-def test_a_special_token_that_is_not_in_the_vocabulary_is_an_error() -> None:
     text = train_char("abc").to_str()
     for special in (SpecialTokens(end_of_text="<x>"), SpecialTokens(bos="<x>"), SpecialTokens(eos=("<x>",))):
         with pytest.raises(TinyLMError, match="its special token '<x>' is not in the vocabulary"):
-            Tokenizer.parse(text, special, Path("tokenizer.json"))
+            Tokenizer.parse(text, special, file)

@@ -323,7 +323,11 @@ def test_a_damaged_token_folder_that_cannot_be_deleted_is_an_error_before_encodi
 
 
 def test_a_full_disk_keeps_complete_shards_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a failure of the system at the next attempt keeps them as well."""
     fsync, calls = os.fsync, 0
+
+    def too_many(path: Path) -> BinaryIO:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
 
     def full(descriptor: int) -> None:
         nonlocal calls
@@ -340,6 +344,12 @@ def test_a_full_disk_keeps_complete_shards_and_says_so(tmp_path: Path, monkeypat
         with pytest.raises(TinyLMError, match=r"No space left on device.*TINYLM_CACHE"):
             encoded(tmp_path / "once", resumable=False)
     assert [path.name for path in tmp_path.iterdir() if "once" in path.name] == []
+    files = {file: file.stat().st_mtime_ns for file in unfinished(tmp_path / "t").iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr(token_files, "open_regular", too_many)
+        with pytest.raises(TinyLMError, match="Too many open files"):
+            encoded(tmp_path / "t")
+    assert {file: file.stat().st_mtime_ns for file in unfinished(tmp_path / "t").iterdir()} == files
     assert contents(encoded(tmp_path / "t")) == EXPECTED
 
 

@@ -19,39 +19,27 @@ TORCHRUN = {
 }
 
 
-def test_without_torchrun_there_is_one_rank() -> None:
-    assert Launch.of({"RANK": "5", "WORLD_SIZE": "8"}) == Launch()
-
-
 def test_the_variables_of_torchrun_give_rank_size_and_the_address_of_its_store() -> None:
     local: dict[str, Any] = {"local_rank": 1, "local_size": 4}
     expected = Launch(rank=5, size=8, host="node-1", port=29500, run_id="job-7", has_store=True, **local)
     assert Launch.of(TORCHRUN) == expected
-
-
-@pytest.mark.parametrize("missing", [["MASTER_PORT"], ["LOCAL_RANK", "LOCAL_WORLD_SIZE"], ["RANK"]])
-def test_missing_variables_are_an_error_for_several_processes_only(missing: list[str]) -> None:
-    """Without LOCAL_RANK, as with several tasks of srun per machine, all processes would use one GPU."""
+    assert Launch.of({"RANK": "5", "WORLD_SIZE": "8"}) == Launch(), "without torchrun there is one rank"
     assert Launch.of({"MASTER_ADDR": "node-1"}).size == 1
-    variables = {name: value for name, value in TORCHRUN.items() if name not in missing}
-    with pytest.raises(UsageError, match=f"WORLD_SIZE is 8, but {' and '.join(missing)} (is|are) not set"):
-        Launch.of(variables)
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("RANK", "8"),
-        ("RANK", "-1"),
-        ("WORLD_SIZE", "0"),
-        ("LOCAL_RANK", "x"),
-        ("WORLD_SIZE", "9" * 99),
-        ("RANK", "0" * 9 + "99"),
-        ("RANK", "0" * 6000),
-        ("MASTER_PORT", "0"),
-        ("MASTER_PORT", "65536"),
-    ],
-)
-def test_a_number_that_torchrun_does_not_set_is_an_error_with_its_name(name: str, value: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} is .* torchrun sets it"):
-        Launch.of({**TORCHRUN, name: value})
+def test_variables_that_are_missing_or_that_torchrun_does_not_set_are_an_error_with_their_names() -> None:
+    """Without LOCAL_RANK, as with several tasks of srun per machine, all processes would use one GPU."""
+    for missing in (["MASTER_PORT"], ["LOCAL_RANK", "LOCAL_WORLD_SIZE"], ["RANK"]):
+        variables = {name: value for name, value in TORCHRUN.items() if name not in missing}
+        with pytest.raises(UsageError, match=f"WORLD_SIZE is 8, but {' and '.join(missing)} (is|are) not set"):
+            Launch.of(variables)
+    numbers = {
+        "RANK": ("8", "-1", "0" * 9 + "99", "0" * 6000),
+        "WORLD_SIZE": ("0", "9" * 99),
+        "LOCAL_RANK": ("x",),
+        "MASTER_PORT": ("0", "65536"),
+    }
+    for name, values in numbers.items():
+        for value in values:
+            with pytest.raises(UsageError, match=f"{name} is .* torchrun sets it"):
+                Launch.of({**TORCHRUN, name: value})

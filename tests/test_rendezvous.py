@@ -60,16 +60,11 @@ def test_ranks_share_the_keys_of_their_rendezvous_and_see_none_of_an_earlier_one
 
 
 def test_the_job_stays_and_restarts_are_counted(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a rank has ended while it asked for the number of its rendezvous."""
+    torch.distributed.PrefixStore("tinylm/", store).set("ask/1", "number of an ended process")
     rounds = [start(store, monkeypatch) for _ in range(3)]
     assert len({found.job for ranks in rounds for found in ranks}) == 1
     assert [[found.restarts for found in ranks] for ranks in rounds] == [[number] * SIZE for number in range(3)]
-
-
-def test_a_rank_that_ended_while_it_asked_does_not_mislead_the_next_one(
-    store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.distributed.PrefixStore("tinylm/", store).set("ask/1", "number of an ended process")
-    assert len({found.job for found in start(store, monkeypatch)}) == 1
 
 
 def test_the_second_rendezvous_of_a_process_is_no_restart(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,16 +73,15 @@ def test_the_second_rendezvous_of_a_process_is_no_restart(store: Any, monkeypatc
     found = [meet(launch, print) for _ in range(2)]
     assert [meeting.restarts for meeting in found] == [0, 0]
     assert found[0].job != found[1].job, "a restart of the first call must not resume the run of the second"
-
-
-def test_without_torchrun_there_is_no_job() -> None:
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
-    found = meet(Launch(port=port), print)
-    assert (found.job, found.restarts) == (None, 0)
+    alone = meet(Launch(port=port), print)
+    assert (alone.job, alone.restarts) == (None, 0), "without torchrun there is no job"
 
 
-def test_missing_ranks_are_reported_and_named_in_the_error(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_are_missing_are_reported_and_named_in_the_error(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rendezvous, "QUIET_SECONDS", 0)
     notes: list[str] = []
 
@@ -98,9 +92,6 @@ def test_missing_ranks_are_reported_and_named_in_the_error(store: Any, monkeypat
     with pytest.raises(JoinError, match=r"2 of 3 processes .*ranks 1, 2.* unset MASTER_ADDR, RANK and WORLD_SIZE"):
         meet(Launch(size=3, port=store.port, has_store=True), end_the_wait)
     assert notes == ["Waiting for 2 of 3 processes (ranks 1, 2)..."]
-
-
-def test_a_rank_without_rank_0_is_an_error_with_its_address(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "TIMEOUT", timedelta(seconds=0.5))
     with pytest.raises(JoinError, match=f"Rank 1 of 2 found no rank 0 at localhost:{store.port}"):
         meet(Launch(rank=1, size=2, port=store.port, has_store=True), print)
@@ -126,33 +117,29 @@ def lone(rank: int, limit: float, *arguments: str) -> tuple[list[str], dict[str,
     return [sys.executable, "-c", IMPATIENT.format(limit=limit, arguments=arguments)], environment() | variables
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_without_the_others_says_which_variables_to_unset(rank: int) -> None:
-    command, variables = lone(rank, 0.5, "train", "text.txt")
+def test_a_process_without_the_others_says_which_variables_to_unset() -> None:
+    command, variables = lone(1, 0.5, "train", "text.txt")
     done = run_child(command, env=variables)
     assert done.returncode == 1 and not done.stdout
     assert "unset MASTER_ADDR, RANK and WORLD_SIZE." in done.stderr.splitlines()[-1]
 
 
-def test_a_process_that_does_not_train_prints_as_usual_whatever_its_rank() -> None:
-    command, variables = lone(1, 0.5, "--version")
-    assert run_child(command, env=variables).stdout.startswith("tinylm ")
-    command, variables = lone(1, 0.5, "train", "--help")
-    assert "Usage" in run_child(command, env=variables).stdout
-    command, variables = lone(1, 0.5, "train", "text.txt")
-    assert "RANK is '1'" in run_child(command, env=variables | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}).stderr
-
-
 @pytest.mark.slow
-def test_messages_of_other_ranks_are_printed_for_debug_and_in_files_of_their_own(tmp_path: Path) -> None:
-    command, variables = lone(1, 0.5, "train", "--unknown-option")
-    assert run_child(command, env=variables).stderr == ""
-    variables["TORCHELASTIC_ERROR_FILE"] = str(tmp_path / "error.json")
+def test_a_rank_other_than_0_prints_help_and_where_asked_to_its_messages(tmp_path: Path) -> None:
+    """Its messages are printed for --debug and into a file of its own, and if the variables are invalid."""
+
+    def ended(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        command, variables = lone(1, 0.5, "train", *arguments)
+        return run_child(command, **{"env": variables | options.pop("changed", {}), **options})
+
+    assert "Usage" in ended("--help").stdout
+    assert "RANK is '1'" in ended("text.txt", changed={"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}).stderr
+    assert ended("--unknown-option").stderr == ""
+    assert "No such option" in ended("--unknown-option", "--debug").stderr
+    own_log = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
     with (tmp_path / "stderr.log").open("w") as file:
-        assert run_child(command, env=variables, stderr=file).returncode == 2
+        assert ended("--unknown-option", changed=own_log, stderr=file).returncode == 2
     assert "No such option" in (tmp_path / "stderr.log").read_text()
-    command, variables = lone(1, 0.5, "train", "--unknown-option", "--debug")
-    assert "No such option" in run_child(command, env=variables).stderr
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from tests.training.run_sessions import RunSession, config_of, contents
-from tinylm.errors import SaveError, TinyLMError
+from tinylm.errors import SaveError
 from tinylm.run_directory import directory
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.text.token_files import TokenFolder
 from tinylm.training import background_save
 from tinylm.training.background_save import BackgroundSaver
-from tinylm.training.weight_average import WeightAverage
 from tinylm.training_config import Budget
 
 INTERVALS = {"budget": Budget(steps=40), "eval_every": 10, "save_every": 4, "log_every": 5}
@@ -205,35 +204,6 @@ def test_the_expected_time_of_a_save_is_that_of_the_last_one_scaled_by_its_size(
         saver.write(lambda tensors: release.wait(60) and None, {"a": torch.ones(9)}, wait=False)
         assert saver.seconds == 6.0
         release.set()
-
-
-@pytest.mark.usefixtures("in_background")
-def test_out_of_memory_names_the_last_complete_save_and_the_error_of_the_next_one(
-    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_tensors, update = directory.write_tensors, WeightAverage.update
-    writes, failed = [], threading.Event()
-
-    def fill(path: Path, *arguments: Any) -> None:
-        writes.append(path)
-        if len(writes) == 3:  # of step 8, while step 9 is computed
-            assert failed.wait(60)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write_tensors(path, *arguments)
-
-    def fail_in_step_9(self: WeightAverage, step: int) -> None:
-        if step == 9:
-            failed.set()
-            raise MemoryError
-        update(self, step)
-
-    monkeypatch.setattr(directory, "write_tensors", fill)
-    monkeypatch.setattr(WeightAverage, "update", fail_in_step_9)
-    with pytest.raises(TinyLMError, match="in step 9; the run is saved up to step 4") as caught:
-        RunSession(tmp_path / "run", tokens).begin(config_of(average=0.1, **INTERVALS))
-    assert [note.split(": ", 1)[1] for note in caught.value.__notes__] == [
-        "No space left on device; the last save is intact."
-    ]
 
 
 def train_until_killed(path: Path, tokens: TokenFolder) -> None:

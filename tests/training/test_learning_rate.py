@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tinylm.training.learning_rate import learning_rate
 from tinylm.training_config import SCHEDULES, Budget, TrainingConfig
@@ -51,24 +49,3 @@ def test_warmup_is_linear_up_to_lr() -> None:
         for warmup in (1e-9, 0.1, 1.0):
             for part in (0.0, 0.25, 0.999, 1.0):
                 assert learning_rate(part * warmup, config(schedule, warmup)) == pytest.approx(part * 3e-3)
-
-
-@given(
-    schedule=st.sampled_from(SCHEDULES),
-    warmup=st.just(0.0) | st.floats(1e-9, 1),
-    lr=st.floats(1e-6, 1),
-    part=st.floats(0, 1),
-    progress=st.floats(0, 1),
-    step=st.floats(0, 1e-4),
-)
-def test_the_rate_is_continuous_within_its_bounds_and_never_rises_after_warmup(
-    schedule: str, warmup: float, lr: float, part: float, progress: float, step: float
-) -> None:
-    chosen = config(schedule, warmup, lr, part * lr)
-    now, later = (learning_rate(p, chosen) for p in (progress, min(1.0, progress + step)))
-    assert 0 <= now <= lr * (1 + 1e-9)
-    if progress >= warmup:
-        assert part * lr * (1 - 1e-9) <= now
-        assert later <= now * (1 + 1e-9) + 1e-15
-    steepest = max(1 / warmup if warmup else 0, 500 if schedule == "inverse-sqrt" else 2 / max(1 - warmup, 1e-9))
-    assert abs(later - now) <= lr * (steepest * step + 1e-9)

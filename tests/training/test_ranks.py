@@ -29,10 +29,10 @@ from tinylm.run_directory.metrics_log import read_metrics
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no torch.distributed")
 
-STEPS = 50
+STEPS = 30
 END_SECONDS = 30.0  # within which all processes end after a signal or a kill
 MODEL = {"layers": 1, "heads": 2, "width": 16, "context": 16, "dropout": 0.0, "tokenizer": "char"}
-TRAINING = {"steps": STEPS, "log_every": 1, "eval_every": 25, "dtype": "fp32", "compile": "off"}
+TRAINING = {"steps": STEPS, "log_every": 1, "eval_every": 15, "dtype": "fp32", "compile": "off"}
 TRAINING |= {"batch_size": 6, "lr": 1e-3}
 NEW: dict[str, dict[str, Any]] = {
     "text": {},
@@ -166,14 +166,14 @@ def test_ranks_have_the_losses_of_one(
 def run_worker(folder: Path, ranks: int, *made: list[Any]) -> None:
     """Train runs in several processes."""
     (folder / "runs.json").write_text(json.dumps(made))
-    limit = 1700 if "TINYLM_ALL" in os.environ else 280
+    limit = 1700 if "TINYLM_ALL" in os.environ else 400
     done = run_child(torchrun(ranks, Path(__file__).parent / "ranks_worker.py", folder / "runs.json"), limit)
     assert done.returncode == 0, done.stderr
 
 
 RESUMED = [("averaged", "normuon"), ("lora", "adamw"), ("pairs", "adamw"), ("experts", "adam")]
 # The number of ranks; the mode and the last step of each session in these processes.
-SESSIONS = [(2, [("ddp", 8), ("fsdp", 16)]), (4, [("fsdp", 24)]), (2, [("ddp", 32)]), (1, [("fsdp", None)])]
+SESSIONS = [(2, [("ddp", 6), ("fsdp", 12)]), (4, [("fsdp", 18)]), (2, [("ddp", 24)]), (1, [("fsdp", None)])]
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def test_runs_go_on_in_other_numbers_of_ranks_and_modes_with_the_losses_of_one(t
             begun[0][2]["log_gradients"] = True
             for kind, files, settings in begun:
                 again = {"out": settings["out"], "parallel": parallel, "stop_at": stop_at}
-                made.append([kind, files, {**settings, **again}] if stop_at == 8 else ["resume", kind, again])
+                made.append([kind, files, {**settings, **again}] if stop_at == 6 else ["resume", kind, again])
         train(made, ONE_RANK) if ranks == 1 else run_worker(tmp_path, ranks, *made)
         for kind, optimizer in RESUMED:
             run = several / f"{kind} {optimizer}"

@@ -206,29 +206,6 @@ def test_only_the_adapter_is_trained_and_saved(tokens: TokenFolder, tmp_path: Pa
     assert any(tensor.any() for name, tensor in weights.items() if ".lora_B." in name)
 
 
-def test_out_of_memory_in_validation_evaluates_the_same_text_in_smaller_batches(
-    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    RunSession(tmp_path / "plain", tokens).begin(config_of())
-    forward, rows = Transformer.run_layers, []
-
-    def small_memory(model: Transformer, x: torch.Tensor, *inputs: Any, **named: Any) -> Any:
-        if not torch.is_grad_enabled():
-            rows.append(len(x))
-            if len(x) > 3:
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-        return forward(model, x, *inputs, **named)
-
-    monkeypatch.setattr(Transformer, "run_layers", small_memory)
-    RunSession(tmp_path / "small", tokens).begin(config_of())
-    assert max(rows) > 3
-    plain, small = (
-        [record["val_loss"] for record in read_metrics(tmp_path / name) if "val_loss" in record]
-        for name in ("plain", "small")
-    )
-    assert small == pytest.approx(plain, rel=1e-6)
-
-
 Call = Callable[..., Any]
 
 

@@ -111,65 +111,52 @@ def test_an_interrupted_save_leaves_the_previous_save_or_is_complete(ranks: int,
     assert seen == {(1, 1), (2, 1), (2, 2)}
 
 
+def save_without_last(run: RunDirectory, number: int) -> None:
+    """As imports and merges do; such runs cannot be resumed."""
+    run.save_best(weights_of(number), CONFIG, number, state_of(number)["val_loss"])
+    run.commit()
+
+
 @pytest.mark.parametrize(
-    ("killed", "replaces"), [(True, True), (False, True), pytest.param(True, False, marks=pytest.mark.slow)]
+    ("killed", "replaces", "write"),
+    [
+        (True, True, save),
+        (False, True, save),
+        pytest.param(True, False, save, marks=pytest.mark.slow),
+        (True, True, save_without_last),
+        (False, True, save_without_last),
+    ],
 )
-def test_a_new_run_appears_complete_or_not_at_all(killed: bool, replaces: bool, tmp_path: Path) -> None:
+def test_a_new_run_appears_complete_or_not_at_all(
+    killed: bool, replaces: bool, write: Callable[[RunDirectory, int], None], tmp_path: Path
+) -> None:
     """After a failure the same run can be created again, with `force`."""
 
-    def work(path: Path) -> Callable[[], None]:
+    def work(path: Path, number: int) -> Callable[[], None]:
         def begin() -> None:
             check_free(path, force=True)
-            save(RunDirectory.create(path, CONFIG, TOKENIZER), 2)
+            write(RunDirectory.create(path, CONFIG, TOKENIZER), number)
 
         return begin
 
-    template = tmp_path / "template"
-    saved_run(template, 1)
-
     def prepare(path: Path) -> None:
         if replaces:
-            shutil.copytree(template, path)
+            shutil.copytree(tmp_path / "template", path)
 
+    work(tmp_path / "template", 1)()
     prepare(tmp_path / "whole")
-    changes = interrupted(work(tmp_path / "whole"), killed, None)
-    assert changes is not None and changes > 8
-    for fails_at in range(1, changes + 1):
-        path = tmp_path / f"run{fails_at}"
-        prepare(path)
-        completed = interrupted(work(path), killed, fails_at) is not None
-        assert not completed or best_save(path) == 2  # the failure came after the commit
-        if replaces:
-            assert best_save(path) in (1, 2)
-        elif path.exists():
-            assert best_save(path) == 2
-        work(path)()
-        assert (best_save(path), last_save(path)) == (2, 2)
-
-
-@killed_or_full
-def test_a_run_without_a_last_folder_replaces_another_or_leaves_it(killed: bool, tmp_path: Path) -> None:
-    """Imports and merges write such runs, which cannot be resumed."""
-
-    def work(path: Path, number: int) -> Callable[[], None]:
-        def write() -> None:
-            check_free(path, force=True)
-            run = RunDirectory.create(path, CONFIG, TOKENIZER)
-            run.save_best(weights_of(number), CONFIG, number, state_of(number)["val_loss"])
-            run.commit()
-
-        return write
-
-    work(tmp_path / "whole", 1)()
     changes = interrupted(work(tmp_path / "whole", 2), killed, None)
     assert changes is not None and changes > 5
     for fails_at in range(1, changes + 1):
         path = tmp_path / f"run{fails_at}"
-        work(path, 1)()
-        interrupted(work(path, 2), killed, fails_at)
-        assert best_save(path) in (1, 2)
+        prepare(path)
+        completed = interrupted(work(path, 2), killed, fails_at) is not None
+        assert not completed or best_save(path) == 2  # the failure came after the commit
+        if replaces or path.exists():
+            assert best_save(path) in ((1, 2) if replaces else (2,))
         work(path, 3)()
         assert best_save(path) == 3
+        assert write is save_without_last or last_save(path) == 3
 
 
 @pytest.mark.parametrize(

@@ -14,29 +14,19 @@ from tests.variants import randomised, small
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import Loss, next_token
-from tinylm.ranks import ONE_RANK
+from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch
 from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Event
+from tinylm.training.graphed_model import GraphedModel
 from tinylm.training.state import TrainerState
 from tinylm.training.trainer import Outcome, Trainer, TrainerHooks, TrainingJob
 from tinylm.training_config import Budget, TrainingConfig
 
 CONFIG = small(context=6, layers=1, width=8, heads=2, kv_heads=1, ffn_width=8)
-SETTINGS: dict[str, Any] = {
-    "budget": Budget(steps=1),
-    "batch_size": 6,
-    "micro_batch": 6,
-    "lr": 1.0,
-    "min_lr": 0.0,
-    "warmup": 0.0,
-    "schedule": "constant",
-    "grad_clip": 0.0,
-    "eval_every": 1000,
-    "save_every": 1000,
-    "log_every": 1,
-}
-OPTIONAL = ("patience", "average", "sequence_growth")
+SETTINGS: dict[str, Any] = {"budget": Budget(steps=1), "batch_size": 6, "micro_batch": 6, "lr": 1.0, "min_lr": 0.0}
+SETTINGS |= {"warmup": 0.0, "schedule": "constant", "grad_clip": 0.0}
+SETTINGS |= {"eval_every": 1000, "save_every": 1000, "log_every": 1}
 
 
 def decoder() -> Decoder:
@@ -79,46 +69,49 @@ class FakeTask:
         return Loss(torch.tensor(self.validate(), dtype=torch.float64), 1, torch.zeros(()))
 
 
+def sgd(model: Decoder) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1.0)
+
+
 class Bench:
     """A trainer under test: records its events and saves. Each of its parts and settings can be replaced."""
 
-    def __init__(self, **choices: Any) -> None:
-        parts: dict[str, Any] = {
-            "model": decoder(),
-            "objective": next_token,
-            "batches": random_batch,
-            "validate": lambda: 1.0 / (1 + self.state.step),
-            "dtype": "fp32",
-            "check_stop": lambda: None,
-            "started": trainer_module.time.monotonic(),
-            "state": None,
-            "ranks": ONE_RANK,
-            "graphed": None,
-        }
-        settings = dict(SETTINGS)
-        parts |= {name: value for name, value in choices.items() if name in parts}
-        settings |= {name: value for name, value in choices.items() if name in (*settings, *OPTIONAL)}
-        self.config = TrainingConfig(**settings)
-        self.model: Decoder = parts["model"]
-        self.state: TrainerState = parts["state"] or TrainerState(micro_batch=self.config.micro_batch)
-        optimizer = choices.get("optimizer") or (lambda model: torch.optim.SGD(model.parameters(), lr=1.0))
+    def __init__(
+        self,
+        *,
+        model: Decoder | None = None,
+        objective: Callable[..., Loss] = next_token,
+        batches: Callable[[int], Batch] = random_batch,
+        validate: Callable[[], float] | None = None,
+        optimizer: Callable[[Decoder], torch.optim.Optimizer] = sgd,
+        dtype: str = "fp32",
+        check_stop: Callable[[], object] = lambda: None,
+        started: float | None = None,
+        state: TrainerState | None = None,
+        ranks: Ranks = ONE_RANK,
+        graphed: GraphedModel | None = None,
+        **settings: Any,
+    ) -> None:
+        self.config = TrainingConfig(**{**SETTINGS, **settings})
+        self.model = model or decoder()
+        self.state = state or TrainerState(micro_batch=self.config.micro_batch)
         self.events: list[Event] = []
         self.best: list[tuple[int, float]] = []
         self.best_values: list[dict[str, Tensor]] = []
         self.saved: list[int] = []
         self.save_seconds = 0.0
-        task = FakeTask(parts["batches"], parts["objective"], parts["validate"])
-        shared = (parts["dtype"], parts["ranks"], parts["graphed"])
-        job = TrainingJob(self.model, task, optimizer(self.model), self.config, *shared)
+        task = FakeTask(batches, objective, validate or (lambda: 1.0 / (1 + self.state.step)))
+        job = TrainingJob(self.model, task, optimizer(self.model), self.config, dtype, ranks, graphed)
 
-        def check_stop() -> None:
+        def check() -> None:
             """Call the given function, except after the only batch of an evaluation."""
             if not task.validating:
-                parts["check_stop"]()
+                check_stop()
             task.validating = False
 
-        self.hooks = TrainerHooks(self.events.append, check_stop)
-        self.trainer = Trainer(job, self.state, self, self.hooks, started=parts["started"])
+        self.hooks = TrainerHooks(self.events.append, check)
+        started = trainer_module.time.monotonic() if started is None else started
+        self.trainer = Trainer(job, self.state, self, self.hooks, started=started)
 
     def save_best(self, model: Decoder, step: int, val_loss: float) -> None:
         self.best.append((step, val_loss))
@@ -191,15 +184,8 @@ class Clock:
             self.spend(val)
             return 1.0
 
-        bench = Bench(
-            objective=objective,
-            validate=validate,
-            budget=Budget(time=budget),
-            lr=1e-3,
-            eval_every=20,
-            save_every=30,
-            **choices,
-        )
+        settings = {"budget": Budget(time=budget), "lr": 1e-3, "eval_every": 20, "save_every": 30, **choices}
+        bench = Bench(objective=objective, validate=validate, **settings)
         save_last = bench.save_last
         bench.save_last = lambda *parts: (self.spend(save), save_last(*parts))[1]
         return bench

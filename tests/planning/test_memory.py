@@ -1,6 +1,7 @@
 """The estimated memory is at least the memory that training stores, and grows with each dimension of the model."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tinylm.objectives.loss import MAX_CUDA_LOGITS, MAX_FROZEN_LOGITS, MAX_LOGIT
 from tinylm.planning import recipes
 from tinylm.planning.cost import block_parameters, parameters_by_part
 from tinylm.planning.memory import TrainingMemory, activation_bytes, layer_bytes, training_memory
+from tinylm.planning.plan import Plan
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.ranks import MAX_SUM_BYTES
 
@@ -219,11 +221,12 @@ def test_an_adapter_has_gradients_and_moments_of_its_own_parameters_only() -> No
 
 
 def test_checkpointed_layers_store_their_inputs() -> None:
-    shallow, deep = (small(width=256, ffn_width=704, layers=layers) for layers in (4, 40))
-    difference = activation_bytes(machine(), deep, checkpointed=True) - activation_bytes(
-        machine(), shallow, checkpointed=True
-    )
-    assert difference == 36 * 4 * 256
+    config = small(width=256, ffn_width=704, layers=40)
+    layer = layer_bytes(machine(), config)
+    assert activation_bytes(machine(), config) == round((40 + recipes.EXTRA_LAYERS) * layer)
+    inputs = 40 * 4 * 256
+    found = activation_bytes(machine(), config, checkpointed=True)
+    assert found == round(inputs + recipes.CHECKPOINTED_LAYERS * layer)
     assert memory_of(checkpointed=True).evaluation == memory_of().evaluation / 4
 
 
@@ -244,26 +247,24 @@ def test_the_memory_of_logits_is_bounded(vocabulary: int, losses: int) -> None:
 
 
 def test_the_memory_of_a_plan_grows_with_each_sequence() -> None:
-    batches = [planned(model={"size": "nano"}, training={"batch_size": size}) for size in (100, 101)]
-    one, two = batches
-    logit_bytes = recipes.LOGIT_BYTES + recipes.LOGIT_GRADIENT_BYTES  # of two losses
-    per_token = activation_bytes(machine(), one.model) + logit_bytes * 100
-    assert two.memory - one.memory == per_token * one.model.context
+    """A pair is a source and a target of maximum length. R-Drop has two forward passes and the divergence of logits."""
 
+    def grows(plan: Callable[[int], Plan], logit_bytes: int) -> float:
+        """The bytes for one more sequence, in those of a token: vocabularies have 100."""
+        one, two = plan(1000), plan(1001)
+        return (two.memory - one.memory) / (activation_bytes(machine(), one.model) + logit_bytes * 100)
 
-def test_the_memory_of_a_pair_is_that_of_a_source_and_a_target_of_maximum_length() -> None:
-    one, two = (planned_pairs([10, 20], training={"batch_size": size}) for size in (1000, 1001))
-    per_token = activation_bytes(machine(), one.model) + recipes.LOGIT_BYTES * 100
-    assert two.memory - one.memory == per_token * 2 * 20
+    def text(size: int) -> Plan:
+        return planned(model={"size": "nano", "context": 64}, training={"batch_size": size})
 
+    def pairs(size: int, **training: Any) -> Plan:
+        model = {"architecture": "encoder-decoder", "dropout": 0.1}
+        return planned_pairs([10, 20], model=model, training={"batch_size": size, **training})
 
-def test_with_r_drop_a_pair_has_two_forward_passes_and_the_divergence_of_their_logits() -> None:
-    choices: dict[str, Any] = {"model": {"architecture": "encoder-decoder", "dropout": 0.1}}
-    one, two = (
-        planned_pairs([10, 20], training={"batch_size": size, "r_drop": 1.0}, **choices) for size in (1000, 1001)
-    )
-    per_token = activation_bytes(machine(), one.model) + (recipes.LOGIT_BYTES + recipes.DIVERGENCE_BYTES) * 100
-    assert two.memory - one.memory == 2 * per_token * 2 * 20
+    assert grows(text, recipes.LOGIT_BYTES + recipes.LOGIT_GRADIENT_BYTES) == 64  # of two losses
+    assert grows(pairs, recipes.LOGIT_BYTES) == 2 * 20
+    twice = recipes.LOGIT_BYTES + recipes.DIVERGENCE_BYTES
+    assert grows(lambda size: pairs(size, r_drop=1.0), twice) == 2 * 2 * 20
 
 
 def test_activations_are_computed_again_if_one_sequence_does_not_fit_otherwise() -> None:

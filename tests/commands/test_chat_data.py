@@ -117,32 +117,26 @@ def test_eval_gives_the_loss_of_the_answers_computed_one_conversation_at_a_time(
         assert_error(result, 2, f"{options[0]} is for plain text, not for conversations")
 
 
-def test_an_adapter_is_trained_and_evaluated_with_the_template_of_its_base(
+def test_an_adapter_keeps_the_template_of_its_base_or_the_one_that_it_was_trained_with(
     model: Path, pairs: Path, here: Path
 ) -> None:
-    run_ok("finetune-lora", pairs, "-m", model, "--out", "adapter", "--steps", 20, "--lr", "0.02", "--dtype", "fp32")
+    train = ("finetune-lora", pairs, "-m", model, "--lr", "0.02", "--dtype", "fp32", "--out")
+    run_ok(*train, "adapter", "--steps", 20)
     config = read_config(here / "adapter")
     assert config.data is not None and config.data.kind == "chat" and config.tokenizer.chat_template == CHATML
-    before, after = (
-        records(run_ok("eval", pairs, *chosen, "--json"))[0] for chosen in (("-m", model), ("--adapter", "adapter"))
-    )
-    assert after["tokens"] == before["tokens"]
-    assert after["loss"] < before["loss"]
     run_ok("finetune-lora", "--resume", "adapter", "--steps", 22)
-
-
-def test_an_adapter_keeps_the_template_that_it_was_trained_with(model: Path, pairs: Path, here: Path) -> None:
-    template = here / "t.jinja"
-    template.write_text(LLAMA_2.replace("[INST]", "Say").replace("[/INST]", "a"))
-    run_ok("finetune-lora", pairs, "-m", model, "--out", "adapter", "--steps", 2, "--chat-template", template)
-    (own,) = records(run_ok("eval", pairs, "--adapter", "adapter", "--json"))
-    (given,) = records(run_ok("eval", pairs, "--adapter", "adapter", "--json", "--chat-template", template))
-    (other,) = records(run_ok("eval", pairs, "--adapter", "adapter", "--json", "--chat-template", "chatml"))
-    assert own == given != other
-    run_ok("merge-lora", "adapter", "--out", "merged")
-    (merged,) = records(run_ok("eval", pairs, "-m", "merged", "--json"))
-    assert merged["tokens"] == own["tokens"]
-    assert merged["loss"] == pytest.approx(own["loss"], rel=1e-4)
+    (here / "t.jinja").write_text(LLAMA_2.replace("[INST]", "Say").replace("[/INST]", "a"))
+    run_ok(*train, "other", "--steps", 2, "--chat-template", "t.jinja")
+    run_ok("merge-lora", "other", "--out", "merged")
+    found = {}
+    for words in ("-m model", "--adapter adapter", "--adapter other", "-m merged"):
+        (found[words],) = records(run_ok("eval", pairs, *words.split(), "--json"))
+    before, after, own, merged = found.values()
+    assert after["tokens"] == before["tokens"] and after["loss"] < before["loss"]
+    assert merged["tokens"] == own["tokens"] and merged["loss"] == pytest.approx(own["loss"], rel=1e-4)
+    for template, same in (("t.jinja", True), ("chatml", False)):
+        (given,) = records(run_ok("eval", pairs, "--adapter", "other", "--json", "--chat-template", template))
+        assert (given == own) == same
 
 
 def test_micro_batches_with_unequal_numbers_of_answers_give_the_step_of_one_batch(chats: Path, here: Path) -> None:
@@ -169,15 +163,15 @@ def test_missing_tokens_of_the_template_are_added_if_the_weights_are_trained(
     assert "<|im_start|>, <|im_end|> of the chat template are not special tokens of the model" in result.stderr
 
 
-@pytest.mark.parametrize("unknown", ["error", "skip"])
 def test_characters_of_the_template_that_the_base_does_not_know_are_added_by_the_command_of_the_error(
-    unknown: str, corpus: Path, pairs: Path, here: Path
+    corpus: Path, pairs: Path, here: Path
 ) -> None:
     run_ok("train", corpus, "--out", "base", *SHORT, "--tokenizer", "char")
-    result = tinylm("finetune-lora", pairs, "-m", "base", "--steps", 2, "--unknown", unknown)
-    written = "characters that the chat template writes, '<' (U+003C), '>' (U+003E), '_' (U+005F)"
-    assert_error(result, 2, written, "cannot be skipped", sentences=2)
-    assert "--unknown" not in result.stderr
+    for unknown in ("error", "skip"):
+        result = tinylm("finetune-lora", pairs, "-m", "base", "--steps", 2, "--unknown", unknown)
+        written = "characters that the chat template writes, '<' (U+003C), '>' (U+003E), '_' (U+005F)"
+        assert_error(result, 2, written, "cannot be skipped", sentences=2)
+        assert "--unknown" not in result.stderr
     _, advised = result.stderr.strip().removesuffix(".").split(": tinylm ")
     run_ok(*shlex.split(advised), "--steps", 2)
     run_ok("finetune-lora", pairs, "-m", "checkpoints/pairs", "--steps", 2)
@@ -218,18 +212,13 @@ def test_examples_are_shown_with_their_scored_parts_marked(chats: Path) -> None:
 
 
 def test_unscored_and_cut_conversations_are_counted(here: Path, chats: Path) -> None:
-    extra = [
-        {"messages": [{"role": "user", "content": "no answer"}]},
-        *({"messages": turns(3 * i + 2)} for i in range(9)),
-    ]
+    extra = [{"messages": [{"role": "user", "content": "no answer"}]}]
+    extra += [{"messages": turns(3 * i + 2)} for i in range(9)]
     file = write_lines(here / "more.jsonl", [json.loads(line) for line in chats.read_text().splitlines()] + extra)
-    result = run_ok("train", file, *SHORT, "--val-data", chats, "--dry-run", "--context", 96)
-    assert "1 of 40 training conversations are left out: nothing in them is scored." in result.stderr
-    assert (
-        "19 of 40 training conversations are cut to the context of 96 tokens (the longest has 108); 0 of"
-        in result.stderr
-    )
-    assert "10 of 30 validation conversations are cut to the context of 96 tokens" in result.stderr
+    said = run_ok("train", file, *SHORT, "--val-data", chats, "--dry-run", "--context", 96).stderr
+    assert "1 of 40 training conversations are left out: nothing in them is scored." in said
+    assert "19 of 40 training conversations are cut to the context of 96 tokens (the longest has 108); 0 of" in said
+    assert "10 of 30 validation conversations are cut to the context of 96 tokens" in said
 
 
 def test_a_template_that_renders_a_message_differently_later_is_refused_with_the_line(chats: Path, here: Path) -> None:

@@ -105,11 +105,6 @@ def completed(words: str) -> list[str]:
     return result.stdout.split()
 
 
-def test_the_shell_completes_values_without_importing_torch() -> None:
-    assert completed("tinylm train --size m") == ["micro", "mini", "medium"]
-    assert completed("tinylm finetune-lora --target e") == ["experts", "embedding"]
-
-
 def test_every_option_with_a_list_of_values_completes_them() -> None:
     for command, found in COMMANDS.items():
         for parameter in found.params:
@@ -120,12 +115,14 @@ def test_every_option_with_a_list_of_values_completes_them() -> None:
                 assert offered == values, parameter.name
 
 
-def test_the_shell_completes_the_names_of_runs(run: Path, adapter: Path, here: Path) -> None:
+def test_the_shell_completes_values_and_the_names_of_runs_without_importing_torch(
+    run: Path, adapter: Path, here: Path
+) -> None:
+    assert completed("tinylm finetune-lora --target e") == ["experts", "embedding"]
     assert completed("tinylm sample --model ") == []
     for name, source in (("first", run), ("second", run), ("bent", adapter)):
         copied(source, here / "checkpoints" / name)
     (here / "checkpoints/.first.new").mkdir()
     assert completed("tinylm sample -m ") == ["first", "second"]
     assert completed("tinylm sample --adapter ") == ["bent"]
-    assert completed("tinylm train --resume ") == ["bent", "first", "second"]
     assert completed("tinylm info s") == ["second"]

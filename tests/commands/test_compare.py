@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
+from tests.commands.test_evaluate import nats_by_definition
 from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, story, tinylm
 from tests.trained_runs import trained
 from tinylm.run_directory.loading import load_model
@@ -32,16 +31,10 @@ def compared(*arguments: object, **how: str | bytes) -> dict[str, object]:
 
 def document_bits(run: Path, documents: list[str]) -> list[float]:
     """The bits of each document with the end of text after it, without the first character, by definition."""
-    model, config, tokenizer, _ = load_model(run)
+    tokenizer = load_model(run).tokenizer
     ids = [i for text in documents for i in (*tokenizer.encode(text).tolist(), tokenizer.end_of_text_id)][:-1]
-    nats: list[float] = []
-    with torch.no_grad():
-        for start in range(0, len(ids) - 1, config.model.context):
-            window = torch.tensor(ids[start : start + config.model.context + 1])
-            logits = model.logits(model(window[None, :-1]).hidden)[0].double()
-            nats += F.cross_entropy(logits, window[1:], reduction="none").tolist()
     ends = np.cumsum([len(text) + 1 for text in documents]) - 1
-    return [sum(part) / math.log(2) for part in np.split(nats, ends[:-1])]
+    return [sum(part) / math.log(2) for part in np.split(nats_by_definition(run, ids), ends[:-1])]
 
 
 def test_the_difference_and_its_interval_are_those_of_a_paired_bootstrap_over_documents(

@@ -35,12 +35,13 @@ def nats_by_definition(run: Path, ids: Any, length: int | None = None, stride: i
     """
     model, config, _, _ = load_model(run)
     length = length or config.model.context
-    starts, nats = range(0, len(ids), stride or length), []
+    nats: list[float] = []
     with torch.no_grad():
-        for target in range(1, len(ids)):
-            start = next(start for start in starts if start < target <= start + length)
-            logits = model.logits(model(torch.tensor([ids[start:target]])).hidden)[0, -1].double()
-            nats.append(-logits.log_softmax(-1)[ids[target]].item())
+        for start in range(0, len(ids) - 1, stride or length):
+            window = torch.tensor(ids[start : start + length + 1])
+            log_p = model.logits(model(window[None, :-1]).hidden)[0].double().log_softmax(-1)
+            targets = range(len(nats) + 1, start + len(window))
+            nats += [-log_p[target - start - 1, ids[target]].item() for target in targets]
     return nats
 
 

@@ -73,26 +73,6 @@ def step_of(path: Path) -> int:
     return read_weights(path, read_config(path)).step
 
 
-def test_undoing_a_merge_restores_the_step_of_the_remaining_weights(
-    adapter: Path, run: Path, shelf: Path, here: Path
-) -> None:
-    """That is the step of the base, or of the adapter that is still merged; the three steps differ."""
-    run_ok("merge-lora", adapter, "--out", "one")
-    run_ok("finetune-lora", shelf / "one.txt", "-m", "one", "--out", "later", "--steps", 7, "--lr", "0.05", "--seed", 1)
-    run_ok("merge-lora", "later", "--out", "both")
-    base, first, last = step_of(run), step_of(adapter), step_of(here / "later")
-    assert len({base, first, last}) == 3
-    assert (step_of(here / "one"), step_of(here / "both")) == (first, last)
-    for removed, rest, left in ((adapter, "later", last), ("later", adapter, first)):
-        run_ok("merge-lora", removed, "--undo", "--model", "both", "--out", "part", "--force")
-        assert step_of(here / "part") == left
-        run_ok("merge-lora", rest, "--undo", "--model", "part", "--out", "none", "--force")
-        assert step_of(here / "none") == base
-    run_ok("merge-lora", adapter, "--model", "none", "--out", "again")
-    run_ok("merge-lora", adapter, "--undo", "--model", "again", "--out", "undone")
-    assert step_of(here / "undone") == base
-
-
 def test_without_recorded_steps_an_undone_merge_has_step_0(adapter: Path, here: Path) -> None:
     """As in runs that were written before steps were recorded, and in damaged ones."""
     run_ok("merge-lora", adapter, "--out", "merged")
@@ -130,25 +110,32 @@ def test_adapters_of_the_base_fit_again_after_a_merge_is_undone(
     run_ok("sample", "-m", "again", "--adapter", "third", "--adapter", adapter, "-n", 1)
 
 
-def test_either_of_two_merged_adapters_can_be_removed(adapter: Path, shelf: Path, here: Path) -> None:
-    """The later adapter was trained on the base with the first one merged into it."""
+def test_either_of_two_merged_adapters_can_be_removed(adapter: Path, run: Path, shelf: Path, here: Path) -> None:
+    """The later adapter was trained on the base with the first one merged into it. The step of the weights is that of
+    the base, or of the adapter that is still merged; the three steps differ."""
     run_ok("merge-lora", adapter, "--out", "one")
-    run_ok("finetune-lora", shelf / "one.txt", "-m", "one", "--out", "later", "--steps", 5, "--lr", "0.05", "--seed", 1)
+    run_ok("finetune-lora", shelf / "one.txt", "-m", "one", "--out", "later", "--steps", 7, "--lr", "0.05", "--seed", 1)
     run_ok("merge-lora", "later", "--out", "both")
-    for name, removed in (("first", adapter), ("last", here / "later")):
+    base, first, last = step_of(run), step_of(adapter), step_of(here / "later")
+    assert len({base, first, last}) == 3
+    assert (step_of(here / "one"), step_of(here / "both")) == (first, last)
+    for removed, rest, left, name in ((adapter, "later", last, "later only"), ("later", adapter, first, "first only")):
         run_ok("merge-lora", removed, "--undo", "--model", "both", "--out", name)
-    run_ok("merge-lora", adapter, "--undo", "--model", "last", "--out", "base")
-    weights = {name: load_model(here / name)[0].state_dict() for name in ("one", "both", "first", "last", "base")}
-    later, base = (
-        {name: weights[a][name] - weights[b][name] for name in weights["one"]}
-        for a, b in (("both", "one"), ("last", "base"))
-    )
-    for name, weight in weights["one"].items():
-        torch.testing.assert_close(weights["last"][name], weight, rtol=0, atol=1e-5)
-        torch.testing.assert_close(weights["first"][name] - weights["base"][name], later[name], rtol=0, atol=1e-5)
-    assert any(change.abs().max() > 0.001 for change in later.values())
-    assert any(change.abs().max() > 0.001 for change in base.values())
-    assert_error(tinylm("merge-lora", adapter, "--undo", "--model", "base", "--out", "x"), 2, "was not made by merging")
+        assert step_of(here / name) == left
+        run_ok("merge-lora", rest, "--undo", "--model", name, "--out", f"none of {name}")
+        assert step_of(here / f"none of {name}") == base
+    result = tinylm("merge-lora", adapter, "--undo", "--model", "none of later only", "--out", "x")
+    assert_error(result, 2, "was not made by merging")
+    names = ("one", "both", "later only", "first only", "none of later only", "none of first only")
+    one, both, later, first_only, *none = (load_model(here / name)[0].state_dict() for name in names)
+    for name, weight in load_model(run)[0].state_dict().items():
+        change = both[name] - one[name]
+        torch.testing.assert_close(first_only[name], one[name], rtol=0, atol=1e-5)
+        torch.testing.assert_close(later[name] - weight, change, rtol=0, atol=1e-5)
+        for undone in none:
+            torch.testing.assert_close(undone[name], weight, rtol=0, atol=1e-5)
+    for different in ((both, one), (one, none[0])):
+        assert any((different[0][name] - different[1][name]).abs().max() > 0.001 for name in one)
 
 
 def test_base_and_adapter_are_never_overwritten(adapter: Path, run: Path, here: Path) -> None:

@@ -136,6 +136,10 @@ def test_on_a_terminal_only_control_characters_are_escaped(monkeypatch: pytest.M
         assert shown() == f"{text}{line}Warning: {line}Error: {line}"
         console.table(("name", "n"), [(HOSTILE, "1")])
         assert shown().splitlines()[1] == ESCAPED + "  1"
+        console.record({"text": HARMLESS + HOSTILE})
+        record = shown().removesuffix("\n")
+    assert json.loads(record) == {"text": HARMLESS + HOSTILE}
+    assert not {character for character in HOSTILE if not character.isprintable()} & {*record}
 
 
 @posix
@@ -160,16 +164,6 @@ def test_a_traceback_progress_and_text_in_chunks_on_a_terminal_are_escaped() -> 
         assert shown() == HARMLESS + ESCAPED
 
 
-@posix
-def test_json_on_a_terminal_has_the_same_value() -> None:
-    values = {"text": HARMLESS + HOSTILE}
-    with terminal() as shown:
-        Console().record(values)
-        text = shown().removesuffix("\n")
-    assert json.loads(text) == values
-    assert not {character for character in HOSTILE if not character.isprintable()} & {*text}
-
-
 def test_all_characters_are_written_into_a_pipe_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape", newline="") for _ in range(2)]
     monkeypatch.setattr(sys, "stdout", streams[0])
@@ -177,22 +171,15 @@ def test_all_characters_are_written_into_a_pipe_unchanged(monkeypatch: pytest.Mo
     console = Console()
     console.result(HARMLESS + HOSTILE)
     console.table(("name", "n"), [(HOSTILE, "1")])
+    console.record({"run": os.fsdecode(b"caf\xe9 \xc3\xa9")})  # a path that is not UTF-8 is escaped in JSON only
     console.error(HARMLESS + HOSTILE)
     for stream in streams:
         stream.flush()
     out, err = (stream.buffer.getvalue().decode(errors="surrogateescape") for stream in streams)
-    assert out.startswith(HARMLESS + HOSTILE + "\nname") and out.endswith("\n" + HOSTILE + "  1\n")
+    assert out.startswith(HARMLESS + HOSTILE + "\nname") and out.endswith(
+        f'\n{HOSTILE}  1\n{{"run": "caf\\udce9 é"}}\n'
+    )
     assert err == f"Error: {HARMLESS}{HOSTILE}".replace("\n", r"\n") + "\n"
-
-
-def test_a_path_that_is_not_utf_8_is_escaped_in_json_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = os.fsdecode(b"caf\xe9 \xc3\xa9")
-    stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape", newline="")
-    monkeypatch.setattr(sys, "stdout", stdout)
-    Console().result(path)
-    Console().record({"run": path})
-    stdout.flush()
-    assert stdout.buffer.getvalue() == b'caf\xe9 \xc3\xa9\n{"run": "caf\\udce9 \xc3\xa9"}\n'
 
 
 def test_a_record_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,28 +195,27 @@ def test_a_record_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_progress_without_a_terminal_is_a_plain_line_every_few_seconds(
-    capsys: pytest.CaptureFixture[str], clock: list[float]
+    capsys: pytest.CaptureFixture[str], clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """No environment variable changes it. The time left of a resumed run counts from its first fraction, here a half
+    at 1/64 per second (regression: the half before was taken for progress of this process).
+    """
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.setenv(name, "1")
+    assert not Console().on_terminal
     with Console().progress() as show:
         for second in range(int(3 * PLAIN_SECONDS)):
             clock[0] = 1000.0 + second + 1
             show(second / 20, f"step {second}")
+    clock[0] = 1000.0
+    with Console().progress() as show:
+        for second in range(11):
+            clock[0] = 1000.0 + second
+            show(0.5 + second / 64, "resumed")
     captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == " 20%  00:16 left  step 4\n 45%  00:11 left  step 9\n 70%  00:06 left  step 14\n"
-    assert "\r" not in captured.err and "\x1b" not in captured.err
-
-
-def test_no_environment_variable_enables_a_bar_without_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.setenv(name, "1")
-    console = Console()
-    assert not console.on_terminal
-    with console.progress() as show:
-        show(0.5, "half")
-    assert "\r" not in capsys.readouterr().err
+    lines = [" 20%  00:16 left  step 4", " 45%  00:11 left  step 9", " 70%  00:06 left  step 14"]
+    lines += [" 58%  00:27 left  resumed", " 66%  00:22 left  resumed"]
+    assert (captured.out, captured.err) == ("", "".join(f"{line}\n" for line in lines))
 
 
 def test_progress_on_a_terminal_is_a_moving_bar_that_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +251,11 @@ def test_a_narrow_terminal_shows_the_first_fields_of_progress_in_full() -> None:
             line = next(line for line in shown().split("\r") if "75%" in line)
         assert line.startswith(f" 75% -00:00 {first}") and len(line) <= columns
         assert "tok/s" in first or not re.search(r"@\d\d?\b|12|step \d\d?\b", line.replace("1.234", ""))
+    for columns, clock in ((60, " 00:00"), (40, "")):
+        with terminal(columns) as shown, Console().counting("training the tokenizer", None, "seconds") as advance:
+            advance(7)
+            lines = [line.rstrip() for line in shown().split("\r")]
+        assert lines[-1] == f"training the tokenizer: 7 seconds{clock}"  # no percentage without a total
 
 
 def test_counting_shows_units_done_and_units_per_second(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
@@ -287,26 +278,6 @@ def test_counting_shows_units_done_and_units_per_second(capsys: pytest.CaptureFi
     ]
 
 
-def test_the_time_left_of_a_resumed_run_counts_from_its_first_fraction(
-    capsys: pytest.CaptureFixture[str], clock: list[float]
-) -> None:
-    """From half, at 1/64 per second. Regression: the half before was taken for progress of this process."""
-    with Console().progress() as show:
-        for second in range(11):
-            clock[0] = 1000.0 + second
-            show(0.5 + second / 64, "resumed")
-    assert capsys.readouterr().err == " 58%  00:27 left  resumed\n 66%  00:22 left  resumed\n"
-
-
-@posix
-def test_a_terminal_shows_no_percentage_without_a_total() -> None:
-    for columns, time_shown in ((60, " 00:00"), (40, "")):
-        with terminal(columns) as shown, Console().counting("training the tokenizer", None, "seconds") as advance:
-            advance(7)
-            lines = [line.rstrip() for line in shown().split("\r")]
-        assert lines[-1] == f"training the tokenizer: 7 seconds{time_shown}"
-
-
 def test_a_table_aligns_numbers_right_and_truncates_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """Without titles, there is no header line."""
     Console().table(("name", "loss", "age"), [("a" * 200, "10.25", "-"), ("[b]", "9.5", "3s")])
@@ -321,26 +292,23 @@ def test_a_table_aligns_numbers_right_and_truncates_nothing(capsys: pytest.Captu
 
 
 @posix
-@pytest.mark.parametrize("columns", [40, 80, 200])
 def test_a_table_that_is_too_wide_for_the_terminal_names_its_cells_on_lines_that_fit(
-    columns: int, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((columns, 24)))
     titles = ("name", "kind", "parameters", "validation loss", "age")
-    with terminal(columns) as shown:
-        Console().table(
-            titles, [("corpus", "model", "748.4k", "0.9137", "5m 03s"), ("b\x1b[2J", "-", "1.2M", "-", "3s")]
-        )
-        lines = shown().splitlines()
-    assert max(map(len, lines)) <= columns
-    assert not any("\x1b" in line for line in lines)
-    if columns == 40:
-        first = lines.index("corpus")
-        text = " ".join(line.strip() for line in lines[first + 1 : lines.index(r"b\u001b[2J")])
-        assert re.sub(" +", " ", text) == "kind model parameters 748.4k validation loss 0.9137 age 5m 03s"
-    else:
-        assert len(lines) == 3
+    rows = [("corpus", "model", "748.4k", "0.9137", "5m 03s"), ("b\x1b[2J", "-", "1.2M", "-", "3s")]
+    for columns in (200, 80, 40):
+        monkeypatch.setattr(shutil, "get_terminal_size", lambda columns=columns: os.terminal_size((columns, 24)))
+        with terminal(columns) as shown:
+            Console().table(titles, rows)
+            lines = shown().splitlines()
+        assert max(map(len, lines)) <= columns
+        assert not any("\x1b" in line for line in lines)
+        assert columns == 40 or len(lines) == 3
+    first = lines.index("corpus")
+    text = " ".join(line.strip() for line in lines[first + 1 : lines.index(r"b\u001b[2J")])
+    assert re.sub(" +", " ", text) == "kind model parameters 748.4k validation loss 0.9137 age 5m 03s"
 
 
 def test_numbers_are_shortened_with_a_suffix() -> None:

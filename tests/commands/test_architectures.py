@@ -204,20 +204,8 @@ def test_extending_the_vocabulary_of_an_encoder_keeps_its_mask_token(encoder: Pa
 
 def test_routing_metrics_are_logged_and_local_layers_are_chosen_by_index(here: Path) -> None:
     (here / "t.txt").write_text("the old man said it\n" * 60)
-    flags = [
-        "--layers",
-        "2",
-        "--local-window",
-        "4",
-        "--local-layers",
-        "1",
-        "--experts",
-        "3",
-        "--log-gradients",
-        "--log-every",
-        "1",
-    ]
-    result = run_ok("train", "t.txt", "--out", "run", "--steps", 2, "--json", *TINY[2:], *flags)
+    flags = ("--layers", 2, "--local-window", 4, "--local-layers", 1, "--experts", 3, "--log-gradients")
+    result = run_ok("train", "t.txt", "--out", "run", "--steps", 2, "--json", *TINY[2:], *flags, "--log-every", 1)
     (first, *_) = [record for record in records(result) if "loss" in record]
     assert all(sum(layer) == pytest.approx(1) and len(layer) == 3 for layer in first["expert_shares"])
     assert 0 < first["router_entropy"] <= 1.0987

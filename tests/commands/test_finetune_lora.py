@@ -8,17 +8,7 @@ import torch
 import transformers
 
 from tests.formats.peft_adapters import in_peft
-from tests.shell import (
-    TINY,
-    assert_error,
-    copied,
-    edit_config,
-    records,
-    run_ok,
-    same_tensors,
-    snapshot,
-    tinylm,
-)
+from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, same_tensors, snapshot, tinylm
 from tinylm.adapters.load import AdapterSpec, load_adapted_model
 from tinylm.run_directory.loading import load_model, read_config
 

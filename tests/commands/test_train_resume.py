@@ -7,17 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.shell import (
-    FILES,
-    TINY,
-    assert_error,
-    copied,
-    records,
-    run_ok,
-    snapshot,
-    story,
-    tinylm,
-)
+from tests.shell import FILES, TINY, assert_error, copied, records, run_ok, snapshot, story, tinylm
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.run_directory.lock import lock_run

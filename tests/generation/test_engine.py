@@ -174,9 +174,9 @@ def test_what_llama_cpp_cannot_run_is_named_and_sampled_by_torch(
     run: Path, lora: Path, double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "text").write_text(story(4000))
-    options = {"layers": 1, "heads": 2, "width": 16, "context": 32, "steps": 2, "position": "relative"}
+    options = {"layers": 1, "heads": 2, "width": 16, "context": 32, "steps": 1, "position": "relative"}
     relative = tinylm.train(tmp_path / "text", tmp_path / "relative", **options).run
-    bottleneck = tinylm.finetune_adapter(tmp_path / "text", model=run, out=tmp_path / "bottleneck", steps=2).run
+    bottleneck = tinylm.finetune_adapter(tmp_path / "text", model=run, out=tmp_path / "bottleneck", steps=1).run
     models = {
         "relative": tinylm.load(relative),
         "bottleneck adapter, which cannot be merged": tinylm.load(run, adapters=[bottleneck]),

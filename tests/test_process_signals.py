@@ -1,7 +1,9 @@
-"""Signals outside of training end a command quietly, with the exit code of the signal and without temporary files."""
+"""Signals outside of training end a command quietly, with the exit code of the signal and without temporary files.
+
+tests/faults sends them to real commands at random moments.
+"""
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -16,22 +18,7 @@ from tinylm import process_signals
 from tinylm.process_signals import TERMINATION_SIGNALS
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
-MOMENTS = 10  # for all commands together; docs/reliability.md has the number of runs
-LAST_MOMENT = 3.0  # seconds
 LIMIT = 60  # seconds; a process that runs longer fails the test
-
-START = """
-import os, sys
-import tinylm.__main__ as program
-
-def begin():  # the first call after the signal handlers are installed
-    os.close(begun)
-    prepare_streams()
-
-sys.argv[0], begun = "tinylm", int(sys.argv.pop(1))
-prepare_streams, program.prepare_streams = program.prepare_streams, begin
-program.main()
-"""
 
 WORK = """
 import os, signal, sys, tempfile
@@ -53,30 +40,6 @@ def work(code: str, number: int, folder: Path, **options: object) -> subprocess.
     command = [sys.executable, "-c", WORK.format(work=code, number=int(number))]
     env = {**environment(), "TMPDIR": str(folder)}
     return run_child(command, LIMIT, **{"env": env, "preexec_fn": default_signals, **options})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_at_any_moment_ends_the_command_quietly(number: int, code: int, run: Path, tmp_path: Path) -> None:
-    (tmp_path / "corpus.txt").write_text(story(20_000))
-    commands = (
-        ("sample", "--model", run, "-n", 1_000_000, "-t", 0),
-        ("train", tmp_path / "corpus.txt", "--out", tmp_path / "out", "--force", "--steps", 1_000_000, *TINY),
-    )
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    for moment in range(MOMENTS // 2):
-        begun, begins = os.pipe()
-        process = [sys.executable, "-c", START, str(begins), *map(str, commands[moment % 2])]
-        with child_process(process, LIMIT, **streams, pass_fds=[begins], preexec_fn=default_signals) as child:
-            os.close(begins)
-            assert select.select([begun], [], [], LIMIT)[0]  # it has installed its signal handlers
-            os.close(begun)
-            time.sleep(LAST_MOMENT * moment / (MOMENTS // 2 - 1))
-            child.send_signal(number)
-            _, stderr = child.communicate()
-        assert child.returncode in (code, -number), stderr
-        for word in ("Traceback", "Error", "went wrong", "ignored"):
-            assert word not in stderr
 
 
 SIGNALLED = {  # what the process is doing, and whether its temporary files are removed

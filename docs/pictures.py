@@ -18,8 +18,9 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, FloatRect, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "pictures"
@@ -48,7 +49,7 @@ class Shot:
     first: str
     last: str
     width: int = 1200
-    scheme: str = "light"
+    scheme: Literal["light", "dark"] = "light"
     token: int | None = None
 
 
@@ -173,7 +174,8 @@ def take(browser: Browser, page: Path, shot: Shot) -> None:
     path = FOLDER / f"report-{shot.name}.png"
     first, last = (opened.locator(f"#{section}").bounding_box() for section in (shot.first, shot.last))
     assert first is not None and last is not None
-    clip = {"x": 0, "y": first["y"], "width": shot.width, "height": last["y"] + last["height"] - first["y"] + 8}
+    height = last["y"] + last["height"] - first["y"] + 8
+    clip: FloatRect = {"x": 0, "y": first["y"], "width": shot.width, "height": height}
     with Image.open(io.BytesIO(opened.screenshot(full_page=True, clip=clip))) as image:
         image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
     opened.close()

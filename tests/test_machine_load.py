@@ -121,6 +121,7 @@ def test_the_doctor_warns_of_a_process_that_keeps_a_core_busy(monkeypatch: pytes
     assert message.startswith("Other processes take") and "renice -n 19" in message and "top shows them" in message
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_training_beside_a_busy_process_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_load, "usable_cores", lambda: 1)

@@ -45,7 +45,7 @@ BYTES_ALONE = {**BYTE_LEVEL, "use_regex": False}
 NFC = {"type": "NFC"}
 METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
 TO_METASPACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-FROM_METASPACE = [
+FROM_METASPACE: list[dict[str, Any]] = [
     {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
     {"type": "ByteFallback"},
     {"type": "Fuse"},

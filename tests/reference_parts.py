@@ -277,6 +277,7 @@ class _Stack:
         assert (gain is not None) == self.config.norm_gain
         assert (bias is not None) == self.config.norm_bias
         if self.config.norm_unit_offset:
+            assert gain is not None
             gain = 1 + gain
         eps = self.config.norm_epsilon
         return np.array([one(row, gain, bias, **({} if eps is None else {"eps": eps})) for row in x])
@@ -384,7 +385,7 @@ class _Stack:
         if f"{name}.down.weight" not in self.weights:
             return y
         down, up = ([self.weights[f"{name}.{part}.{kind}"] for kind in ("weight", "bias")] for part in ("down", "up"))
-        return np.array([bottleneck(row, *down, *up, "gelu") for row in y])
+        return np.array([bottleneck(row, down[0], down[1], up[0], up[1], "gelu") for row in y])
 
     def layer(self, x: Array, n: int, visible: Visible, memory: Array | None) -> Array:
         """Self-attention, then cross-attention if there is a memory, then feed-forward."""

@@ -42,8 +42,10 @@ class ThreadRanks(Ranks):
     def first(self, value: Any) -> Any:
         return self.gather(value)[0]
 
-    def broadcast(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(self.first({name: tensor.detach() for name, tensor in tensors.items()}))
+    def broadcast(
+        self, tensors: Mapping[str, Tensor], keep: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    ) -> dict[str, Tensor]:
+        return {n: keep(t) for n, t in self.first({n: tensor.detach() for n, tensor in tensors.items()}).items()}
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         for number, parts in enumerate(zip(*self.gather(list(tensors)), strict=True)):

@@ -27,7 +27,7 @@ def make_adapter(peer: Any, folder: Path, **fields: Any) -> Tensor:
                 if parameter.requires_grad:
                     noise = torch.randn_like(parameter) * 0.2
                     parameter.copy_(noise if "lora_" in name else parameter + noise)
-        model.save_pretrained(folder)
+        model.save_pretrained(str(folder))
     return peer_logits(model)
 
 

@@ -58,7 +58,8 @@ def save(run: RunDirectory, number: int, ranks: int = 1) -> None:
     if ranks == 1:
         run.save_last(weights_of(number), optimizer_of(number), state, CONFIG)
         return
-    folder, hashes = run.begin_last(), {}
+    folder = run.begin_last()
+    hashes: dict[str, str] = {}
     for shard in (Shard(index, ranks) for index in range(ranks)):
         weights, optimizer = (
             {name: shard.rows(tensor) for name, tensor in tensors.items()}

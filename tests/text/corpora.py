@@ -50,7 +50,7 @@ def documents_of(stream: Stream) -> list[str]:
     return documents if documents != [""] else []
 
 
-def read_documents(*paths: Path, **settings: str) -> list[str]:
+def read_documents(*paths: Path, **settings: Any) -> list[str]:
     """The documents in files and folders; `settings` as for `find_corpus`."""
     return documents_of(find_corpus([str(path) for path in paths], **settings).stream())
 

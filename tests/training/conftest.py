@@ -20,5 +20,5 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenFolder:
 
     train, val = documents(300), documents(40)
     folder = tmp_path_factory.mktemp("session") / "tokens"
-    documents = SplitDocuments(lambda: iter(train), lambda: iter(val))
-    return encode_to_folder(folder, "key", documents, TOKENIZER, lambda size: None)
+    split = SplitDocuments(lambda: iter(train), lambda: iter(val))
+    return encode_to_folder(folder, "key", split, TOKENIZER, lambda size: None)

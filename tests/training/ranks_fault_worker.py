@@ -59,6 +59,7 @@ def fail_from(step: int, fault: str) -> Iterator[None]:
     def full_disk(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "optimizer.safetensors")
 
+    replaced: contextlib.AbstractContextManager[object]
     if fault == "disk":
         replaced = patch.object(directory.RunDirectory, "write_last", save_or_fail)
     else:

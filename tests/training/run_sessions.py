@@ -27,7 +27,7 @@ from tinylm.training.trainer import Outcome, StopTraining
 from tinylm.training_config import Budget, TrainingConfig, corpora_of, objective_for
 
 TOKENIZER = train_char("abcdef .").with_mask_token()
-SIZES = {"context": 8, "layers": 1, "width": 8, "heads": 2, "kv_heads": 1, "ffn_width": 8}
+SIZES: dict[str, Any] = {"context": 8, "layers": 1, "width": 8, "heads": 2, "kv_heads": 1, "ffn_width": 8}
 SHAPE = small(vocab_size=TOKENIZER.vocab_size, **SIZES, dropout=0.2, attention_dropout=0.2)
 SETTINGS: dict[str, Any] = {"budget": Budget(steps=60), "batch_size": 5, "micro_batch": 2, "seed": 3}
 SETTINGS |= {"lr": 0.02, "min_lr": 0.001, "warmup": 0.1, "eval_every": 12, "save_every": 15, "log_every": 7}

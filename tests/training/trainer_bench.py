@@ -1,10 +1,10 @@
 """A trainer under test with a small decoder in float64, for the test_trainer*.py files."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.variants import randomised, small
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
+from tinylm.model.stack import Transformer
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch
@@ -30,7 +31,9 @@ SETTINGS |= {"eval_every": 1000, "save_every": 1000, "log_every": 1}
 
 
 def decoder() -> Decoder:
-    return randomised(build_model(CONFIG)).double()
+    model = randomised(build_model(CONFIG)).double()
+    assert isinstance(model, Decoder)
+    return model
 
 
 def random_batch(number: int, rows: int = 6, target_fraction: float | None = None) -> Batch:
@@ -58,9 +61,9 @@ class FakeTask:
     validating: bool = False
     objective_at: Callable[[float], Callable[..., Loss]] | None = None  # by progress, in place of `loss`
 
-    def validation_batches(self, rows: int, max_tokens: int) -> list[Batch]:
+    def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
         self.validating = True
-        return [random_batch(0, 1)]
+        return iter([random_batch(0, 1)])
 
     def objective(self, progress: float) -> Callable[..., Loss]:
         return self.loss if self.objective_at is None else self.objective_at(progress)
@@ -101,7 +104,7 @@ class Bench:
         self.saved: list[int] = []
         self.save_seconds = 0.0
         task = FakeTask(batches, objective, validate or (lambda: 1.0 / (1 + self.state.step)))
-        job = TrainingJob(self.model, task, optimizer(self.model), self.config, dtype, ranks, graphed)
+        job = TrainingJob(self.model, cast(Any, task), optimizer(self.model), self.config, dtype, ranks, graphed)
 
         def check() -> None:
             """Call the given function, except after the only batch of an evaluation."""
@@ -110,14 +113,14 @@ class Bench:
             task.validating = False
 
         self.hooks = TrainerHooks(self.events.append, check)
-        started = trainer_module.time.monotonic() if started is None else started
+        started = vars(trainer_module)["time"].monotonic() if started is None else started
         self.trainer = Trainer(job, self.state, self, self.hooks, started=started)
 
-    def save_best(self, model: Decoder, step: int, val_loss: float) -> None:
+    def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
         self.best.append((step, val_loss))
         self.best_values.append(values(model))
 
-    def save_last(self, model: Decoder, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
+    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
         self.saved.append(state.step)
         return self.save_seconds
 
@@ -132,7 +135,7 @@ class Bench:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def values(model: Decoder) -> dict[str, Tensor]:
+def values(model: Transformer) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
@@ -154,7 +157,7 @@ def gradient(model: Decoder, batch: Batch, objective: Callable[..., Loss] = next
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12, msg=(name + ": {}").format)
 
 
 def infinite_gradient(loss: Loss, model: Decoder) -> Loss:
@@ -168,6 +171,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
+        self._patch = monkeypatch
         monkeypatch.setattr(trainer_module, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def spend(self, seconds: float) -> None:
@@ -187,5 +191,10 @@ class Clock:
         settings = {"budget": Budget(time=budget), "lr": 1e-3, "eval_every": 20, "save_every": 30, **choices}
         bench = Bench(objective=objective, validate=validate, **settings)
         save_last = bench.save_last
-        bench.save_last = lambda *parts: (self.spend(save), save_last(*parts))[1]
+
+        def slow_save(*parts: Any) -> float:
+            self.spend(save)
+            return save_last(*parts)
+
+        self._patch.setattr(bench, "save_last", slow_save)
         return bench

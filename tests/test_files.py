@@ -76,6 +76,7 @@ def test_invalid_json_and_half_of_a_surrogate_pair_are_value_errors() -> None:
         ("[-Infinity]", "-Infinity is not a JSON number"),
         ("9" * 5000, "integer string conversion"),
         ("", "Expecting value"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n", "it is a Git LFS pointer"),
     ):
         with pytest.raises(ValueError, match=reason):
             files.parse_json(text)

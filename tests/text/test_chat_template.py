@@ -360,6 +360,8 @@ def test_a_batch_with_a_hostile_rendering_gives_the_others_and_one_error(monkeyp
     assert [next(iter(found)) for found in template.render_each([jobs[0], jobs[2]])] == ["a", "a"]
     first, failed, last = (found[0] for found in template.render_each(jobs))
     assert (first, last) == ("a", "a") and "computes for more than" in str(failed)
+    with pytest.raises(TinyLMError, match="it renders too long a text"):
+        ChatTemplate(LONG + LOOP + "{{ b }}" + END).render(CONVERSATION)
 
 
 def test_deeply_nested_data_are_an_error() -> None:

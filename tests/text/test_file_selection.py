@@ -284,9 +284,11 @@ NAMES = "Ada\nTom\nNell van Hask\nJonas\nBess\n" * 8
 
 def test_short_lines_without_empty_ones_are_a_list_unlike_prose_verse_code_and_tables() -> None:
     lists = (NAMES, NAMES + "cut at the end of what was re", "münchen\nköln\n" * 20, "12\n7\n" * 20)
+    lists += (("a" * 24 + "\n") * 20, NAMES + "a" * 60 + "\n", "a\n" * 20)
     others = (
         *PROSE,
-        "Ada\nTom\n" * 5,  # too few
+        "a\n" * 19,
+        ("a" * 25 + "\n") * 20,
         NAMES + "\n" + NAMES,
         "Ada\tshe\nTom\the\n" * 20,
         "x = 1\nif x:\n    y()\n" * 20,

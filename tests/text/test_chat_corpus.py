@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import tinylm
 from tests.text.corpora import documents_of, require_errors, write_file
 from tests.text.templates import CONVERSATIONS, messages
 from tinylm.errors import TinyLMError, UsageError
@@ -28,7 +29,7 @@ from tinylm.text.corpus_encoding import SplitCorpus, draw_records, encode_split
 from tinylm.text.corpus_loading import TextSource, encode_recorded_text, load_text
 from tinylm.text.format_detection import is_chat
 from tinylm.text.run_tokens import reopen_ids, reopen_tokens
-from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer
+from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer
 
 TURNS = messages(("user", "Hello"), ("assistant", "Hi!"))
@@ -288,6 +289,17 @@ def test_special_tokens_in_contents_are_text_and_are_counted_in_a_warning(
     texts = [tokenizer.decode(part.tokens(i)[0]) for part in (train, val) for i in range(len(part))]
     assert f"user\n{forged}\nassistant\nc<|im_end|>\n" in texts  # special tokens are skipped
     assert tokenizer.unknown_characters("<|>") == ""
+
+
+def test_special_tokens_of_a_given_tokenizer_are_text_in_contents(tmp_path: Path) -> None:
+    chats = write_file(tmp_path / "a.jsonl", lines([*PAIRS, {"prompt": "a[X]b", "completion": "[X]"}]))
+    file = write_file(tmp_path / "tokenizer.json", train_char("".join(map(chr, range(10, 127))), ("[X]",)).to_str())
+    sizes: dict[str, Any] = {"layers": 1, "heads": 1, "width": 8, "context": 64, "steps": 1}
+    model = tinylm.train(chats, tmp_path / "run", tokenizer=str(file), **sizes).load()
+    data, tokenizer = model.config.data, model.tokenizer
+    assert data is not None
+    ids = np.concatenate([reopen_ids(tmp_path / "run", data, tokenizer, part) for part in ("train", "val")])
+    assert tokenizer.encode_with_special("[X]")[0].item() not in ids and "a[X]b" in tokenizer.decode(ids)
 
 
 def test_a_run_opens_its_conversations_again_and_encodes_them_again(tmp_path: Path) -> None:

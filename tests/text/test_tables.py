@@ -95,6 +95,10 @@ def test_each_row_of_a_parquet_file_is_a_document(tmp_path: Path) -> None:
         columns = {"id": range(5), "text": DOCUMENTS}
         file = write_parquet(tmp_path / "a.parquet", columns, compression=compression, row_group_size=rows)
         assert read_documents(file) == read_documents(tmp_path) == DOCUMENTS
+    progress: list[int] = []
+    write_parquet(file, {"text": [str(n) for n in range(5000)]}, row_group_size=700)
+    list(find_corpus([str(file)]).stream(progress.append))
+    assert (sum(progress), len(progress) > 10, min(progress) >= 0) == (file.stat().st_size, True, True)
     column = pa.array(["a", "b", "a", ""]).dictionary_encode()
     assert read_documents(write_parquet(file, {"text": column})) == ["a", "b", "a"]
     write_parquet(file, {"content": pa.array(DOCUMENTS, pa.large_string())})

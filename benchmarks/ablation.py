@@ -9,17 +9,17 @@ group.
 import argparse
 import json
 import re
+import statistics
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from measure import LIMIT, describe_machine, run_tinylm, table
+from measure import LIMIT, describe_machine, run_tinylm, table, tinylm_command
 
 from tinylm.errors import DivergedError
 from tinylm.model.build import build_empty_model, count_parameters
-from tinylm.model_config import ModelConfig
+from tinylm.planning.cost import training_flops
 from tinylm.run_directory.loading import read_config
 
 # The original stack with its own optimizer; overrides --options. The published learning rate schedule depends on the
@@ -30,21 +30,24 @@ OPTIONS = (
     "--schedule trapezoid --lr 0.003 --weight-decay 0.1 --tie"
 )
 MUON = "--optimizer muon --momentum 0.95"  # the momentum of the tables in docs/experiments.md
+PLACEMENTS = {
+    "pre-norm": f"{PUBLISHED} --norm-placement pre",
+    "post-norm": PUBLISHED,
+    "pre-norm, no warmup": f"{PUBLISHED} --norm-placement pre --warmup-steps 0",
+    "post-norm, no warmup": f"{PUBLISHED} --warmup-steps 0",
+}
+MORE_PLACEMENTS = {
+    "post-norm, warmup of half the steps": f"{PUBLISHED} --warmup-steps {{steps/2}}",
+    "post-norm, a tenth of the rate": f"{PUBLISHED} --lr 0.0001",
+}
+EXPERTS = {
+    "dense": "",
+    "4 experts, 2 per token, half as wide": "--experts 4 --ffn-width 176",
+    "8 experts, 2 per token, half as wide": "--experts 8 --ffn-width 176",
+}
 GROUPS: dict[str, dict[str, str]] = {
-    "placement in 6 layers": {
-        "pre-norm": f"{PUBLISHED} --layers 6 --norm-placement pre",
-        "post-norm": f"{PUBLISHED} --layers 6",
-        "pre-norm, no warmup": f"{PUBLISHED} --layers 6 --norm-placement pre --warmup-steps 0",
-        "post-norm, no warmup": f"{PUBLISHED} --layers 6 --warmup-steps 0",
-    },
-    "placement in 24 layers": {
-        "pre-norm": f"{PUBLISHED} --layers 24 --norm-placement pre",
-        "post-norm": f"{PUBLISHED} --layers 24",
-        "pre-norm, no warmup": f"{PUBLISHED} --layers 24 --norm-placement pre --warmup-steps 0",
-        "post-norm, no warmup": f"{PUBLISHED} --layers 24 --warmup-steps 0",
-        "post-norm, warmup of half the steps": f"{PUBLISHED} --layers 24 --warmup-steps {{steps/2}}",
-        "post-norm, a tenth of the rate": f"{PUBLISHED} --layers 24 --lr 0.0001",
-    },
+    "placement in 6 layers": {name: f"{flags} --layers 6" for name, flags in PLACEMENTS.items()},
+    "placement in 24 layers": {n: f"{flags} --layers 24" for n, flags in (PLACEMENTS | MORE_PLACEMENTS).items()},
     "norms": {
         "rmsnorm": "",
         "layernorm with gain and bias": "--norm layernorm --norm-bias",
@@ -54,16 +57,9 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "residuals": {"with": "", "without": "--no-residual"},
     "scale of attention": {"1/sqrt(d)": "--no-qk-norm", "none": "--no-qk-norm --no-attention-scale"},
-    "heads": {
-        "1": "--heads 1 --kv-heads 1",
-        "2": "--heads 2 --kv-heads 2",
-        "4": "--heads 4 --kv-heads 4",
-        "8": "--heads 8 --kv-heads 8",
-    },
+    "heads": {str(n): f"--heads {n} --kv-heads {n}" for n in (1, 2, 4, 8)},
     "key/value heads": {
-        "multi-head": "--heads 4 --kv-heads 4",
-        "grouped-query": "--heads 4 --kv-heads 2",
-        "multi-query": "--heads 4 --kv-heads 1",
+        name: f"--heads 4 --kv-heads {n}" for n, name in ((4, "multi-head"), (2, "grouped-query"), (1, "multi-query"))
     },
     "output": {"tied": "", "untied": "--no-tie"},
     "positions": {name: f"--position {name}" for name in ("rope", "relative", "sinusoidal", "learned", "none")},
@@ -72,16 +68,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "window of 16 in every second layer": "--local-window 16",
         "window of 16 in all layers": "--local-window 16 --local-layers 0,1,2,3",
     },
-    "experts": {
-        "dense": MUON,
-        "4 experts, 2 per token, half as wide": f"{MUON} --experts 4 --ffn-width 176",
-        "8 experts, 2 per token, half as wide": f"{MUON} --experts 8 --ffn-width 176",
-    },
-    "experts by AdamW": {
-        "dense": "--optimizer adamw",
-        "4 experts, 2 per token, half as wide": "--optimizer adamw --experts 4 --ffn-width 176",
-        "8 experts, 2 per token, half as wide": "--optimizer adamw --experts 8 --ffn-width 176",
-    },
+    "experts": {name: f"{MUON} {flags}" for name, flags in EXPERTS.items()},
+    "experts by AdamW": {name: f"--optimizer adamw {flags}" for name, flags in EXPERTS.items()},
     "merging of experts": {
         "outputs mixed": f"{MUON} --experts 4 --ffn-width 176",
         "matrices mixed": f"{MUON} --experts 4 --ffn-width 176 --expert-mode merge",
@@ -105,18 +93,14 @@ GROUPS: dict[str, dict[str, str]] = {
 class Trained:
     """The results of one variant.
 
-    val_losses: for each seed, the loss of the best weights on all validation text; None if training diverged
-    tokens_per_second: median over the log lines of the first seed
-    cache_bytes: growth of the key/value caches per token
-    shares: for each layer and seed, the fraction of the tokens routed to each expert in the last steps
+    losses: for each seed, that of the best weights on all validation text; None if training diverged. sizes: tokens/s,
+    the share of the rate of large matrix products (see training.py), parameters, and bytes per further token in the
+    fp32 key/value caches of a long text. loads: for each layer and seed, the fraction of the tokens of each expert.
     """
 
-    name: str
-    val_losses: list[float | None]
-    tokens_per_second: float
-    parameters: int
-    cache_bytes: int
-    shares: list[list[float]]
+    losses: list[float | None]
+    sizes: list[str]
+    loads: list[list[float]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -126,101 +110,53 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=1000, help="default: 1000")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each variant (default: 1)")
     parser.add_argument("--out", type=Path, default=Path("ablation"), help="folder for the runs and the tables")
-    parser.add_argument(
-        "--options", default=OPTIONS, help=f"flags of tinylm train for all variants (default: {OPTIONS})"
-    )
+    parser.add_argument("--options", default=OPTIONS, help=f"flags of tinylm train for all (default: {OPTIONS})")
     options = parser.parse_args(arguments)
     wanted = [name.strip() for name in options.groups.split(",")]
     if unknown := [name for name in wanted if name not in GROUPS]:
         parser.error(f"unknown group {unknown[0]!r}; the groups are: {', '.join(GROUPS)}")
     options.out.mkdir(parents=True, exist_ok=True)
-    results: dict[str, list[Trained]] = {}
+    machine = describe_machine(["torch"])
+    parts = [f"{options.corpus.name}, {options.steps} steps of `tinylm train {options.options}`; {machine}"]
     trained: dict[str, Trained] = {}  # by flags: the default is a variant of several groups and is trained once
     for group in wanted:
-        results[group] = []
+        rows = []
         for name, flags in GROUPS[group].items():
             if flags not in trained:
-                trained[flags] = train_seeds(
-                    name,
-                    options.corpus,
-                    options.out / folder_name(group, name),
-                    f"--steps {options.steps} {options.options} {fill_in_steps(flags, options.steps)}",
-                    options.seeds,
-                )
-            results[group].append(replace(trained[flags], name=name))
-        report = write_table(results, options.corpus, options.steps, options.options)
-        (options.out / "ablation.md").write_text(report)
-    print(report)
+                folder = "".join(letter if letter.isalnum() else "-" for letter in f"{group} {name}")
+                trained[flags] = train(options, options.out / folder, flags)
+            one = trained[flags]
+            rows.append([name, format_losses(one.losses), *one.sizes, relative_load(one.loads)])
+        columns = ["validation loss", "tokens/s", "of the peak", "parameters", "cache bytes per token", "expert load"]
+        parts.append(table([group, *columns], rows))
+        (options.out / "ablation.md").write_text("\n\n".join(parts) + "\n")
+    print("\n\n".join(parts))
 
 
-def fill_in_steps(flags: str, steps: int) -> str:
-    """Replace each {steps/N} by its value."""
-    return re.sub(r"\{steps/(\d+)\}", lambda match: str(max(1, steps // int(match[1]))), flags)
-
-
-def folder_name(group: str, name: str) -> str:
-    """The folder of a variant, without its seed."""
-    return "".join(letter if letter.isalnum() else "-" for letter in f"{group} {name}")
-
-
-def train_seeds(name: str, corpus: Path, out: Path, flags: str, seeds: int) -> Trained:
-    """Train once per seed. Losses and shares are those of all runs; speed and size are those of the first."""
-    runs = [train(name, corpus, out.with_name(f"{out.name}-{seed}"), flags, seed) for seed in range(seeds)]
-    return replace(
-        runs[0],
-        val_losses=[loss for run in runs for loss in run.val_losses],
-        shares=[layer for run in runs for layer in run.shares],
-    )
-
-
-def train(name: str, corpus: Path, out: Path, flags: str, seed: int) -> Trained:
-    """Train and evaluate one run. A run that diverges is a result too, with the loss None."""
-    common = ["--seed", str(seed), "--compile", "off", "--quiet", "--force", "--json", "--log-every", "10"]
-    training = [sys.executable, "-m", "tinylm", "train", str(corpus), "--out", str(out), *flags.split(), *common]
-    result = subprocess.run(training, stdout=subprocess.PIPE, text=True, timeout=LIMIT)
-    if result.returncode not in (0, DivergedError.exit_code):
-        raise RuntimeError(f"tinylm train {flags} failed")
-    records = [json.loads(line) for line in result.stdout.splitlines()]
-    val_loss = None
-    if result.returncode == 0:
-        val_loss = json.loads(run_tinylm(["eval", "--model", str(out), "--quiet", "--json"]))["loss"]
-    speeds = sorted(record["tokens_per_second"] for record in records if "tokens_per_second" in record)
-    model = read_config(out).model
-    return Trained(
-        name,
-        [val_loss],
-        speeds[len(speeds) // 2] if speeds else 0.0,
-        count_parameters(build_empty_model(model))["total"],
-        cache_bytes(model),
-        next((record["expert_shares"] for record in reversed(records) if "expert_shares" in record), []),
-    )
-
-
-def cache_bytes(model: ModelConfig) -> int:
-    """Bytes per further token in the fp32 key/value caches of a long text; those of local attention do not grow."""
-    growing = model.layers - len(model.local_layers)
-    return 2 * 4 * growing * model.kv_heads * model.head_dim
-
-
-def write_table(results: Mapping[str, list[Trained]], corpus: Path, steps: int, options: str) -> str:
-    """The content of ablation.md: a table per group."""
-    parts = [f"{corpus.name}, {steps} steps of `tinylm train {options}`; {describe_machine(['torch'])}"]
-    for group, variants in results.items():
-        has_experts = any(one.shares for one in variants)
-        rows = [
-            [
-                one.name,
-                format_losses(one.val_losses),
-                f"{one.tokens_per_second:,.0f}" if one.tokens_per_second else "-",
-                f"{one.parameters:,}",
-                str(one.cache_bytes),
-                *([relative_load(one.shares)] if has_experts else []),
-            ]
-            for one in variants
-        ]
-        columns = ["validation loss", "tokens/s", "parameters", "cache bytes per token"]
-        parts.append(table([group, *columns, *(["expert load, relative to uniform"] if has_experts else [])], rows))
-    return "\n\n".join(parts) + "\n"
+def train(options: argparse.Namespace, folder: Path, flags: str) -> Trained:
+    """Train and evaluate once per seed. A run that diverges is a result too. Speed and sizes are those of the first."""
+    filled = re.sub(r"\{steps/(\d+)\}", lambda match: str(max(1, options.steps // int(match[1]))), flags)
+    words = f"--steps {options.steps} {options.options} {filled} --compile off --quiet --force --json --log-every 10"
+    losses, loads, sizes = list[float | None](), list[list[float]](), list[str]()
+    for seed in range(options.seeds):
+        out = folder.with_name(f"{folder.name}-{seed}")
+        command = tinylm_command("train", options.corpus, "--out", out, "--seed", seed, *words.split())
+        result = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LIMIT)
+        if result.returncode not in (0, DivergedError.exit_code):
+            raise RuntimeError(f"tinylm train {filled} failed")
+        scores = () if result.returncode else run_tinylm(["eval", "--model", out, "--quiet", "--json"]).splitlines()
+        losses.append(json.loads(scores[0])["loss"] if scores else None)
+        records = [json.loads(line) for line in result.stdout.splitlines()]
+        loads += next((record["expert_shares"] for record in reversed(records) if "expert_shares" in record), [])
+        if not sizes:
+            config = read_config(out)
+            speeds = [record["tokens_per_second"] for record in records if "tokens_per_second" in record]
+            speed, peak = statistics.median(speeds or [0.0]), config.runtime.matmul_rate if config.runtime else None
+            cache = 8 * (config.model.layers - len(config.model.local_layers)) * config.model.kv_heads
+            share = f"{speed * training_flops(config.model) / peak:.2f}" if peak else "-"
+            parameters = count_parameters(build_empty_model(config.model))["total"]
+            sizes = [f"{speed:,.0f}", share, f"{parameters:,}", f"{cache * config.model.head_dim}"]
+    return Trained(losses, sizes, loads)
 
 
 def format_losses(losses: Sequence[float | None]) -> str:

@@ -59,20 +59,19 @@ BETAS, EPSILON, CLIP = (0.9, 0.999), 1e-8, 1.0
 class Settings:
     """The settings that all workers share.
 
-    model: Hugging Face folder. text, val: files. batches: .npy file of token ids, (steps, B, T + 1), the batches that
-        tinylm makes from the text. home: an existing folder for runs. rank: of LoRA; None fine-tunes all weights.
+    folder: has the Hugging Face folder `model`, the texts train.txt and val.txt, and batches.npy, the token ids of the
+        batches that tinylm makes from the text: (steps, B, T + 1). rank: of LoRA; None fine-tunes all weights.
     """
 
-    model: str
-    text: str
-    val: str
-    batches: str
-    home: str
+    folder: str
     steps: int
     batch_size: int
     rank: int | None
     lr: float
-    compile: bool
+
+    @property
+    def home(self) -> Path:
+        return Path(self.folder)
 
 
 # The workers. Each reads a line from stdin before each step, prints the seconds and the loss of the step as JSON, and
@@ -123,15 +122,20 @@ def train_tinylm(settings: Settings, turns: Turns) -> None:
         if isinstance(event, Started | Logged):
             turns.wait()
 
-    shared: dict[str, Any] = {"out": Path(settings.home) / "run", "val_data": settings.val, "callbacks": [take_turns]}
+    shared: dict[str, Any] = {
+        "out": settings.home / "run",
+        "val_data": settings.home / "val.txt",
+        "callbacks": [take_turns],
+    }
     shared |= {"batch_size": settings.batch_size, "micro_batch": settings.batch_size, "lr": settings.lr, "seed": 0}
     shared |= {"warmup_steps": 0, "schedule": "constant", "optimizer": "adamw", "weight_decay": 0.0, "grad_clip": CLIP}
-    shared |= {"beta1": BETAS[0], "beta2": BETAS[1], "compile": "on" if settings.compile else "off", "log_every": 1}
+    shared |= {"beta1": BETAS[0], "beta2": BETAS[1], "compile": "off", "log_every": 1}
     shared |= dict.fromkeys(("steps", "eval_every", "save_every"), settings.steps)
+    text, model = settings.home / "train.txt", settings.home / "model"
     if settings.rank is None:
-        tinylm.train(settings.text, init_from=settings.model, **shared)
+        tinylm.train(text, init_from=model, **shared)
     else:
-        tinylm.finetune_lora(settings.text, settings.model, rank=settings.rank, alpha=2.0 * settings.rank, **shared)
+        tinylm.finetune_lora(text, model, rank=settings.rank, alpha=2.0 * settings.rank, **shared)
 
 
 def train_peer(settings: Settings, turns: Turns, weights: torch.dtype, autocast: bool) -> None:
@@ -140,7 +144,7 @@ def train_peer(settings: Settings, turns: Turns, weights: torch.dtype, autocast:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    base = transformers.AutoModelForCausalLM.from_pretrained(settings.model, dtype=weights, use_cache=False)
+    base = transformers.AutoModelForCausalLM.from_pretrained(settings.home / "model", dtype=weights, use_cache=False)
     model: Any = base
     if settings.rank is not None:
         from peft import LoraConfig, get_peft_model
@@ -149,12 +153,9 @@ def train_peer(settings: Settings, turns: Turns, weights: torch.dtype, autocast:
         config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names, task_type="CAUSAL_LM")
         initialise(model := get_peft_model(base, config))
     model.train()
-    if settings.compile:
-        for layer in base.model.layers:
-            layer.compile()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=settings.lr, betas=BETAS, eps=EPSILON, weight_decay=0.0, fused=True)
-    for rows in np.load(settings.batches):
+    for rows in np.load(settings.home / "batches.npy"):
         turns.wait()
         tokens = torch.from_numpy(rows)
         ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -227,12 +228,11 @@ def make_model(source: Path | None, folder: Path, options: argparse.Namespace) -
 
 def make_batches(settings: Settings, context: int) -> np.ndarray[Any, Any]:
     """The token ids that tinylm trains on with seed 0: (steps, B, T + 1)."""
-    reporter = LogReporter()
-    tokenizer = open_model(Path(settings.model)).tokenizer
-    split = load_text(TextSource(paths=(settings.text,), val_data=settings.val), Path(settings.home), "text", reporter)
-    tokens, _ = encode_text(split, tokenizer, Path(settings.home), reporter)
-    windows = Windows(tokens.train, context, settings.batch_size, seed=0)
-    batches = map(windows.batch, range(settings.steps))
+    home, reporter = settings.home, LogReporter()
+    source = TextSource(paths=(str(home / "train.txt"),), val_data=str(home / "val.txt"))
+    split = load_text(source, home, "text", reporter)
+    tokens, _ = encode_text(split, open_model(home / "model").tokenizer, home, reporter)
+    batches = map(Windows(tokens.train, context, settings.batch_size, seed=0).batch, range(settings.steps))
     return np.stack([np.concatenate([batch.ids, batch.targets[:, -1:]], axis=1) for batch in batches])
 
 
@@ -265,7 +265,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     method.add_argument("--rank", type=int, default=8, help="of LoRA (default: 8)")
     method.add_argument("--full", action="store_true", help="fine-tune all weights")
     parser.add_argument("--lr", type=float, help="default: 1e-3, with --full 2e-5")
-    parser.add_argument("--compile", action="store_true", help="compile the layers of both")
     parser.add_argument("--peers", nargs="*", choices=[name for name in WORKERS if name != TINYLM], help="default: all")
     parser.add_argument("--tiny", action="store_true", help="a tiny random model, to test this program")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
@@ -280,19 +279,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text = options.text.read_text(encoding="utf-8")
         (home / "train.txt").write_text(text[:-VALIDATION], encoding="utf-8")
         (home / "val.txt").write_text(text[-VALIDATION:], encoding="utf-8")
-        settings = Settings(
-            model=str(home / "model"),
-            text=str(home / "train.txt"),
-            val=str(home / "val.txt"),
-            batches=str(home / "batches.npy"),
-            home=str(home),
-            steps=options.steps,
-            batch_size=options.batch_size,
-            rank=None if options.full else options.rank,
-            lr=options.lr if options.lr is not None else 2e-5 if options.full else 1e-3,
-            compile=options.compile,
-        )
-        np.save(settings.batches, make_batches(settings, options.context))
+        rank, lr = (None, 2e-5) if options.full else (options.rank, 1e-3)
+        settings = Settings(temporary, options.steps, options.batch_size, rank, options.lr or lr)
+        np.save(home / "batches.npy", make_batches(settings, options.context))
         (home / "settings.json").write_text(json.dumps(asdict(settings)))
         config = open_model(home / "model").config.model
         alone = take_turns({dtype: products(dtype) for dtype in number_formats()}, 3)

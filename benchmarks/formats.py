@@ -14,7 +14,6 @@ standard deviation of their logits is about 1 to 10. The limit is rounding in fp
     cached logits  logits with the cache, token by token, past the sliding windows
     export         logits of transformers for a Hugging Face folder written by tinylm
     GGUF           tensors of a GGUF file (f32) written by tinylm, with the layout of llama.cpp's converters
-    LoRA           logits of transformers for an export with a merged random LoRA, compared with the unmerged model
 
 opening: memory and time of opening a large model with tinylm and with transformers, each in its own process: the peak
 resident memory, and the anonymous memory, which the system cannot drop because it is not mapped from a file; both
@@ -29,21 +28,19 @@ cache, but a repeated text favours it. Ratios are relative to the faster variant
 
 startup: tinylm --help and the first character of tinylm sample, whole processes, beside `import torch`, which is the
 limit of a sample by torch, and llama-cpp-python, if it is installed, which opens the file that tinylm converted before.
-The model has random weights, about ten million, unless --model names a run directory or a GGUF file.
+The model has about ten million weights, trained for a step, unless --model names a run directory or a GGUF file.
 """
 
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -52,148 +49,64 @@ import numpy as np
 import tokenizers
 import torch
 from measure import LIMIT, describe_machine, running, speedup, table, take_turns, tinylm_command
-from torch import Tensor, nn
+from torch import Tensor
 
-from tinylm.adapters.load import add_adapter
-from tinylm.adapters.lora import merge_lora, target_modules
 from tinylm.errors import UsageError
 from tinylm.exporting import export_model
 from tinylm.files import SETTLED_SECONDS
 from tinylm.formats.families import FAMILIES
-from tinylm.formats.huggingface import write_folder
-from tinylm.formats.imported import ForeignModel
 from tinylm.generation.llama_cpp import import_llama_cpp
-from tinylm.model.build import build_model
 from tinylm.open_model import open_model
-from tinylm.presets import make_model_config
-from tinylm.run_config import AdapterConfig, RunConfig, TokenizerConfig
-from tinylm.run_directory.directory import RunDirectory
-from tinylm.run_directory.loading import LoadedModel
 from tinylm.text.token_files import encode_stream
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
-sys.path.append(str(Path(__file__).parents[1]))  # for the models of tests/formats
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))  # for the models of tests/formats
+CORPUS = ROOT / "data" / "corpus.txt"
 
 TEXTS = ("", "the bee sees", "no one hears  her\n\n", "中文 naïve 👍🏽")
-RANK = 3
+CONTEXT = 64  # of the models of tests/formats/peers.py
 
 
 # Differences from transformers.
 
-
-@dataclass(frozen=True)
-class Case:
-    """A model of transformers, the folder where it is saved, an empty folder, and token ids: (B, T)."""
-
-    name: str
-    peer: Any
-    folder: Path
-    home: Path
-    ids: Tensor
-
-    def open(self) -> LoadedModel:
-        """The model as tinylm opens it."""
-        return open_model(self.folder)
-
-    def difference(self, logits: Tensor) -> float:
-        """From the logits of the model of transformers."""
-        return largest(logits, self.peer(self.ids).logits)
+COLUMNS = ("import", "logits", "cached logits", "export", "GGUF")
 
 
-def compare_import(case: Case) -> float:
-    """Embeddings of the tokens of TEXTS. Raises AssertionError if token ids differ."""
-    from transformers import AutoTokenizer
-
-    opened, tokenizer = case.open(), AutoTokenizer.from_pretrained(case.folder)
-    embedding: nn.Embedding = case.peer.get_input_embeddings()
-    # Some versions of transformers scale Gemma's embeddings in the layer, some in the model.
-    scale = 1.0 if hasattr(embedding, "embed_scale") else opened.network.embedding_scale
-    found = 0.0
-    for text in TEXTS:
-        expected = tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert list(map(int, opened.tokenizer.encode(text))) == expected, (case.name, text)
-        rows = torch.tensor([expected], dtype=torch.long)
-        found = max(found, largest(opened.network.embed(rows), embedding(rows) * scale))
-    return found
-
-
-def compare_logits(case: Case) -> float:
-    """Logits of a whole context."""
-    return case.difference(logits_of(case.open().network, case.ids))
-
-
-def compare_cached_logits(case: Case) -> float:
-    """A prefill of 13 tokens, then one token at a time."""
-    network: Any = case.open().network
-    cache = network.make_cache(*case.ids.shape)
-    parts = [case.ids[:, :13], *case.ids[:, 13:].split(1, dim=1)]
-    return case.difference(torch.cat([network.logits(network(part, cache).hidden) for part in parts], dim=1))
-
-
-def compare_export(case: Case) -> float:
-    """Logits of transformers for the written folder, and of the original."""
-    export_model(case.folder, to="hf", out=case.home / "export")
-    return case.difference(load_in_transformers(case.home / "export")(case.ids).logits)
-
-
-def compare_gguf(case: Case) -> float | None:
-    """Tensors of the written file; `None` for a model that GGUF cannot represent."""
+def compare(peer: Any, home: Path) -> Iterator[float | None]:
+    """Yield the largest difference of each column; `None`: GGUF cannot represent the model. home: has the peer."""
     import gguf
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from tests.formats.gguf_peers import peer_tensors
+    from tests.formats import gguf_peers, peers
 
+    opened, tokenizer, ids = open_model(home / "peer"), AutoTokenizer.from_pretrained(home / "peer"), peers.ids(CONTEXT)
+    network: Any = opened.network
+    embedding = peer.get_input_embeddings()
+    # Some versions of transformers scale Gemma's embeddings in the layer, some in the model.
+    scale = 1.0 if hasattr(embedding, "embed_scale") else network.embedding_scale
+    expected = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    assert [list(map(int, opened.tokenizer.encode(text))) for text in TEXTS] == expected
+    rows = [torch.tensor([text], dtype=torch.long) for text in expected]
+    yield max(largest(network.embed(row), embedding(row) * scale) for row in rows)
+    logits = peer(ids).logits
+    yield largest(network.logits(network(ids).hidden), logits)
+    cache = network.make_cache(len(ids), CONTEXT)
+    parts = [ids[:, :13], *ids[:, 13:].split(1, dim=1)]
+    yield largest(torch.cat([network.logits(network(part, cache).hidden) for part in parts], dim=1), logits)
+    export_model(home / "peer", to="hf", out=home / "export")
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    yield largest(AutoModelForCausalLM.from_pretrained(home / "export", **options).eval()(ids).logits, logits)
     try:
-        architecture = export_model(case.folder, to="gguf", out=case.home / "model.gguf", dtype="f32").family
+        architecture = export_model(home / "peer", to="gguf", out=home / "model.gguf", dtype="f32").family
     except UsageError:
-        return None
-    tensors = gguf.GGUFReader(case.home / "model.gguf").tensors
+        yield None
+        return
+    tensors = gguf.GGUFReader(home / "model.gguf").tensors
     found = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in tensors}
-    expected = dict(peer_tensors(str(architecture), case.peer))
-    assert found.keys() == expected.keys(), (case.name, found.keys() ^ expected.keys())
-    return max(largest(found[name], expected[name]) for name in expected)
-
-
-def compare_lora(case: Case) -> float:
-    """Logits with a LoRA on all attention projections, unmerged in tinylm and merged in transformers."""
-    opened = case.open()
-    network = opened.network
-    # Merging changes weights in place, which is not possible for weights mapped from a file.
-    network.load_state_dict({name: tensor.clone() for name, tensor in network.state_dict().items()}, assign=True)
-    targets = target_modules(["attention"], network)
-    config = AdapterConfig(base="base", base_digest="0", rank=RANK, alpha=RANK, dropout=0.0, targets=targets)
-    for layer in add_adapter(network, config).values():
-        for parameter in layer.trainable_parameters().values():
-            parameter.requires_grad_(False).normal_(std=0.2)
-    adapted = logits_of(network, case.ids)
-    assert case.difference(adapted) > 0.01, case.name
-    merge_lora(network)
-    out = case.home / "merged"
-    out.mkdir()
-    tokenizer, tensors = opened.tokenizer, dict(network.state_dict())
-    special, text = tokenizer.special, tokenizer.to_str()
-    write_folder(out, ForeignModel(opened.config.family, opened.config.model, tensors, text, special, None))
-    return largest(adapted, load_in_transformers(out)(case.ids).logits)
-
-
-COLUMNS: dict[str, Callable[[Case], float | None]] = {
-    "import": compare_import,
-    "logits": compare_logits,
-    "cached logits": compare_cached_logits,
-    "export": compare_export,
-    "GGUF": compare_gguf,
-    "LoRA": compare_lora,
-}
-
-
-def logits_of(network: Any, ids: Tensor) -> Tensor:
-    logits: Tensor = network.logits(network(ids).hidden)
-    return logits
-
-
-def load_in_transformers(path: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    wanted = dict(gguf_peers.peer_tensors(str(architecture), peer))
+    assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
+    yield max(largest(found[name], wanted[name]) for name in wanted)
 
 
 def largest(values: Tensor, expected: Tensor) -> float:
@@ -212,25 +125,17 @@ def differences(options: argparse.Namespace) -> None:
     logging.disable_progress_bar()
     rows = []
     for family in options.families:
-        names = [name for name, (kind, _) in peers.CASES.items() if kind == family]
-        found: dict[str, list[float | None]] = {column: [] for column in COLUMNS}
-        for name in names:
+        found = []
+        for name in (name for name, (kind, _) in peers.CASES.items() if kind == family):
             with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                peer, home = peers.save_peer(name, Path(folder) / "peer"), Path(folder) / "work"
-                for column, compare in COLUMNS.items():
-                    home.mkdir()
-                    found[column].append(
-                        compare(Case(name, peer, Path(folder) / "peer", home, peers.ids(peers.CONTEXT)))
-                    )
-                    shutil.rmtree(home)
+                found.append(list(compare(peers.save_peer(name, Path(folder) / "peer"), Path(folder))))
         cells = []
-        for values in found.values():
-            known = [value for value in values if value is not None]
-            share = "" if len(known) == len(names) else f" ({len(known)} of {len(names)})"
+        for column in zip(*found, strict=True):
+            known = [value for value in column if value is not None]
+            share = "" if len(known) == len(column) else f" ({len(known)} of {len(column)})"
             cells.append(f"{max(known):.0e}{share}" if known else "-")
-        rows.append([family, str(len(names)), *cells])
-        print(*rows[-1], file=sys.stderr)
+        rows.append([family, str(len(found)), *cells])
     print(describe_machine(["torch", "transformers", "gguf"]))
     print(table(["family", "models", *COLUMNS], rows))
 
@@ -238,16 +143,8 @@ def differences(options: argparse.Namespace) -> None:
 # Opening.
 
 # The shape of SmolLM2-1.7B.
-SHAPE: dict[str, Any] = {
-    "vocab_size": 49_152,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 8192,
-    "rope_theta": 130_000.0,
-    "tie_word_embeddings": True,
-}
+SHAPE: dict[str, Any] = {"vocab_size": 49_152, "num_attention_heads": 32, "num_key_value_heads": 32}
+SHAPE |= {"max_position_embeddings": 8192, "rope_theta": 130_000.0, "tie_word_embeddings": True}
 OPENERS = {
     "tinylm": """
 from tinylm.open_model import open_model
@@ -385,7 +282,10 @@ for part in Llama(sys.argv[1], verbose=False, n_ctx=256)([1], max_tokens=1000, s
 def startup(options: argparse.Namespace) -> None:
     """Print the seconds of whole processes, or until their first byte."""
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, TINYLM_CACHE=f"{folder}/cache"):
-        path = options.model or write_run(Path(folder) / "run")
+        path = options.model or Path(folder) / "run"
+        if options.model is None:
+            shape = "--layers 6 --heads 6 --width 384 --context 256 --tokenizer char --steps 1 --batch-size 1 --quiet"
+            run(tinylm_command("train", CORPUS, "--out", path, *shape.split()))
         sample = tinylm_command("sample", "--model", path, "--seed", 0, "--quiet")
         by_torch = [*sample, "--engine", "torch"]
         functions: dict[str, Callable[[], object]] = {
@@ -412,18 +312,6 @@ def startup(options: argparse.Namespace) -> None:
     print(table(["process", "seconds", f"minus {TORCH}", f"times {TORCH}"], rows))
 
 
-def write_run(path: Path) -> Path:
-    """Write a run directory with random weights and a character tokenizer."""
-    tokenizer = train_char("\n" + "".join(map(chr, range(32, 95))))
-    shape: dict[str, Any] = {"layers": 6, "heads": 6, "width": 384, "context": 256}
-    model = make_model_config(preset="modern", size="small", vocab_size=tokenizer.vocab_size, **shape)
-    config = RunConfig.new(model=model, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256))
-    directory = RunDirectory.create(path, config, tokenizer)
-    directory.save_best(dict(build_model(model).state_dict()), config, 0, None)
-    directory.commit()
-    return path
-
-
 def run(command: Sequence[str]) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT)
 
@@ -439,9 +327,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     chosen = commands.add_parser("differences")
-    chosen.add_argument(
-        "--families", nargs="+", choices=sorted(FAMILIES), default=sorted(FAMILIES), help="default: all"
-    )
+    families = sorted(FAMILIES)
+    chosen.add_argument("--families", nargs="+", choices=families, default=families, help="default: all")
     chosen.set_defaults(command=differences)
     chosen = commands.add_parser("opening")
     chosen.add_argument("--layers", type=int, default=24, help="default: 24, for 1.7 billion parameters")

@@ -10,8 +10,7 @@ characters with nanoGPT's recipe for CPUs for the longest of the times, and eval
 To compare machines: `TFLOP` is what the training computed (6 FLOPs per matrix parameter and token, causal attention,
 and the products of Muon), and `of the peak` its share of what large matrix products in the number format of the run
 would have computed in the time of the command, by the rate in the machine profile.
-Run it on an idle machine: the results depend on its speed. With --steps instead of --times they do not, and
---jobs seeds may train at once.
+Run it on an idle machine: the results depend on its speed. With --steps instead of --times they do not.
 """
 
 import argparse
@@ -22,9 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,40 +38,26 @@ from tinylm.text.run_tokens import reopen_tokens
 from tinylm.training_config import MUON_OPTIMIZERS
 
 
-@dataclass(frozen=True)
-class Learned:
-    """The result of one run.
-
-    seconds: of the whole command. passes: over the training text. loss, bits: on all validation text, in nats per token
-        and in bits per byte. flops: of all training steps. peak_flops: of large matrix products in `seconds`.
+def learn(text: Path, words: Sequence[str], seed: int, run: Path) -> dict[str, float]:
+    """Train and evaluate a run. Returns the seconds of the whole command, parameters, passes over the training text,
+    loss on all validation text (nats per token), bits per byte, the FLOPs of all training steps, and their share of
+    those that large matrix products would have computed in that time.
     """
-
-    seconds: float
-    parameters: int
-    passes: float
-    loss: float
-    bits: float
-    flops: float
-    peak_flops: float
-
-
-def learn(text: Path, words: Sequence[str], seed: int, run: Path) -> Learned:
-    """Train and evaluate a run with the command line."""
     started = time.monotonic()
-    run_tinylm(["train", str(text), *words, "--seed", str(seed), "--out", str(run), "--quiet", "--force"])
+    run_tinylm(["train", text, *words, "--seed", seed, "--out", run, "--quiet", "--force"])
     seconds = time.monotonic() - started
-    score = json.loads(run_tinylm(["eval", "--model", str(run), "--quiet", "--json"]))
+    score = json.loads(run_tinylm(["eval", "--model", run, "--quiet", "--json"]))
     config, summary = read_config(run), summarise(run)
     assert config.training is not None and config.data is not None
     trained = summary["step"] * config.training.batch_size * config.model.context
-    passes = trained / config.data.train_tokens
     length = config.model.context * mean_share(config.training.sequence_growth)
     flops = trained * training_flops(config.model, length)
     if config.training.optimizer in MUON_OPTIMIZERS:
         flops += summary["step"] * muon_flops(config.model)
     assert config.runtime is not None and config.runtime.matmul_rate is not None
-    peak = seconds * config.runtime.matmul_rate
-    return Learned(seconds, summary["parameters"], passes, score["loss"], score["bits_per_byte"], flops, peak)
+    found = {"seconds": seconds, "parameters": summary["parameters"], "passes": trained / config.data.train_tokens}
+    share = flops / seconds / config.runtime.matmul_rate
+    return {**found, "loss": score["loss"], "bits": score["bits_per_byte"], "flops": flops, "share": share}
 
 
 def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
@@ -118,23 +101,17 @@ def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
     return nats / scored
 
 
-def row(text: Path, preset: str, length: str, learned: Sequence[Learned]) -> list[str]:
+def row(text: Path, preset: str, length: str, learned: Sequence[Mapping[str, float]]) -> list[str]:
     """The row of the table for the runs of all seeds."""
-
-    def median(name: str) -> float:
-        return statistics.median(getattr(one, name) for one in learned)
-
+    median = {name: statistics.median(one[name] for one in learned) for name in learned[0]}
+    cells = [f"{median['seconds']:.1f}", f"{median['parameters'] / 1e6:.2f}", f"{median['passes']:.2g}"]
+    cells += [f"{median['flops'] / 1e12:.3g}", f"{median['share']:.2f}"]
     return [
         text.name,
         preset,
         length,
-        f"{median('seconds'):.1f}",
-        f"{median('parameters') / 1e6:.2f}",
-        f"{median('passes'):.2g}",
-        f"{median('flops') / 1e12:.3g}",
-        f"{median('flops') / median('peak_flops'):.2f}",
-        format_losses([one.loss for one in learned]),
-        format_losses([one.bits for one in learned]),
+        *cells,
+        *(format_losses([one[name] for one in learned]) for name in ("loss", "bits")),
     ]
 
 
@@ -144,24 +121,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     budgets = parser.add_mutually_exclusive_group()
     budgets.add_argument("--times", nargs="+", default=["80s"], help="of the whole command (default: 80s)")
     budgets.add_argument("--steps", nargs="+", metavar="N", help="optimizer steps of a run, instead of its time")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="seeds at once, with --steps (default: 1)")
     parser.add_argument("--presets", nargs="+", default=["modern"], help="default: modern")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="the others follow (default: 0)")
     parser.add_argument("--options", default="", help="more flags of tinylm train")
     parser.add_argument("--peer", action="store_true", help="also train transformers' GPT-2 by nanoGPT's recipe")
     options = parser.parse_args(arguments)
-    if options.jobs > 1 and options.steps is None:
-        parser.error("--jobs needs --steps: runs with a time share the machine")
     flag, lengths = ("--time", options.times) if options.steps is None else ("--steps", options.steps)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     rows = []
-    with tempfile.TemporaryDirectory() as home, ThreadPoolExecutor(options.jobs) as pool:
+    with tempfile.TemporaryDirectory() as home:
         for text in options.texts:
             for preset, length in itertools.product(options.presets, lengths):
                 words = ["--preset", preset, flag, length, *options.options.split()]
-                runs = [pool.submit(learn, text, words, seed, Path(home) / f"{seed}") for seed in seeds]
-                learned = [run.result() for run in runs]
+                learned = [learn(text, words, seed, Path(home) / f"{seed}") for seed in seeds]
                 rows.append(row(text, preset, length, learned))
                 print(f"{text.name}, {preset}, {length}: {rows[-1][-2]}", file=sys.stderr)
             if options.peer:
@@ -169,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 run = Path(home) / "peer"
                 one_step = learn(text, ["--tokenizer", "char", "--steps", "1", "--size", "nano"], 0, run)
                 losses = [learn_with_peer(run, parse_duration(longest), seed) for seed in seeds]
-                bits = [loss * one_step.bits / one_step.loss for loss in losses]
+                bits = [loss * one_step["bits"] / one_step["loss"] for loss in losses]
                 peer = [text.name, "transformers", longest, "", "0.80", "", "", ""]
                 rows.append([*peer, format_losses(losses), format_losses(bits)])
     print(f"{describe_machine(['torch', 'transformers'] if options.peer else ['torch'])}\n")

@@ -79,7 +79,6 @@ class Job:
 
     @property
     def gguf(self) -> Path:
-        """The GGUF file."""
         return Path(self.folder) / "model.gguf"
 
     @property
@@ -127,16 +126,13 @@ class Subject:
             sizes = {name: info.size for name, info in open_gguf(self.gguf).header.tensors.items()}
             return sum(sizes.values()) - (0 if config.tie else sizes["token_embd.weight"])
         lookup = 0 if config.tie else config.vocab_size * config.width
-        weights = sum(tensor.numel() for tensor in self.exported.tensors.values()) - lookup
-        return weights * WEIGHT_BYTES[kind]
+        return WEIGHT_BYTES[kind] * (sum(tensor.numel() for tensor in self.exported.tensors.values()) - lookup)
 
     def requests(self) -> dict[str, Request]:
         """The measured requests, by name. Their choices are set later."""
-        return {
-            "one": Request("", 1, 1, self.tokens),
-            "many": Request("", STREAMS, 1, self.batch_tokens),
-            "first": Request("", 1, min(PROMPT, self.exported.config.context - 1), 1),
-        }
+        first = Request("", 1, min(PROMPT, self.exported.config.context - 1), 1)
+        many = Request("", STREAMS, 1, self.batch_tokens)
+        return {"one": Request("", 1, 1, self.tokens), "many": many, "first": first}
 
 
 def environment(name: str) -> dict[str, str]:
@@ -165,23 +161,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(describe_machine(["torch"]))
     print(f"All threads read {bandwidth / 1e9:.1f} GB/s.\n", flush=True)
     rows = []
-    for subject, kind, job in prepared_models(options.models, options.kinds):
-        times, chosen = compare(subject, job, options.programs, options.rounds)
+    subjects = map(make_subject, options.models)
+    for subject, kind in ((s, kind) for s in subjects for kind in options.kinds if kind != FILE or s.gguf):
+        with tempfile.TemporaryDirectory() as folder:
+            job = prepare(subject, kind, Path(folder))
+            times, chosen = compare(subject, job, options.programs, options.rounds)
         limit = bandwidth / subject.bytes_per_token(kind)
         rows += [[subject.name, kind, *cells] for cells in report(subject, times, chosen, limit)]
         print(f"{subject.name}, {kind}: done after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     header = ["model", "weights", "program", "tokens/s", f"times {BASE}", "of the bandwidth"]
     header += [f"{STREAMS} streams, tokens/s", f"times {BASE}", "first token, ms", f"times {BASE}", "chosen"]
     print(table(header, rows))
-
-
-def prepared_models(names: Sequence[str], kinds: Sequence[str]) -> Iterator[tuple[Subject, str, Job]]:
-    """Yield each model in each number format. The files of its job exist until the next one is yielded."""
-    for name in names:
-        subject = make_subject(name)
-        for kind in (kind for kind in kinds if kind != FILE or subject.gguf):
-            with tempfile.TemporaryDirectory() as folder:
-                yield subject, kind, prepare(subject, kind, Path(folder))
 
 
 def make_subject(name: str) -> Subject:
@@ -239,7 +229,7 @@ def compare(
     with ExitStack() as stack:
         programs, choices = {}, {}
         for name in names:
-            command = [sys.executable, __file__, "--worker", name, as_json(job)]
+            command = [sys.executable, __file__, "--worker", name, json.dumps(asdict(job))]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             process = stack.enter_context(running(command, env=environment(name), **pipes))
             opened = ask(process, limit=ANSWER_LIMIT)
@@ -249,7 +239,7 @@ def compare(
                 programs[name], choices[name] = process, opened["choices"]
 
         def seconds(name: str, request: Request) -> float:
-            return float(ask(programs[name], as_json(request), ANSWER_LIMIT)["seconds"])
+            return float(ask(programs[name], json.dumps(asdict(request)), ANSWER_LIMIT)["seconds"])
 
         times: dict[str, Times] = {}
         chosen: dict[str, list[str]] = {name: [] for name in programs}
@@ -274,21 +264,12 @@ def report(
     """Yield the cells of each program. limit: tokens per second at which the weights are read at the full bandwidth."""
     for name in times["one"]:
         rate = subject.tokens / statistics.median(times["one"][name])
-        yield [
-            name,
-            tokens_per_second(times["one"], name, subject.tokens),
-            _ratio(times["one"], name),
-            f"{rate / limit:.0%}",
-            tokens_per_second(times["many"], name, subject.batch_tokens * STREAMS),
-            _ratio(times["many"], name),
-            f"{statistics.median(times['first'][name]) * 1e3:.1f}",
-            _ratio(times["first"], name),
-            "; ".join(dict.fromkeys(filter(None, chosen[name]))),
-        ]
-
-
-def _ratio(times: Times, name: str) -> str:
-    return str(speedup(times, name, BASE)) if BASE in times and name != BASE else ""
+        peers = name != BASE and BASE in times["one"]
+        one, many, first = (str(speedup(times[work], name, BASE)) if peers else "" for work in ("one", "many", "first"))
+        streams = tokens_per_second(times["many"], name, subject.batch_tokens * STREAMS)
+        milliseconds = f"{statistics.median(times['first'][name]) * 1e3:.1f}"
+        choices = "; ".join(dict.fromkeys(filter(None, chosen[name])))
+        yield [name, f"{rate:,.0f}", one, f"{rate / limit:.0%}", streams, many, milliseconds, first, choices]
 
 
 # The programs, each in a process of its own.
@@ -338,13 +319,10 @@ def llama_cpp(job: Job) -> Choices:
     options.use_extra_bufts = job.kind in ("f32", "f16")  # with them, it crashes on processors with AMX (decision 025)
     model = library.llama_model_load_from_file(os.fsencode(job.gguf), options)
     assert model, job.gguf
-    return {
-        f"{threads} threads, {'32' if exact else '16'}-bit cache": functools.partial(
-            _generate_by_llama_cpp, library, model, threads, exact
-        )
-        for threads in thread_choices(job)
-        for exact in (False, True)
-    }
+    generate = functools.partial(_generate_by_llama_cpp, library, model)
+    choices = [(threads, exact) for threads in thread_choices(job) for exact in (False, True)]
+    names = [f"{threads} threads, {'32' if exact else '16'}-bit cache" for threads, exact in choices]
+    return {name: functools.partial(generate, *choice) for name, choice in zip(names, choices, strict=True)}
 
 
 def _generate_by_llama_cpp(
@@ -440,12 +418,6 @@ PROGRAMS: dict[str, Callable[[Job], Choices]] = {
 }
 
 
-def prompt_ids(job: Job, length: int) -> list[int]:
-    """Random ids of a prompt, without the first 16 (or half of a small vocabulary), which are often special tokens."""
-    low = min(16, job.vocab_size // 2)
-    return np.random.default_rng(0).integers(low, job.vocab_size, length).tolist()
-
-
 def serve(name: str, job_text: str) -> None:
     """Open the program, and write the names of its choices, or why it cannot run, as a line of JSON. Then answer each
     line of stdin, a `Request`, with the seconds that it took.
@@ -461,14 +433,12 @@ def serve(name: str, job_text: str) -> None:
     print(json.dumps({"choices": list(choices)}), file=answers, flush=True)
     for line in sys.stdin:
         request = Request(**json.loads(line))
-        prompt = prompt_ids(job, request.prompt)
+        # Without the first 16 ids (or half of a small vocabulary), which are often special tokens
+        low = min(16, job.vocab_size // 2)
+        prompt = np.random.default_rng(0).integers(low, job.vocab_size, request.prompt).tolist()
         begun = time.perf_counter()
         choices[request.choice](request.rows, prompt, request.tokens)
         print(json.dumps({"seconds": time.perf_counter() - begun}), file=answers, flush=True)
-
-
-def as_json(value: Job | Request) -> str:
-    return json.dumps(asdict(value))
 
 
 if __name__ == "__main__":

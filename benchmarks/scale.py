@@ -199,29 +199,14 @@ def row_of_ranks(config: ModelConfig, options: argparse.Namespace, dtype: str, r
     norms = [training.step() for training in (ours, shards, peer, whole)]
     if max(norms) - min(norms) > TOLERANCE[dtype] * min(norms):
         raise SystemExit(f"the gradient norms of the first step differ: {norms}")
-    times = take_turns(
-        {
-            OURS: partial(on, None, 1, ours.step),
-            SHARDS: partial(on, None, 1, shards.step),
-            PEER: partial(on, None, 1, peer.step),
-            WHOLE: partial(on, ranks, ranks.size, whole.step),
-            PART: partial(on, ranks, 1, alone.step),
-        },
-        options.rounds,
-        options.warmup,
-    )
-    tokens = rows * config.context
-    speeds = [tokens_per_second(times, name, tokens) for name in (OURS, SHARDS, PEER, WHOLE)]
+    works: dict[str, tuple[Ranks | None, int, Training]] = {OURS: (None, 1, ours), SHARDS: (None, 1, shards)}
+    works |= {PEER: (None, 1, peer), WHOLE: (ranks, ranks.size, whole), PART: (ranks, 1, alone)}
+    steps = {name: partial(on, who, threads, training.step) for name, (who, threads, training) in works.items()}
+    times = take_turns(steps, options.rounds, options.warmup)
+    speeds = [tokens_per_second(times, name, (part if name == PART else rows) * config.context) for name in works]
     # With perfect scaling, the ranks need as long for the batch as one thread for the part of one rank.
-    return [
-        dtype,
-        *speeds,
-        tokens_per_second(times, PART, part * config.context),
-        str(speedup(times, OURS, PEER)),
-        str(speedup(times, OURS, PART)),
-        str(speedup(times, OURS, WHOLE)),
-        str(speedup(times, SHARDS, OURS)),
-    ]
+    compared = ((OURS, PEER), (OURS, PART), (OURS, WHOLE), (SHARDS, OURS))
+    return [dtype, *speeds, *(str(speedup(times, one, other)) for one, other in compared)]
 
 
 def ranks(options: argparse.Namespace) -> None:
@@ -235,9 +220,7 @@ def ranks(options: argparse.Namespace) -> None:
         rows = [row_of_ranks(config, options, dtype, joined) for dtype in options.dtypes]
         if joined.is_first:
             parameters = sum(parameter.numel() for parameter in build_model(config, 0).parameters())
-            print(
-                f"{parameters:,} parameters, {options.rows} sequences of {config.context} tokens, {joined.size} ranks"
-            )
+            print(f"{parameters:,} parameters, {options.rows} rows of {config.context} tokens, {joined.size} ranks")
             speeds = ["tok/s of " + name for name in (OURS, SHARDS, PEER, WHOLE, PART)]
             ratios = ["tinylm / DistributedDataParallel", "efficiency", "tinylm / one process", "shards / replicas"]
             print(table(["format", *speeds, *ratios], rows))
@@ -249,7 +232,7 @@ def ranks(options: argparse.Namespace) -> None:
 LINES, LINE_WORDS = 50_000, 48  # that are repeated; as many are written at a time
 TERABYTE = 1e12
 VAL_FRACTION = "0.01"
-TINY = ("--layers", "1", "--heads", "2", "--width", "32", "--context", "32", "--steps", "1", "--compile", "off")
+TINY = "--layers 1 --heads 2 --width 32 --context 32 --steps 1 --compile off"
 
 
 def corpora(options: argparse.Namespace) -> None:
@@ -264,20 +247,21 @@ def corpora(options: argparse.Namespace) -> None:
         write_corpus(corpus, size)
         time.sleep(3)  # statistics of files that have just changed are not cached (files.SETTLED_SECONDS)
         first, start = Measured(corpus), Measured(corpus)
-        importing = min(seconds_of([sys.executable, "-c", "import torch"]) for _ in range(3))
-        train = tinylm_command("train", corpus, "--val-fraction", VAL_FRACTION, *TINY)
-        dry_run = min(seconds_of([*train, "--dry-run"]) for _ in range(3)) - importing
+        start_up = f"train {corpus} --val-fraction {VAL_FRACTION} {TINY} --dry-run".split()
+        commands = {"torch": [sys.executable, "-c", "import torch"], "plan": tinylm_command(*start_up)}
+        silent = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "timeout": 3600}
+        runs = {name: partial(subprocess.run, command, **silent) for name, command in commands.items()}
+        times = take_turns(runs, rounds=3, warmup=0)
+        dry_run = min(times["plan"]) - min(times["torch"])
         shards = len(list(cache.glob("*/train*.bin")))
     cores, larger = len(os.sched_getaffinity(0)), TERABYTE / size
     scan, choosing, encode = (first.phases[name] for name in ("scan", "tokenizer", "encode"))
     rows = [
-        ["reading once (hash, alphabet), MB/s", f"{size / 1e6 / scan:.0f}", ""],
-        ["reading once, hours", f"{scan / 3600:.3f}", f"{scan * larger / 3600:.1f}"],
+        ["reading once (hash, alphabet), seconds", f"{scan:.1f}", f"{scan * larger:,.0f}"],
         # one pass, and training, whose time is constant
         ["choosing a tokenizer, seconds", f"{choosing:.1f}", f"at most {choosing * larger:,.0f}"],
-        ["encoding, MB/s", f"{size / 1e6 / encode:.1f}", ""],
         ["encoding, MB/s per core", f"{size / 1e6 / encode / cores:.1f}", ""],
-        [f"encoding on {cores} cores, hours", f"{encode / 3600:.3f}", f"{encode * larger / 3600:.1f}"],
+        [f"encoding on {cores} cores, seconds", f"{encode:.1f}", f"{encode * larger:,.0f}"],
         ["peak memory of all processes, MB", f"{first.peak / 1e6:,.0f}", "the same"],
         ["token files of the training text", str(shards), f"{shards * larger:,.0f}"],
         ["preparing an encoded corpus, seconds", f"{sum(start.phases.values()):.2f}", ""],
@@ -335,25 +319,12 @@ class Measured:
     """The seconds of each phase of `prepare`, and the peak of the anonymous memory of its processes in bytes."""
 
     def __init__(self, corpus: Path) -> None:
-        self.peak, started = 0, time.monotonic()
-        with running(child_command(corpus), stdout=subprocess.PIPE) as process:
+        command, self.peak = [sys.executable, __file__, "corpora", "--child", str(corpus)], 0
+        with running(command, stdout=subprocess.PIPE) as process:
             while process.poll() is None:
-                sizes = [memory_of(pid, "RssAnon") for pid in process_tree(process.pid)]
-                self.peak = max(self.peak, sum(sizes))
+                self.peak = max(self.peak, sum(memory_of(pid, "RssAnon") for pid in process_tree(process.pid)))
                 time.sleep(0.05)
-            assert process.stdout is not None
-            self.phases: dict[str, float] = json.loads(process.stdout.read())
-        self.seconds = time.monotonic() - started
-
-
-def child_command(corpus: Path) -> list[str]:
-    return [sys.executable, __file__, "corpora", "--child", str(corpus)]
-
-
-def seconds_of(command: Sequence[str]) -> float:
-    started = time.monotonic()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=3600)
-    return time.monotonic() - started
+            self.phases: dict[str, float] = json.loads(process.communicate()[0])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -6,15 +6,14 @@ A step is a forward and backward pass, gradient clipping and AdamW on one batch,
 Trainer, and a plain training loop for the peers. tinylm gpt2 and transformers' GPT-2 start with the same weights, and
 their logits are compared before the measurement. All models run without dropout, transformers without its cache.
 
-The settings start with the defaults and add one change each, to separate their effects: number format (no
-bf16 on processors without instructions for it), optimizer, the peer's GELU, and with --compile compiled layers, which
-are compiled in the warm-up. Within a setting the models take turns; the last two columns are ratios of speeds, computed
-per round. nanoGPT is not a package: --nanogpt names the model.py of a checkout; it is measured with its own random
-weights and the settings of the peer.
+The settings start with the defaults and add one change each, to separate their effects: number format (no bf16 on
+processors without instructions for it), optimizer, and the peer's GELU. Within a setting the models take turns; the
+last two columns are ratios of speeds, computed per round. nanoGPT is not a package: --nanogpt names the model.py of a
+checkout; it is measured with its own random weights and the settings of the peer.
 
 The share of the product rate is the time that the FLOPs of a step (6 per matrix parameter and token, and causal
 attention) take at the rate of large products in the same format, relative to the time of the step. The products take
-turns with the models. --profile prints the operations of a step of tinylm modern by their time.
+turns with the models.
 
 tinylm trains with freed memory kept (decision 036), and the peers with the thresholds that glibc's malloc reaches by
 itself; with --same-allocator the peers keep freed memory as well.
@@ -22,6 +21,7 @@ itself; with --same-allocator the peers keep freed memory as well.
 
 import argparse
 import statistics
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
@@ -35,6 +35,8 @@ from torch import Tensor, nn
 
 from tinylm.console import Console
 from tinylm.device import DTYPES, autocast
+from tinylm.formats.huggingface import write_folder
+from tinylm.formats.imported import ForeignModel
 from tinylm.kernels import onednn
 from tinylm.kernels.allocator import keep_freed_blocks, set_thresholds
 from tinylm.kernels.cpu_features import computes_bf16
@@ -45,7 +47,9 @@ from tinylm.model.stack import Transformer
 from tinylm.model_config import ModelConfig
 from tinylm.objectives.loss import next_token
 from tinylm.planning.cost import training_flops
+from tinylm.run_config import SpecialTokens
 from tinylm.text.batches import Batch
+from tinylm.text.tokenizer import train_char
 from tinylm.training.graphed_model import GraphedModel
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState
@@ -141,56 +145,27 @@ def build_nanogpt(path: Path, config: ModelConfig) -> Any:
 
 
 def build_pair(config: ModelConfig, gelu: str = PLAIN_GELU) -> tuple[Decoder, Any]:
-    """A model of preset gpt2, and transformers' GPT-2 with its weights and without dropout.
+    """A model of preset gpt2, and transformers' GPT-2 with its weights, which both have no dropout.
 
     Every weight is perturbed, so that biases (initialised with 0) and gains (with 1) affect the compared logits. Raises
     AssertionError if a logit differs by more than TOLERANCE.
     """
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2LMHeadModel
 
     model, generator = cast(Decoder, build_model(config, 0)).eval(), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.02)
-    shape = {"n_positions": config.context, "n_embd": config.width, "n_layer": config.layers, "n_head": config.heads}
-    no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    no_tokens: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id"))
-    choices: dict[str, Any] = {"n_inner": config.ffn_width, "activation_function": gelu, **shape, **no_dropout}
-    peer: Any = GPT2LMHeadModel(GPT2Config(vocab_size=config.vocab_size, **choices, **no_tokens)).eval()
-    peer.loss_type = "ForCausalLM"  # the default of transformers, which otherwise prints a warning
-    peer.load_state_dict(peer_weights(model))
+    letters = train_char("".join(map(chr, range(0x20000, 0x20000 + config.vocab_size - 1)))).to_str()
+    exported = ForeignModel(None, config, dict(model.state_dict()), letters, SpecialTokens(), None)
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder(Path(folder), exported, torch.float32)
+        dropout: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        peer: Any = GPT2LMHeadModel.from_pretrained(folder, activation_function=gelu, **dropout)
     ids = torch.randint(config.vocab_size, (2, config.context), generator=generator)
     with torch.inference_mode():
-        torch.testing.assert_close(model.logits(model(ids).hidden), peer(ids).logits, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(model.logits(model(ids).hidden), peer.eval()(ids).logits, rtol=0, atol=TOLERANCE)
     return model, peer
-
-
-def peer_weights(model: Decoder) -> dict[str, Tensor]:
-    """The weights by transformers' names. Its Conv1D stores a matrix as (in, out), and q, k and v as one matrix."""
-    own = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    weights = {
-        "transformer.wte.weight": own["embedding.weight"],
-        "transformer.wpe.weight": own["position.weight"],
-        "transformer.ln_f.weight": own["norm.weight"],
-        "transformer.ln_f.bias": own["norm.bias"],
-        "lm_head.weight": own["embedding.weight"],
-    }
-    for number, kind in ((number, kind) for number in range(len(model.layers)) for kind in ("weight", "bias")):
-        ours, theirs = f"layers.{number}", f"transformer.h.{number}"
-        qkv = torch.cat([own[f"{ours}.attention.{p}_proj.{kind}"] for p in "qkv"])
-        weights |= {
-            f"{theirs}.ln_1.{kind}": own[f"{ours}.attention_norm.{kind}"],
-            f"{theirs}.ln_2.{kind}": own[f"{ours}.feedforward_norm.{kind}"],
-            f"{theirs}.attn.c_attn.{kind}": qkv.T if kind == "weight" else qkv,
-        }
-        for part, name in {
-            "attn.c_proj": "attention.o_proj",
-            "mlp.c_fc": "feedforward.up_proj",
-            "mlp.c_proj": "feedforward.down_proj",
-        }.items():
-            tensor = own[f"{ours}.{name}.{kind}"]
-            weights[f"{theirs}.{part}.{kind}"] = tensor.T if kind == "weight" else tensor
-    return weights
 
 
 def peer_loss(peer: Any, batch: Batch) -> Callable[[], Tensor]:
@@ -210,20 +185,17 @@ class Setting:
     peer_dtype: str
     peer_fused_adamw: bool
     peer_gelu: str = PLAIN_GELU
-    compiled: bool = False
 
 
-def settings(compiled: bool) -> list[Setting]:
-    """The settings in the order of the table. compiled: also with compiled layers."""
+def settings() -> list[Setting]:
+    """The settings in the order of the table."""
     auto = choose_machine("cpu", "auto", Console()).dtype
     narrowest = number_formats()[-1]
-    rows = [
+    return [
         Setting(f"defaults (tinylm: {auto}, fused AdamW; transformers: fp32, AdamW)", auto, "fp32", False),
         *(Setting(f"both {dtype}, fused AdamW", dtype, dtype, True) for dtype in number_formats()),
         Setting(f"both {narrowest}, fused AdamW and GELU", narrowest, narrowest, True, FUSED_GELU),
     ]
-    more = [Setting("the same, layers compiled", narrowest, narrowest, True, FUSED_GELU, compiled=True)]
-    return rows + more if compiled else rows
 
 
 def number_formats() -> list[str]:
@@ -231,19 +203,16 @@ def number_formats() -> list[str]:
     return ["fp32", "bf16"] if computes_bf16() else ["fp32"]
 
 
-def after(prepare: Callable[[], object], step: Step) -> Step:
-    """A step that calls `prepare` first."""
+def after(keeps_memory: bool, step: Step) -> Step:
+    """A step that first makes malloc keep freed memory, or sets the thresholds that glibc reaches by itself after it
+    has freed blocks of 32 MiB, its largest.
+    """
 
     def run() -> None:
-        prepare()
+        keep_freed_blocks() if keeps_memory else set_thresholds(map_from=32 << 20, trim_from=64 << 20)
         step()
 
     return run
-
-
-def use_thresholds_of_glibc() -> None:
-    """Set the thresholds that glibc reaches by itself after it has freed blocks of 32 MiB, its largest."""
-    set_thresholds(map_from=32 << 20, trim_from=64 << 20)
 
 
 def contestants(
@@ -253,19 +222,14 @@ def contestants(
     model, peer = build_pair(gpt2, setting.peer_gelu)
     modern_model = build_model(modern)
     nano = None if nanogpt is None else build_nanogpt(nanogpt, gpt2)
-    if setting.compiled:
-        of_peers = (*peer.transformer.h, *(nano.transformer.h if nano else ()))
-        for layer in (*model.layers, *modern_model.layers, *of_peers):
-            layer.compile()
     options = setting.peer_dtype, setting.peer_fused_adamw
-    allocate = keep_freed_blocks if same_allocator else use_thresholds_of_glibc
     steps = {
-        PEER: after(allocate, peer_step(peer, peer_loss(peer, batch), *options)),
-        "tinylm gpt2": after(keep_freed_blocks, tinylm_step(model, batch, setting.dtype)),
-        MODERN: after(keep_freed_blocks, tinylm_step(modern_model, batch, setting.dtype)),
+        PEER: after(same_allocator, peer_step(peer, peer_loss(peer, batch), *options)),
+        "tinylm gpt2": after(True, tinylm_step(model, batch, setting.dtype)),
+        MODERN: after(True, tinylm_step(modern_model, batch, setting.dtype)),
     }
     if nano is not None:
-        steps[NANOGPT] = after(allocate, peer_step(nano, lambda: nano(batch.ids, batch.targets)[1], *options))
+        steps[NANOGPT] = after(same_allocator, peer_step(nano, lambda: nano(batch.ids, batch.targets)[1], *options))
     return steps
 
 
@@ -291,31 +255,17 @@ def share_of_product_rate(config: ModelConfig, tokens: int, step: Sequence[float
     return statistics.median(flops * alone / seconds for seconds, alone in zip(step, products, strict=True))
 
 
-def print_profile(step: Step) -> None:
-    """Print the 25 operations of a step with the most time, without that of the operations that they call."""
-    step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        step()
-    print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=60))
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, context=256)
     parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="default: 16")
-    parser.add_argument("--compile", action="store_true", help="also with compiled layers")
-    parser.add_argument("--profile", action="store_true", help="only print the time of the operations of one step")
     parser.add_argument("--same-allocator", action="store_true", help="the peers keep freed memory, too")
     parser.add_argument("--nanogpt", type=Path, metavar="FILE", help="the model.py of a copy of nanoGPT")
     options = parser.parse_args(argv)
     gpt2, modern = chosen_shape(options, "gpt2"), chosen_shape(options, "modern")
     batch = random_batch(gpt2, options.batch_size)
-    if options.profile:
-        keep_freed_blocks()
-        print_profile(tinylm_step(build_model(modern), batch, choose_machine("cpu", "auto", Console()).dtype))
-        return
     rows = []
-    for setting in settings(options.compile):
+    for setting in settings():
         steps = contestants(setting, gpt2, modern, batch, options.nanogpt, options.same_allocator)
         alone = {PRODUCTS[dtype]: products(dtype) for dtype in number_formats()}
         times = take_turns({**steps, **alone}, options.rounds, options.warmup)

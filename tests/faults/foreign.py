@@ -119,7 +119,6 @@ TEMPLATES = (
     "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
     "{% for m in messages %}{{ m.content }}{{ strftime_now('%Y' * 100000) }}{% endfor %}",
 )
-PATTERNS = ("(a+)+b", "(.*.*)*x", "[", "(?R)", "x" * 5000, "(" * 500, "(?:.|..|...){99}y", "", "\ud800", "^", ".*", "*")
 
 
 def forge_field(rng: random.Random, model: Path, outside: Path) -> Forgery:
@@ -151,23 +150,6 @@ def forge_special(rng: random.Random, model: Path, outside: Path) -> Forgery:
     file, name = rng.choice([*tokens, *ids, *[("tokenizer_config.json", "chat_template")] * 3])
     values = TEMPLATES if name == "chat_template" else (*VALUES, [1] * 100, [0, -5, 10**9], {"content": "\ud800"})
     return set_in(model / file, name, rng.choice(values))
-
-
-def forge_pattern(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """Put an odd pattern of module names into adapter_config.json."""
-    value = {rng.choice(PATTERNS): rng.choice(NUMBERS)}
-    return set_in(model / "adapter_config.json", rng.choice(("rank_pattern", "alpha_pattern")), value)
-
-
-def forge_index(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """Change the file of a tensor in the index of shards; without an index, add one of files that do not exist."""
-    path = model / "model.safetensors.index.json"
-    names = json.loads(path.read_text())["weight_map"] if path.exists() else {}
-    odd = [*forging.TEXTS, "/dev/zero", "absent.safetensors", str(outside / "folder"), "..", "a/b.safetensors", 7, None]
-    target = rng.choice([*odd, *names.values()])
-    changed = {**names, rng.choice([*names, "another.weight"]): target}
-    changed |= {} if names else {f"t{i}": f"s{i}.safetensors" for i in range(5000)}
-    return f"index: a tensor in {str(target)[:40]!r}", lambda: path.write_text(json.dumps({"weight_map": changed}))
 
 
 def forge_bytes(rng: random.Random, model: Path, outside: Path) -> Forgery:
@@ -257,45 +239,34 @@ OF_TOKENIZER = ("scores", "merges", "eot_token_id", "add_bos_token", "add_space_
 
 
 def forge_metadata(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """Change the value or the type of an entry of the metadata, delete it, add or repeat one."""
-    raw, value = Raw(model), rng.choice(ODD)
-    others = [index for index, (key, _) in enumerate(raw.pairs) if not str(key).startswith("tokenizer")]
-    index = rng.choice(others if rng.random() < 0.6 else range(len(raw.pairs)))
-    key, old = raw.pairs[index]
-    prefix = next(item for name, (_, item) in raw.pairs if name == "general.architecture")
-    added = ["general.alignment", "split.count", "general.type", "\ud800", b"\xff", "", "a" * 300]
-    added += [f"{prefix}.{name}" for name in OF_MODEL] + [f"tokenizer.ggml.{name}" for name in OF_TOKENIZER]
-    how = rng.choice(("change", "change", "change", "change", "delete", "add", "add", "twice", "scaling"))
-    key = rng.choice(added) if how == "add" else key
-    changed = {
-        "change": [(key, value)],
-        "delete": [],
-        "twice": [(key, old), (key, rng.choice((old, value)))],
-        "scaling": [(f"{prefix}.rope.scaling.type", (STRING, "yarn")), (f"{prefix}.rope.scaling.factor", value)],
-        "add": [(key, value)],
-    }[how]
-    raw.pairs = [pair for pair in raw.pairs if pair[0] != key or how == "scaling"] + changed
-    return f"metadata: {how} {key!r} {str(value)[:60]!r}", lambda: write(model, raw.to_bytes())
-
-
-def forge_vocabulary(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """Change tokens, types, scores, merges, ids or the template of the tokenizer in the metadata."""
+    """Change the value or the type of an entry of the metadata, delete it, add or repeat one, also of the tokenizer."""
     raw = Raw(model)
-    lists = [(key, *value) for key, (kind, value) in raw.pairs if key.startswith("tokenizer") and kind == ARRAY]
-    key, kind, items = rng.choice(lists)
+    key, (kind, old) = rng.choice([pair for pair in raw.pairs if pair[1][0] != ARRAY or rng.random() < 0.5])
+    prefix = next(item for name, (_, item) in raw.pairs if name == "general.architecture")
+    added = [*STRINGS[:6], "general.alignment", "split.count", "a" * 300, *(f"{prefix}.{name}" for name in OF_MODEL)]
+    added += [f"tokenizer.ggml.{name}" for name in OF_TOKENIZER]
+    how = rng.choice(("change", "change", "change", "delete", "add", "add", "twice", "template", "scaling"))
+    value = forged_list(rng, *old) if kind == ARRAY and rng.random() < 0.8 else rng.choice(ODD)
+    changed: list[tuple[Any, Value]] = [(rng.choice(added) if how == "add" else key, value)]
+    if how == "twice":
+        changed.append((key, (kind, old)))
+    elif how == "template":
+        changed = [("tokenizer.chat_template", (STRING, rng.choice(TEMPLATES)))]
+    elif how == "scaling":
+        changed = [(f"{prefix}.rope.scaling.type", (STRING, "yarn")), (f"{prefix}.rope.scaling.factor", value)]
+    keys = {key for key, _ in changed} | ({key} if how == "delete" else set())
+    raw.pairs = [pair for pair in raw.pairs if pair[0] not in keys] + ([] if how == "delete" else changed)
+    return f"metadata: {how} {changed[-1][0]!r} {str(changed[-1][1])[:60]!r}", lambda: write(model, raw.to_bytes())
+
+
+def forged_list(rng: random.Random, kind: int, items: list[Any]) -> Value:
+    """A list of tokens, types, scores or merges that is too short or too long, of another type, or has odd elements."""
     size, at = len(items), rng.randrange(len(items))
     texts = ("\ud800", "\x1b[31m", "", "a" * 1_000_000, "h absent", "a b c", " ", "h e")
     odd = rng.choice(texts if kind == STRING else (-5, 4, 5, 6) if kind == I32 else (NAN, 0.0, -INFINITY))
     forged = [items[: size // 2], [*items, odd], [odd] * size, [*items[:at], odd, *items[at + 1 :]], [], [odd]]
-    other = rng.choice(((BOOL, [1] * size), (F32, [1.0] * size), (I32, [*range(size)]), (STRING, ["x"] * size)))
-    value: Value = (ARRAY, rng.choice([other, *((kind, items) for items in forged)]))
-    if rng.random() < 0.4:
-        key = f"tokenizer.ggml.{rng.choice(('eos', 'bos', 'padding', 'eot'))}_token_id"
-        value = (U32, rng.choice((300, 0, (1 << 32) - 1)))
-    elif rng.random() < 0.3:
-        key, value = "tokenizer.chat_template", (STRING, rng.choice(TEMPLATES))
-    raw.pairs = [pair for pair in raw.pairs if pair[0] != key] + [(key, value)]
-    return f"vocabulary: {key} {str(value)[:60]!r}", lambda: write(model, raw.to_bytes())
+    others = ((BOOL, [1] * size), (F32, [1.0] * size), (I32, [*range(size)]), (STRING, ["x"] * size))
+    return ARRAY, rng.choice((*others[:2], rng.choice(others), *((kind, items) for items in forged)))
 
 
 def forge_stored(rng: random.Random, model: Path, outside: Path) -> Forgery:
@@ -329,15 +300,15 @@ ANYWHERE = (
     *(*(forging.forge_value,) * 4, *(forging.forge_text,) * 2, *(forging.forge_tensors,) * 3, forging.forge_header),
     *(forge_bytes, forge_bytes, forging.forge_link, forging.forge_link, forging.forge_kind),
 )
-IN_FOLDERS = (*ANYWHERE, *(forge_field,) * 8, *(forging.forge_tokenizer,) * 3, *(forge_special,) * 4, forge_index)
+IN_FOLDERS = (*ANYWHERE, *(forge_field,) * 8, *(forging.forge_tokenizer,) * 3, *(forge_special,) * 4)
 IN_FILES = (
-    *(*(forge_metadata,) * 5, *(forge_vocabulary,) * 4, *(forge_stored,) * 4, *(forge_bytes,) * 3),
+    *(*(forge_metadata,) * 9, *(forge_stored,) * 4, *(forge_bytes,) * 3),
     *(forging.forge_link, forging.forge_kind),
 )
 KINDS: tuple[tuple[list[str], tuple[Forge, ...], str], ...] = (
     *(([*FOLDERS], IN_FOLDERS, ON_MODELS),) * 2,
     *(([*FILES, SENTENCEPIECE], IN_FILES, ON_MODELS),) * 2,
-    ([*ADAPTERS], (*ANYWHERE, forge_pattern, forge_pattern), ON_ADAPTERS),
+    ([*ADAPTERS], ANYWHERE, ON_ADAPTERS),
 )
 
 

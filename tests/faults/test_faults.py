@@ -386,12 +386,25 @@ WRONG = (
     "true",
     "[1]",
 )
-WHOLE = (-1, 0, 1, 2, 3, 1 << 31, (1 << 63) - 1, 1 << 63, -(1 << 63) - 1, 10**30, 10**400, "1.5", " 2")
-REAL = (-1.0, 0.0, 0.5, 1.0, 2.0, 1e-320, 1e308, -1e308, 0.999999999, "nan", "inf", "1e400", "1e-400", *WHOLE)
 EXTREMES: dict[type, tuple[Any, ...]] = {
     int: (-1, 0, 1 << 31, (1 << 63) - 1, 1 << 63, 10**400),
     float: (-1.0, 0.0, 1e308, 1e-320, "nan", "inf", 10**400),
 }
+NUMBERS = (
+    *EXTREMES[int],
+    *EXTREMES[float],
+    1,
+    2,
+    3,
+    0.5,
+    1.0,
+    0.999999999,
+    -(1 << 63) - 1,
+    "1e400",
+    "1e-400",
+    "1.5",
+    " 2",
+)
 LARGE = (  # options of which large values are valid, but slow
     *("steps", "epochs", "time", "max_tokens", "num_samples", "batch_size", "context", "width", "ffn_width", "layers"),
     *("encoder_layers", "experts", "heads", "kv_heads", "beams", "vocab_size", "rank", "patience", "stride"),
@@ -488,7 +501,7 @@ def random_value(rng: random.Random, option: Any, dry: bool) -> Any:
         return rng.choice(WRONG)
     if "|" in metavar and option.name not in SMALL:
         return rng.choice([*metavar.split("|"), "none", "AUTO"])
-    values = SMALL.get(option.name) or {int: WHOLE, float: REAL}.get(kind, PATHS)
+    values = SMALL.get(option.name) or (NUMBERS if kind in (int, float) else PATHS)
     return rng.choice([value for value in values if dry or is_quick(option, value)])
 
 

@@ -122,14 +122,10 @@ def train_tinylm(settings: Settings, turns: Turns) -> None:
         if isinstance(event, Started | Logged):
             turns.wait()
 
-    shared: dict[str, Any] = {
-        "out": settings.home / "run",
-        "val_data": settings.home / "val.txt",
-        "callbacks": [take_turns],
-    }
+    shared: dict[str, Any] = {"out": settings.home / "run", "val_data": f"{settings.home}/val.txt", "log_every": 1}
     shared |= {"batch_size": settings.batch_size, "micro_batch": settings.batch_size, "lr": settings.lr, "seed": 0}
     shared |= {"warmup_steps": 0, "schedule": "constant", "optimizer": "adamw", "weight_decay": 0.0, "grad_clip": CLIP}
-    shared |= {"beta1": BETAS[0], "beta2": BETAS[1], "compile": "off", "log_every": 1}
+    shared |= {"beta1": BETAS[0], "beta2": BETAS[1], "compile": "off", "callbacks": [take_turns]}
     shared |= dict.fromkeys(("steps", "eval_every", "save_every"), settings.steps)
     text, model = settings.home / "train.txt", settings.home / "model"
     if settings.rank is None:

@@ -5,15 +5,11 @@
     python benchmarks/formats.py encoding tinyshakespeare.txt
     python benchmarks/formats.py startup --model SmolLM2-135M-Instruct.Q4_1.gguf
 
-differences: the largest absolute difference between tinylm and transformers over the models of each family, which are
-small and random, and together use every setting of their families (tests/formats/peers.py). All compute in fp32; the
-standard deviation of their logits is about 1 to 10. The limit is rounding in fp32.
-
-    import         embeddings of the tokens of texts, computed with tinylm's tokenizer and weights
-    logits         logits of a whole context
-    cached logits  logits with the cache, token by token, past the sliding windows
-    export         logits of transformers for a Hugging Face folder written by tinylm
-    GGUF           tensors of a GGUF file (f32) written by tinylm, with the layout of llama.cpp's converters
+differences: the largest absolute difference from transformers over the models of each family, which are small and
+random, and together use every setting of their families (tests/formats/peers.py). All compute in fp32, whose rounding
+is the limit; the standard deviation of the logits is about 1 to 10. import: embeddings of the tokens of texts; logits:
+of a whole context; cached logits: token by token, past the sliding windows; export: logits of transformers for a folder
+written by tinylm; GGUF: tensors of a file (f32) written by tinylm, with the layout of llama.cpp's converters.
 
 opening: memory and time of opening a large model with tinylm and with transformers, each in its own process: the peak
 resident memory, and the anonymous memory, which the system cannot drop because it is not mapped from a file; both
@@ -21,10 +17,9 @@ beyond those of the imports, and relative to the size of the file, which is the 
 that they are finite, so the mapped pages of the file are resident. `first logits` includes a forward pass of 16 tokens.
 Linux only.
 
-encoding: MB/s of encoding a text, repeated up to --megabytes, with characters and byte-level BPE. The ids of both
-libraries for its beginning are compared first. `tokenizers` encodes one string, and a batch of chunks of 64 KB on all
-cores, whose ids may differ at the ends of chunks. tinylm's BPE caches words: each measurement starts with an empty
-cache, but a repeated text favours it. Ratios are relative to the faster variant of the library.
+encoding: MB/s of encoding a text, repeated up to --megabytes, with characters and byte-level BPE. `tokenizers` encodes
+one string, and a batch of chunks of 64 KB on all cores, whose ids may differ at their ends; the faster one is the base
+of the ratios. tinylm's BPE caches words: each measurement starts with an empty cache, but a repeated text favours it.
 
 startup: tinylm --help and the first character of tinylm sample, whole processes, beside `import torch`, which is the
 limit of a sample by torch, and llama-cpp-python, if it is installed, which opens the file that tinylm converted before.

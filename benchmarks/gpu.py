@@ -26,7 +26,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -189,35 +189,24 @@ def decoding(options: argparse.Namespace, device: str, dtype: str) -> list[Row]:
 def learning(options: argparse.Namespace, device: str, dtype: str) -> list[Row]:
     """The rows of `learning`. Each time is a new run, since the learning-rate schedule ends with the budget."""
     goal = None if options.text is None else options.loss
-    text = options.text or CORPUS
-    ends = time.monotonic() + PARTS["learning"].limit - 10  # the command is killed before the part is
+    text, ends = options.text or CORPUS, time.monotonic() + PARTS["learning"].limit - 10
     rows = list[Row]()
     for budget in sorted(options.times, key=parse_duration)[: None if goal is not None else 1]:
         if rows and parse_duration(budget) + 10 > ends - time.monotonic():
             break
         with tempfile.TemporaryDirectory() as home:
-            words = ["train", str(text), "--tokenizer", "char", "--time", budget, "--device", device]
-            words += ["--out", f"{home}/run", "--quiet", "--json"]
-            records = [json.loads(line) for line in run_tinylm(words, limit=ends - time.monotonic()).splitlines()]
-        best = min(record["val_loss"] for record in evaluations(records))
-        reached = seconds_to(records, goal)
-        found = "-" if goal is None else "not reached" if reached is None else f"{reached:.1f}"
-        limit = "-" if goal is None else f"goal {goal:g}: {found} s"
-        rows.append([f"learning {text.name}, {budget}", f"smallest validation loss {best:.4f}", limit, "-"])
-        if reached is not None:
+            words = f"train {text} --tokenizer char --time {budget} --device {device} --out {home}/run --quiet --json"
+            records = [json.loads(line) for line in run_tinylm(words.split(), ends - time.monotonic()).splitlines()]
+        losses = {
+            record["seconds"]: record["val_loss"] for record in records if "val_loss" in record and "run" not in record
+        }
+        reached = [seconds for seconds, loss in losses.items() if goal is not None and loss <= goal]
+        result = f"smallest validation loss {min(losses.values()):.4f}"
+        limit = f"goal {goal:g}" + (f" after {reached[0]:.1f} s" if reached else ": not reached") if goal else "-"
+        rows.append([f"learning {text.name}, {budget}", result, limit, "-"])
+        if reached:
             break
     return rows
-
-
-def evaluations(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The records of `tinylm train --json` that are evaluations."""
-    return [record for record in records if "val_loss" in record and "run" not in record]
-
-
-def seconds_to(records: Sequence[Mapping[str, Any]], goal: float | None) -> float | None:
-    """The time of the first evaluation whose loss is at most `goal`; `None` without one or without a goal."""
-    found = (record["seconds"] for record in evaluations(records) if goal is not None and record["val_loss"] <= goal)
-    return next(found, None)
 
 
 def largest_batch(options: argparse.Namespace, device: str, dtype: str) -> list[Row]:

@@ -11,13 +11,11 @@ from a width of 768, its vocabulary has 50,000 ids. A LoRA adapter is trained on
 --ranks, torchrun starts N processes, and each has a row, whose estimate is that of rank 0. 20x2048 has a billion
 parameters: with AdamW it needs 20 GB of memory, and 16 GB of disk to save it.
 
-ranks: a step is a forward and backward pass, gradient clipping and AdamW on one batch, which the ranks share; each rank
-has one thread. tinylm sums the gradients after the backward pass (`tinylm.training.parallel`), torch's
-DistributedDataParallel during it. With shards (`--parallel fsdp`), each block's weights are gathered for its forward
-and its backward pass. All train copies of one model; their gradient norms of the first step are compared before the
-measurement. One process, with as many threads as there are ranks, has the whole batch, and with one thread the part of
-one rank. All take turns. Efficiency is the speed of the ranks divided by the number of ranks and the speed of one
-thread; its limit is 1.
+ranks: a training step on one batch, which the ranks share; each rank has one thread. tinylm sums the gradients after
+the backward pass, torch's DistributedDataParallel during it; with shards (`--parallel fsdp`), each block's weights are
+gathered for both passes. All train copies of one model; the gradient norms of their first steps are compared. One
+process, with as many threads as there are ranks, has the whole batch, and with one thread the part of one rank. All
+take turns. Efficiency is the speed of the ranks divided by that of one thread and by their number; its limit is 1.
 
 corpora: MB/s per core of encoding a large text, memory, and start of a run on the encoded text, which is generated in a
 temporary folder (--folder: where), with the cache beside it; both take 1.6 times its size. Lines of common words are

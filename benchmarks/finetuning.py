@@ -7,12 +7,10 @@
 
 All have the same weights, batches, learning rate, AdamW settings and initial A. They take turns step by step, each in
 its own process. tinylm runs tinylm.finetune_lora or tinylm.train, with the number format that it chooses; the peer runs
-in a plain loop with fused AdamW, with bf16 weights, with autocast, and in fp32. Ratios are computed per step; their
-median is printed. `share of product rate` is that of training.py, with 6 FLOPs per matrix parameter and token, or 4
-with LoRA, whose frozen matrices need no gradient; the products are measured before the steps.
-
-Memory is the peak resident memory of a process: `steps` from the second step to the last, `process` since its start,
-which for tinylm includes the evaluation before the first step. Linux only.
+in a plain loop with fused AdamW, with bf16 weights, with autocast, and in fp32. Ratios are computed per step.
+`share of product rate` is that of training.py, with 6 FLOPs per matrix parameter and token, or 4 with LoRA, whose
+frozen matrices need no gradient; the products are measured before the steps. Memory is the peak resident memory of a
+process: `steps` from the second step to the last, `process` since its start. Linux only.
 """
 
 import argparse

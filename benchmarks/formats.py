@@ -232,15 +232,9 @@ def encoders(text: str, tokenizer: Tokenizer) -> dict[str, Callable[[], object]]
     def without_cached_words() -> Tokenizer:
         return Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.to_str()))
 
-    def on_one_core() -> None:
-        encoder = without_cached_words()
-        for chunk in chunks:
-            encoder.encode(chunk)
-
     return {
         "tokenizers, one string": lambda: library.encode(text),
         "tokenizers, chunks of 64 KB": lambda: library.encode_batch_fast(library_chunks),
-        "tinylm, one core": on_one_core,
         "tinylm": lambda: encode_stream(iter(chunks), without_cached_words()),
     }
 
@@ -265,7 +259,7 @@ def encoding(options: argparse.Namespace) -> None:
 
 # Start-up.
 
-TORCH, HELP, FIRST, FIFTY = "import torch", "tinylm --help", "first character of a sample", "50 tokens, whole process"
+TORCH, HELP, FIRST = "import torch", "tinylm --help", "first character of a sample"
 PEER = """
 import sys
 from llama_cpp import Llama
@@ -287,7 +281,6 @@ def startup(options: argparse.Namespace) -> None:
             TORCH: lambda: run([sys.executable, "-c", "import torch"]),
             HELP: lambda: run(tinylm_command("--help")),
             FIRST: lambda: first_byte([*by_torch, "--max-tokens", "1000"]),
-            FIFTY: lambda: run([*by_torch, "--max-tokens", "50"]),
         }
         if import_llama_cpp() is not None:
             time.sleep(SETTLED_SECONDS)  # a conversion is recorded only for files that have not changed for this long
@@ -295,7 +288,6 @@ def startup(options: argparse.Namespace) -> None:
             (converted,) = (Path(folder) / "cache").glob("gguf/*.gguf")
             peer = [sys.executable, "-c", PEER, str(converted)]
             functions[f"{FIRST}, llama.cpp"] = lambda: first_byte([*sample, "--max-tokens", "1000"])
-            functions[f"{FIFTY}, llama.cpp"] = lambda: run([*sample, "--max-tokens", "50"])
             functions["llama-cpp-python, first character"] = lambda: first_byte(peer)
         times = take_turns(functions, options.rounds)
     base = statistics.median(times[TORCH])

@@ -1,20 +1,19 @@
-"""What a GPU reaches: utilisation, decoding bandwidth, time to a loss, and the largest batch.
+"""What a GPU reaches: utilisation, decoding bandwidth, and time to a loss.
 
     python benchmarks/gpu.py --text tinyshakespeare.txt
     python benchmarks/gpu.py --parts training,decoding
 
-Each part runs in a process with a time limit, and all of them end in 8 minutes:
+Each part runs in a process with a time limit, and all of them end in 7 minutes:
 
 - training: a step of a model of 124 M parameters at a context of 1,024, and of one of 3 M at a context of 512, with and
   without CUDA graphs and compiled layers, as a share of the rate of a large matrix product and of the rate that the
-  vendor specifies. FLOPs are counted as in Kaplan et al. 2020, but half for attention, since it is
-  causal. With --nanogpt, nanoGPT's model.py as well, compiled as a whole, with fused AdamW.
+  vendor specifies. FLOPs are counted as in Kaplan et al. 2020, but half for causal attention. With --nanogpt, nanoGPT's
+  model.py as well, compiled as a whole, with fused AdamW.
 - decoding: one stream of a model of 1.3 billion parameters, all of which are read once per token, as a share of the
   rate of a memory copy and of the specified rate.
 - learning: `tinylm train TEXT --time T`, with increasing T, until a validation loss of the run is at most --loss, and
   the time from the start of the command to that evaluation. The default loss is nanoGPT's on tinyshakespeare, in nats
   per character. Without --text, data/corpus.txt is trained on for the shortest time, with no loss to reach.
-- batch: the number of rows is doubled until memory runs out in a training step of the model of 124 M parameters.
 
 The number format is the one that tinylm chooses for the device: bf16 on most GPUs. Runs on any device; --small uses
 tiny models, for a machine without a GPU.
@@ -27,7 +26,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -71,13 +69,12 @@ Row = list[str]  # work, result, limit and share of the limit that was measured,
 
 
 class Sizes(NamedTuple):
-    """Sizes: rows of square matrices, bytes copied, most rows of the largest batch, tokens decoded, models with rows of
-    their batches, and the model that decodes.
+    """Sizes: rows of square matrices, bytes copied, tokens decoded, models with rows of their batches, and the model
+    that decodes.
     """
 
     square: int
     bytes: int
-    most_rows: int
     tokens: int
     trained: tuple[tuple[ModelConfig, int], ...]
     decoding: ModelConfig
@@ -92,9 +89,9 @@ def sizes(small: bool) -> Sizes:
 
     if small:
         gpt2 = shape("gpt2", 1, 64, 32)
-        return Sizes(256, 2**24, 8, 8, ((gpt2, 2),), gpt2)
+        return Sizes(256, 2**24, 8, ((gpt2, 2),), gpt2)
     trained = (shape("gpt2", 12, 768, 1024), 16), (shape("gpt2", 4, 256, 512, 65), 4)
-    return Sizes(8192, 2**32, 4096, 256, trained, shape("gpt2", 24, 2048, 1024))
+    return Sizes(8192, 2**32, 256, trained, shape("gpt2", 24, 2048, 1024))
 
 
 def seconds_of(work: Callable[[], object], device: str, rounds: int) -> float:
@@ -189,7 +186,7 @@ def decoding(options: argparse.Namespace, device: str, dtype: str) -> list[Row]:
 def learning(options: argparse.Namespace, device: str, dtype: str) -> list[Row]:
     """The rows of `learning`. Each time is a new run, since the learning-rate schedule ends with the budget."""
     goal = None if options.text is None else options.loss
-    text, ends = options.text or CORPUS, time.monotonic() + PARTS["learning"].limit - 10
+    text, ends = options.text or CORPUS, time.monotonic() + PARTS["learning"][1] - 10
     rows = list[Row]()
     for budget in sorted(options.times, key=parse_duration)[: None if goal is not None else 1]:
         if rows and parse_duration(budget) + 10 > ends - time.monotonic():
@@ -209,39 +206,13 @@ def learning(options: argparse.Namespace, device: str, dtype: str) -> list[Row]:
     return rows
 
 
-def largest_batch(options: argparse.Namespace, device: str, dtype: str) -> list[Row]:
-    """The row of `batch`: the largest power of two of rows with which a step is not repeated in micro-batches."""
-    chosen = sizes(options.small)
-    if device == "cpu" and not options.small:
-        return [["largest batch", "not measured on a CPU, where memory that runs out kills other processes", "-", "-"]]
-    config, _ = chosen.trained[0]
-    model, rows = build_model(config).to(device), 1
-    while rows <= chosen.most_rows and tinylm_step(model, random_batch(config, rows), dtype)() == rows:
-        rows *= 2
-    more = "more were not tried" if rows > chosen.most_rows else f"{rows} do not fit"
-    tokens = f"{rows // 2 * config.context:,} tokens"
-    return [[f"largest batch in training, {dtype}", f"{rows // 2:,} rows, {tokens}", more, "-"]]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of the benchmark: a function that returns its rows, and its time limit in seconds."""
-
-    measure: Callable[[argparse.Namespace, str, str], list[Row]]
-    limit: float
-
-
-PARTS = {
-    "training": Part(training, 180),
-    "decoding": Part(decoding, 60),
-    "learning": Part(learning, 150),
-    "batch": Part(largest_batch, 60),
-}
+# Each part: a function that returns its rows, and its time limit in seconds
+PARTS = {"training": (training, 180), "decoding": (decoding, 60), "learning": (learning, 150)}
 
 
 def run(part: str, options: argparse.Namespace, device: str, rows: Any) -> None:
     """In a process of its own: measure a part."""
-    rows.put(PARTS[part].measure(options, device, choose_machine(device, "auto", Console()).dtype))
+    rows.put(PARTS[part][0](options, device, choose_machine(device, "auto", Console()).dtype))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -264,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         answers = context.SimpleQueue()
         process = context.Process(target=run, args=(part, options, device, answers))
         process.start()
-        process.join(PARTS[part].limit)
+        process.join(PARTS[part][1])
         process.kill()
         process.join()
         if process.exitcode == 0:

@@ -1,5 +1,4 @@
-"""Sampling on the CPU by tinylm, llama.cpp and transformers: one table of tokens per second, the share of
-the memory bandwidth, and milliseconds to the first token.
+"""Sampling on the CPU by tinylm, llama.cpp and transformers: tokens per second, and milliseconds to the first token.
 
     python benchmarks/sampling.py                                                                  # 10 minutes
     python benchmarks/sampling.py --models 4x128 6x384 12x768 SmolLM2-135M-Instruct.Q4_1.gguf      # 19 minutes
@@ -66,10 +65,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """A model in one number format. folder: has the Hugging Face folder `model` and the file `model.gguf`.
-
-    kind: f32, f16 or q8_0, or "file" for a GGUF file with its own number formats, which is the only file in the folder.
-    """
+    """A model in one number format. folder: has a Hugging Face folder (not for the kind `file`) and a GGUF file."""
 
     folder: str
     kind: str
@@ -83,8 +79,7 @@ class Job:
 
     @property
     def model(self) -> Path:
-        """What tinylm opens: the Hugging Face folder, whose weights are f32 for q8_0 (tinylm quantizes
-        them), or the GGUF file for "file"."""
+        """What tinylm opens. The weights of the Hugging Face folder are f32 for q8_0: tinylm quantizes them."""
         return self.gguf if self.kind == "file" else Path(self.folder) / "model"
 
 

@@ -37,21 +37,9 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+import measure
 import torch
-from measure import (
-    add_options,
-    chosen_shape,
-    describe_machine,
-    memory_of,
-    process_tree,
-    run_tinylm,
-    running,
-    speedup,
-    table,
-    take_turns,
-    tinylm_command,
-    tokens_per_second,
-)
+from measure import describe_machine, memory_of, process_tree, running, speedup, table, tokens_per_second
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from training import random_batch
@@ -69,9 +57,8 @@ from tinylm.training.sharded_tensors import full
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 VOCABULARY = 50_000  # of wide models
-CHECKPOINTED = "--checkpoint-activations"
 KINDS = {"adamw": "--optimizer adamw", "muon": "--optimizer muon", "lora": ""}  # of training, with their options
-KINDS |= {f"{kind}-checkpointed": f"{words} {CHECKPOINTED}" for kind, words in KINDS.items()}
+KINDS |= {f"{kind}-checkpointed": f"{words} --checkpoint-activations" for kind, words in KINDS.items()}
 COMMON = "--steps 3 --eval-every 3 --save-every 1 --batch-size 4 --val-fraction 0.02 --compile off --force --quiet"
 
 
@@ -84,7 +71,7 @@ def memory(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpus, tokenizer, base = Path(folder) / "corpus.txt", Path(folder) / "tokenizer.json", Path(folder) / "base"
         write_corpus(corpus, 5_000_000)
-        run_tinylm(["train-tokenizer", corpus, "--vocab-size", VOCABULARY, "--out", tokenizer, "-q"])
+        measure.run_tinylm(["train-tokenizer", corpus, "--vocab-size", VOCABULARY, "--out", tokenizer, "-q"])
         corpus.write_text(corpus.read_text()[:300_000])
         for model in options.models:
             layers, width = map(int, model.split("x"))
@@ -95,7 +82,7 @@ def memory(options: argparse.Namespace) -> None:
                 if kind.startswith("lora"):
                     start = f"finetune-lora {corpus} --model {base} --out {folder}/lora"
                 words = f"{start} {COMMON} --dtype {options.dtype} {KINDS[kind]}".split()
-                command = tinylm_command(*words)
+                command = measure.tinylm_command(*words)
                 if options.ranks > 1:
                     torchrun = [sys.executable, *TORCHRUN, str(options.ranks)]
                     command = [*torchrun, *command[1:], "--parallel", options.parallel]
@@ -200,7 +187,7 @@ def row_of_ranks(config: ModelConfig, options: argparse.Namespace, dtype: str, r
     works: dict[str, tuple[Ranks | None, int, Training]] = {OURS: (None, 1, ours), SHARDS: (None, 1, shards)}
     works |= {PEER: (None, 1, peer), WHOLE: (ranks, ranks.size, whole), PART: (ranks, 1, alone)}
     steps = {name: partial(on, who, threads, training.step) for name, (who, threads, training) in works.items()}
-    times = take_turns(steps, options.rounds, options.warmup)
+    times = measure.take_turns(steps, options.rounds, options.warmup)
     speeds = [tokens_per_second(times, name, (part if name == PART else rows) * config.context) for name in works]
     # With perfect scaling, the ranks need as long for the batch as one thread for the part of one rank.
     compared = ((OURS, PEER), (OURS, PART), (OURS, WHOLE), (SHARDS, OURS))
@@ -213,7 +200,7 @@ def ranks(options: argparse.Namespace) -> None:
         command = [sys.executable, *TORCHRUN, str(options.ranks), *sys.argv]
         subprocess.run(command, check=True, timeout=3600)
         return
-    config = chosen_shape(options, "modern")
+    config = measure.chosen_shape(options, "modern")
     with join_ranks(Launch.of(os.environ)) as joined:
         rows = [row_of_ranks(config, options, dtype, joined) for dtype in options.dtypes]
         if joined.is_first:
@@ -246,10 +233,10 @@ def corpora(options: argparse.Namespace) -> None:
         time.sleep(3)  # statistics of files that have just changed are not cached (files.SETTLED_SECONDS)
         first, start = Measured(corpus), Measured(corpus)
         start_up = f"train {corpus} --val-fraction {VAL_FRACTION} {TINY} --dry-run".split()
-        commands = {"torch": [sys.executable, "-c", "import torch"], "plan": tinylm_command(*start_up)}
+        commands = {"torch": [sys.executable, "-c", "import torch"], "plan": measure.tinylm_command(*start_up)}
         silent = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "timeout": 3600}
         runs = {name: partial(subprocess.run, command, **silent) for name, command in commands.items()}
-        times = take_turns(runs, rounds=3, warmup=0)
+        times = measure.take_turns(runs, rounds=3, warmup=0)
         dry_run = min(times["plan"]) - min(times["torch"])
         shards = len(list(cache.glob("*/train*.bin")))
     cores, larger = len(os.sched_getaffinity(0)), TERABYTE / size
@@ -339,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen.add_argument("--ranks", type=int, default=2, metavar="N", help="processes, by torchrun (default: 2)")
     chosen.add_argument("--rows", type=int, default=16, metavar="N", help="sequences per batch (default: 16)")
     chosen.add_argument("--dtypes", nargs="+", choices=TOLERANCE, default=list(TOLERANCE), help="default: fp32 bf16")
-    add_options(chosen, context=256)
+    measure.add_options(chosen, context=256)
     chosen.set_defaults(command=ranks)
     chosen = commands.add_parser("corpora")
     chosen.add_argument("--gigabytes", type=float, default=10, help="size of the corpus (default: 10)")

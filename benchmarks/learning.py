@@ -9,8 +9,7 @@ characters with nanoGPT's recipe for CPUs for the longest of the times, and eval
 
 To compare machines: `TFLOP` is what the training computed (6 FLOPs per matrix parameter and token, causal attention,
 and the products of Muon), and `of the peak` its share of what large matrix products in the number format of the run
-would have computed in the time of the command, by the rate in the machine profile.
-The results of --times depend on the speed of the machine, which should be idle; those of --steps do not.
+would have computed in the time of the command. With --times, the results depend on the speed of the machine.
 """
 
 import argparse

@@ -1,15 +1,24 @@
-"""The training sequences of each kind of data, in a plan."""
+"""The training sequences of each kind of data, in a plan, and plans for conversations."""
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
-from tests.planning.planned import data
-from tinylm.planning.data_shape import SHAPES, Rows, data_shape
+from tests.machines import machine
+from tests.planning.planned import data, planned
+from tinylm.errors import UsageError
+from tinylm.planning.data_shape import SHAPES, ChatShape, Rows, data_shape
+from tinylm.planning.memory import training_memory
+from tinylm.planning.plan import Plan
+from tinylm.planning.plan_request import PlanRequest
 from tinylm.run_config import CORPUS_KINDS
-from tinylm.text.chat_tokens import FIRST, SCORED
+from tinylm.text.chat_batches import ChatParts
+from tinylm.text.chat_tokens import FIRST, SCORED, ChatTokens
 from tinylm.text.token_files import TokenFolder
+from tinylm.training_config import Budget
 
 END = 3
 
@@ -47,3 +56,79 @@ def test_conversations_share_rows_if_they_are_packed() -> None:
     assert (alone.count, alone.tokens, alone.longest, alone.constant) == (10, 2, 2, False)
     assert (packed.count, packed.tokens, packed.longest, packed.constant) == (4, 5, 6, True)
     assert (alone.steps_per_epoch(4), packed.steps_per_epoch(4)) == (3, 1)
+
+
+def tokens_of(lengths: list[int], scored: int = 2) -> ChatTokens:
+    """Conversations of these lengths, of which the last tokens are scored."""
+    parts = []
+    for length in lengths:
+        codes = np.full(length, 4)
+        codes[length - scored :] |= SCORED
+        codes[0] |= FIRST
+        parts.append(codes)
+    return ChatTokens(np.concatenate(parts).astype(np.uint16))
+
+
+def planned_chats(train: list[int], val: tuple[int, ...] = (10,), scored: int = 2, **choices: Any) -> Plan:
+    chats = dataclasses.replace(data(sum(train)), kind="chat", documents=len(train))
+    parts = ChatParts(tokens_of(train, scored), tokens_of(list(val), scored))
+    return planned(**{"data": chats, "shape": ChatShape(parts), **choices})
+
+
+def test_the_context_of_a_new_model_has_room_for_nearly_all_conversations() -> None:
+    plan = planned_chats([301] * 199 + [2000], model={"size": "nano"})
+    assert plan.model.context == 608  # twice the usual length, in steps of 32
+    assert plan.notices[0].startswith("1 of 200 training conversations are cut to the context of 608 tokens")
+    assert planned_chats([20] * 50, model={"size": "small"}).model.context == 512  # that of the size
+    assert planned_chats([301] * 50, scored=290, val=(300,), model={"size": "nano", "context": 64}).model.context == 64
+
+
+def test_a_context_in_which_nothing_is_scored_is_an_error() -> None:
+    with pytest.raises(UsageError, match="No training conversation has a scored token within the context of 64"):
+        planned_chats([301] * 50, model={"size": "nano", "context": 64}, val=(10,))
+    with pytest.raises(UsageError, match="Nothing is scored in the training conversations"):
+        planned_chats([30] * 50, scored=0)
+
+
+def test_an_epoch_has_as_many_steps_as_batches_of_rows() -> None:
+    choices: dict[str, Any] = {"model": {"size": "nano", "context": 512}, "budget": Budget(epochs=2)}
+    packed = planned_chats([101] * 55, training={"batch_size": 2}, **choices)
+    assert packed.steps == 2 * 6  # rows of 512 hold 5 conversations of 100 inputs
+    single = planned_chats([101] * 55, training={"batch_size": 2, "pack": False}, **choices)
+    assert single.steps == 2 * 28
+    assert packed.training.pack and not single.training.pack
+    assert packed.training.objective == "chat"
+
+
+def test_a_step_has_about_as_many_tokens_packed_or_not() -> None:
+    for choices in ({}, {"pack": False}):
+        plan = planned_chats([101] * 5000, model={"size": "nano", "context": 512}, training=choices)
+        per_row = 100 if choices else 500
+        assert 900 <= plan.training.batch_size * per_row <= 2100
+
+
+def test_memory_is_that_of_the_rows() -> None:
+    def per_sequence(length: int, pack: bool) -> int:
+        chats = dataclasses.replace(data(length * 20), kind="chat", documents=20)
+        parts = ChatParts(tokens_of([length] * 20), tokens_of([10]))
+        request = PlanRequest(data=chats, vocab_size=100, shape=ChatShape(parts), training={"pack": pack})
+        config = planned(model={"size": "nano", "context": 2048}).model
+        return training_memory(machine(), request, config, 1000, checkpointed=False).per_sequence
+
+    assert per_sequence(101, False) * 512 == per_sequence(101, True) * 100
+    assert per_sequence(1001, False) == per_sequence(1001, True)
+
+
+def test_conversations_are_packed_where_three_fit_a_row_on_average() -> None:
+    model = {"size": "nano", "context": 600}
+    assert planned_chats([171] * 50, model=model).training.pack  # three times 170 of 512
+    assert not planned_chats([173] * 50, model=model).training.pack
+    assert planned_chats([173] * 50, model=model, training={"pack": True}).training.pack
+
+
+def test_only_packed_rows_have_constant_sizes_and_are_compiled() -> None:
+    long = Budget(time=3600)
+    for pack in (True, False):
+        plan = planned_chats([101] * 5000, budget=long, model={"size": "mini"}, training={"pack": pack})
+        assert plan.runtime.compile == pack
+    assert planned(budget=long, model={"size": "mini"}).runtime.compile

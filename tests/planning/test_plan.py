@@ -1,14 +1,19 @@
-"""A plan is valid and fits the text, the memory and the choices."""
+"""A plan is valid and fits the text, the memory and the choices; choices that are invalid are errors."""
+
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.machines import machine
-from tests.planning.planned import planned, planned_pairs
+from tests.planning.planned import adapter, data, planned, planned_pairs
+from tests.variants import small
+from tinylm.errors import UsageError
 from tinylm.machine import Machine
 from tinylm.model_config import ModelConfig
-from tinylm.presets import PRESETS
+from tinylm.planning.plan_request import PlanRequest
+from tinylm.presets import PRESETS, SIZES
 from tinylm.training_config import Budget
 
 
@@ -98,3 +103,58 @@ def test_every_text_budget_and_machine_has_a_valid_plan(
     assert plan.seconds > 0
     assert plan.memory > 0
     assert plan.training.budget == (budget or Budget(time=600))
+
+
+# Choices that are invalid or contradict each other.
+
+
+def request(**choices: Any) -> PlanRequest:
+    return PlanRequest(data=data(1000), vocab_size=100, **choices)
+
+
+INVALID: list[tuple[dict[str, Any], str]] = [
+    ({"training": {"micro_batch": -1}}, "`micro_batch` is -1; it must be from 1 to"),
+    ({"training": {"batch_size": 4, "micro_batch": 5}}, "`micro_batch` is 5; it must be at most `batch_size` (4)"),
+    ({"training": {"lr": 1e-3, "min_lr": 1e-2}}, "`min_lr` is 0.01; it must be at most `lr` (0.001)"),
+    ({"training": {"schedule": "constant", "min_lr": 1e-5}}, '`min_lr` has no effect with `schedule="constant"`'),
+    ({"training": {"warmup_steps": -1}}, "`warmup_steps` is -1; it must be from 0 to"),
+    ({"training": {"warmup_steps": 101}}, "`warmup_steps` is more than the whole run"),
+    ({"training": {"eval_every": 0}}, "`eval_every` is 0"),
+    ({"training": {"optimizer": "sgd"}}, "`optimizer` is 'sgd'"),
+    ({"training": {"optimizer": "adamw", "momentum": 0.9}}, '`momentum` has no effect with `optimizer="adamw"`'),
+    ({"training": {"pack": True}}, "`pack` is for conversations"),
+    ({"training": {"sequence_growth": 3}}, "`sequence_growth` is 3; it must be 1, 2 or 4"),
+    ({"training": {"sequence_growth": 4}, "model": {"context": 30}}, "must divide the length of the sequences, 30"),
+    ({"model": {"preset": "bert"}}, "`preset` is 'bert'; it must be one of: modern, gpt2, original"),
+    ({"model": {"size": "vast"}}, "`size` is 'vast'; it must be one of: auto, nano, micro"),
+    ({"model": {"size": "nano", **SIZES["micro"]}}, "`size` sets `layers`, `heads`, `width`, `context`"),
+    ({"model": {"width": 97, "heads": 4}}, "`heads` is 4; it must divide `width` (97)"),
+    ({"model": {"context": 0}}, "`context` is 0"),
+    ({"compile": "yes"}, "`compile` is 'yes'; it must be one of: auto, on, off"),
+]
+
+
+def test_settings_that_are_invalid_or_contradict_each_other_are_refused_by_name() -> None:
+    wrong = []
+    for choices, words in INVALID:
+        try:
+            planned(budget=Budget(steps=100), **choices)
+            wrong.append(f"{choices}: no error")
+        except UsageError as error:
+            if words not in str(error):
+                wrong.append(f"{choices}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_recipe_is_that_of_the_preset_of_the_base_or_of_the_adapter() -> None:
+    assert request().recipe_name == "modern"
+    assert request(model={"preset": "gpt2"}).recipe_name == "gpt2"
+    assert request(base=small("original", kv_heads=4)).recipe_name == "original"
+    for kind in ("lora", "bottleneck"):
+        assert request(base=small(), adapter=adapter(kind=kind)).recipe_name == kind
+
+
+def test_the_optimizer_is_that_of_the_recipe_unless_one_is_chosen() -> None:
+    assert request().optimizer == "muon"
+    assert request(model={"preset": "gpt2"}).optimizer == "adamw"
+    assert request(training={"optimizer": "adam"}).optimizer == "adam"

@@ -1,18 +1,23 @@
-"""Optimizers. References: Adam, AdamW, Muon and NorMuon as their papers write them, in float64, and torch's Muon."""
+"""Optimizers, learning rates and averages. References: the formulas of their papers in float64, and torch's Muon."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from tests.variants import small
 from tinylm.errors import UsageError
 from tinylm.model.build import build_model
+from tinylm.training.learning_rate import learning_rate
 from tinylm.training.muon import Muon
 from tinylm.training.optimizer import allocate_state, build_optimizer, layer_matrices, set_learning_rate
-from tinylm.training_config import Budget, TrainingConfig
+from tinylm.training.weight_average import WeightAverage
+from tinylm.training_config import SCHEDULES, Budget, TrainingConfig
 
 
 def config(**choices: object) -> TrainingConfig:
@@ -193,3 +198,106 @@ def test_state_allocated_before_the_first_step_equals_the_state_of_that_step(opt
     other = torch.optim.SGD(Weights().parameters(), lr=1.0, momentum=0.9)
     allocate_state(other)
     assert not other.state
+
+
+# Learning rates.
+
+
+# The fraction of lr - min_lr that is left at progress p after a warmup of w, with x = (p - w) / (1 - w).
+LEFT: dict[str, Callable[[float], float]] = {
+    "constant": lambda x: 1,
+    "linear": lambda x: 1 - x,
+    "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
+    "trapezoid": lambda x: 1 if x <= 0.5 else 2 - 2 * x,
+}
+
+
+def scheduled(schedule: str, warmup: float, lr: float = 3e-3, min_lr: float = 1e-4) -> TrainingConfig:
+    return TrainingConfig(
+        budget=Budget(steps=1), batch_size=1, micro_batch=1, lr=lr, min_lr=min_lr, warmup=warmup, schedule=schedule
+    )
+
+
+def test_each_decay_equals_its_formula_and_ends_at_min_lr() -> None:
+    assert set(SCHEDULES) == {*LEFT, "inverse-sqrt"}
+    for schedule, left in LEFT.items():
+        for warmup in (0.0, 0.02, 0.5):
+            for progress in (warmup, warmup + 1e-9, 0.5, 0.51, 0.7, 0.75, 0.9, 1.0):
+                expected = 1e-4 + (3e-3 - 1e-4) * left((progress - warmup) / (1 - warmup))
+                found = learning_rate(progress, scheduled(schedule, warmup))
+                assert found == pytest.approx(expected, rel=1e-12, abs=1e-15), (schedule, warmup, progress)
+        if schedule != "constant":
+            assert [learning_rate(p, scheduled(schedule, 0.3)) for p in (1.0, 1 + 1e-9, 1.5)] == pytest.approx(
+                [1e-4] * 3
+            )
+
+
+def test_inverse_sqrt_decays_with_the_inverse_square_root_of_progress() -> None:
+    """Without a warmup it starts at the learning rate."""
+    for progress, expected in ((0.1, 1.0), (0.4, 0.5), (0.9, 1 / 3), (1.0, math.sqrt(0.1))):
+        assert learning_rate(progress, scheduled("inverse-sqrt", 0.1, 1.0, 0.0)) == pytest.approx(expected)
+        assert learning_rate(progress, scheduled("inverse-sqrt", 0.1, 1.0, 0.45)) == pytest.approx(max(0.45, expected))
+    values = [learning_rate(p, scheduled("inverse-sqrt", 0.0, 1.0, 0.0)) for p in (0.0, 1e-3, 4e-3, 0.1)]
+    assert values == pytest.approx([1, 1, 0.5, 0.1])
+
+
+def test_warmup_is_linear_up_to_lr() -> None:
+    for schedule in SCHEDULES:
+        for warmup in (1e-9, 0.1, 1.0):
+            for part in (0.0, 0.25, 0.999, 1.0):
+                assert learning_rate(part * warmup, scheduled(schedule, warmup)) == pytest.approx(part * 3e-3)
+
+
+# Averaged weights: the weighted mean of all weights so far (Shamir and Zhang 2013).
+
+
+def average_random_weights(steps: int, mean_age: float) -> tuple[list[Tensor], WeightAverage, nn.Linear]:
+    """Average the weights of a model that are drawn at random in each step; returns them, the average and the model."""
+    rng = torch.Generator().manual_seed(steps)
+    model = nn.Linear(3, 2, dtype=torch.float64)
+    average = WeightAverage(torch.optim.SGD(model.parameters()), mean_age)
+    seen = []
+    for step in range(1, steps + 1):
+        model.weight.data = torch.randn(2, 3, generator=rng, dtype=torch.float64)
+        average.update(step)
+        seen.append(model.weight.detach().clone())
+    return seen, average, model
+
+
+def coefficients(steps: int, mean_age: float) -> list[float]:
+    """The coefficient of step i is proportional to Gamma(i + eta) / Gamma(i), and their sum is 1."""
+    eta = 1 / mean_age - 2
+    raw = [math.lgamma(i + eta) - math.lgamma(i) for i in range(1, steps + 1)]
+    largest = max(raw)
+    total = sum(math.exp(value - largest) for value in raw)
+    return [math.exp(value - largest) / total for value in raw]
+
+
+@given(steps=st.integers(1, 40), mean_age=st.floats(0.02, 0.5))
+def test_the_average_is_the_weighted_mean_of_all_weights_so_far(steps: int, mean_age: float) -> None:
+    seen, average, model = average_random_weights(steps, mean_age)
+    expected = sum(c * weights for c, weights in zip(coefficients(steps, mean_age), seen, strict=True))
+    with average.average_parameters():
+        torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_mean_age_is_the_fraction_of_the_steps() -> None:
+    steps = 100_000
+    for mean_age in (0.5, 0.1, 0.03):
+        age = sum(c * (steps - i) for i, c in enumerate(coefficients(steps, mean_age), start=1))
+        assert math.isclose(age, mean_age * steps, rel_tol=1e-3)
+
+
+def test_the_model_gets_its_own_weights_back_even_after_an_error() -> None:
+    seen, average, model = average_random_weights(5, 0.1)
+    with pytest.raises(ZeroDivisionError), average.average_parameters():
+        assert not torch.equal(model.weight, seen[-1])
+        raise ZeroDivisionError
+    assert torch.equal(model.weight, seen[-1])
+
+
+def test_before_the_first_step_the_average_equals_the_model() -> None:
+    _, average, model = average_random_weights(0, 0.1)
+    before = model.weight.detach().clone()
+    with average.average_parameters():
+        assert torch.equal(model.weight, before)

@@ -396,31 +396,17 @@ def test_restarts_continue_a_resumed_run_and_an_adapter_from_their_last_saves(te
     load(base, adapters=[adapter])
 
 
-def machine(endpoint: str, restarts: int, *arguments: object) -> list[str]:
-    """The command of the torchrun agent of one of two machines, with one process each."""
-    options = ["--nnodes", "2", "--max-restarts", str(restarts), "--rdzv-id", "run", "--rdzv-conf", "join_timeout=60"]
-    command = torchrun(1, *arguments)
-    command[command.index("localhost:0")] = endpoint
-    return [*command[:3], *options, *command[3:]]
-
-
 @contextlib.contextmanager
 def two_machines(restarts: int, *arguments: object) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+    """The torchrun agents of two machines, with one process each."""
     with socket.create_server(("localhost", 0)) as server:
         endpoint = f"localhost:{server.getsockname()[1]}"
+    options = f"--nnodes 2 --max-restarts {restarts} --rdzv-id run --rdzv-conf join_timeout=60"
+    command = [endpoint if part == "localhost:0" else part for part in torchrun(1, *arguments)]
+    command[3:3] = options.split()
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = machine(endpoint, restarts, *arguments)
     with child_process(command, 200, **pipes) as one, child_process(command, 200, **pipes) as other:
         yield one, other
-
-
-def kill_a_rank(machines: tuple[subprocess.Popen[str], subprocess.Popen[str]], rank: int) -> None:
-    """Kill a rank as soon as both machines have started theirs."""
-    limit = time.monotonic() + 100
-    while len(ranks := ranks_of(machines[0]) | ranks_of(machines[1])) < 2:
-        assert time.monotonic() < limit
-        time.sleep(0.02)
-    os.kill(ranks[rank], signal.SIGKILL)
 
 
 @needs_proc
@@ -430,9 +416,14 @@ def test_two_machines_restart_together_also_if_only_one_of_them_counts_a_failure
     run = tmp_path / "run"
     arguments = ["-m", "tinylm", "train", texts / "text.txt", "--out", run, "--steps", 60, *OPTIONS]
     with two_machines(9, *arguments) as machines:
-        kill_a_rank(machines, 1)
-        wait_for_save(run, 10, machines[0])
-        kill_a_rank(machines, 0)
+        for killed in (1, 0):
+            limit = time.monotonic() + 100
+            while len(ranks := ranks_of(machines[0]) | ranks_of(machines[1])) < 2:
+                assert time.monotonic() < limit
+                time.sleep(0.02)
+            os.kill(ranks[killed], signal.SIGKILL)
+            if killed:
+                wait_for_save(run, 10, machines[0])
         out = "".join(child.communicate()[0] for child in machines)
         assert [child.returncode for child in machines] == [0, 0]
     assert set(out.split()) == {str(run)}  # printed again if a rank is killed after the end of the training

@@ -206,16 +206,16 @@ def test_only_the_adapter_is_trained_and_saved(tokens: TokenFolder, tmp_path: Pa
     assert any(tensor.any() for name, tensor in weights.items() if ".lora_B." in name)
 
 
-Call = Callable[..., Any]
+Check = Callable[[torch.Tensor], None]
 
 
 @pytest.fixture
-def compile_as(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Call], Call]], None]:
-    """Replaces torch.compile: a compiled layer is the given function of its forward pass."""
+def before_compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Check], None]:
+    """Replaces torch.compile: a compiled layer calls the given function with its input, and then the layer."""
 
-    def replace(compiled: Callable[[Call], Call]) -> None:
+    def replace(check: Check) -> None:
         def compile(module: torch.nn.Module) -> None:
-            module._compiled_call_impl = compiled(module._call_impl)
+            module._compiled_call_impl = lambda x, *args: (check(x), module._call_impl(x, *args))[1]
 
         monkeypatch.setattr(torch.nn.Module, "compile", compile)
 
@@ -226,20 +226,16 @@ COMPILED = {"compile": True}
 
 
 def test_out_of_memory_in_the_test_of_compiled_layers_reduces_its_batch(
-    tokens: TokenFolder, tmp_path: Path, compile_as: Callable[..., None]
+    tokens: TokenFolder, tmp_path: Path, before_compiled: Callable[[Check], None]
 ) -> None:
-    rows = []
+    rows: list[int] = []
 
-    def compiled(forward: Call) -> Call:
-        def call(x: torch.Tensor, *args: Any) -> Any:
-            rows.append(len(x))
-            if len(rows) < 3:
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-            return forward(x, *args)
+    def check(x: torch.Tensor) -> None:
+        rows.append(len(x))
+        if len(rows) < 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
 
-        return call
-
-    compile_as(compiled)
+    before_compiled(check)
     session = RunSession(tmp_path / "run", tokens)
     session.begin(config_of(runtime=COMPILED, budget=Budget(steps=1), micro_batch=5))
     assert rows[:3] == [5, 3, 2]
@@ -249,20 +245,16 @@ def test_out_of_memory_in_the_test_of_compiled_layers_reduces_its_batch(
 
 
 def test_compiled_layers_are_tested_with_micro_batches_of_every_size(
-    tokens: TokenFolder, tmp_path: Path, compile_as: Callable[..., None]
+    tokens: TokenFolder, tmp_path: Path, before_compiled: Callable[[Check], None]
 ) -> None:
     """Otherwise, torch would compile in the middle of the run, where a failure stops it."""
     shapes: list[torch.Size] = []
 
-    def compiled(forward: Call) -> Call:
-        def call(x: torch.Tensor, *args: Any) -> Any:
-            if torch.is_grad_enabled():  # not in evaluations
-                shapes.append(x.shape[:2])
-            return forward(x, *args)
+    def check(x: torch.Tensor) -> None:
+        if torch.is_grad_enabled():  # not in evaluations
+            shapes.append(x.shape[:2])
 
-        return call
-
-    compile_as(compiled)
+    before_compiled(check)
     shape = dataclasses.replace(SHAPE, context=16)  # 5 windows in micro-batches of 2
     config = config_of(model=shape, runtime=COMPILED, budget=Budget(steps=20), sequence_growth=4)
     RunSession(tmp_path / "run", tokens).begin(config)
@@ -283,24 +275,20 @@ def test_the_layers_of_encoder_and_decoder_are_compiled(
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_compiling_changes_no_weight_and_its_failure_is_a_notice(
-    fails: bool, tokens: TokenFolder, tmp_path: Path, compile_as: Callable[..., None]
+    fails: bool, tokens: TokenFolder, tmp_path: Path, before_compiled: Callable[[Check], None]
 ) -> None:
     """The test of the compiled layers leaves no gradients, and does not advance the random number generators."""
     plain, wanted = (config_of(budget=Budget(steps=20), runtime={"compile": value}) for value in (False, True))
     RunSession(tmp_path / "plain", tokens).begin(plain)
-    calls = []
+    calls: list[bool] = []
 
-    def compiled(forward: Call) -> Call:
-        def call(*args: Any) -> Any:
-            calls.append(torch.is_grad_enabled())
-            if fails:
-                torch.rand(3)
-                raise RuntimeError("no compiler was found\nand much more")
-            return forward(*args)
+    def check(x: torch.Tensor) -> None:
+        calls.append(torch.is_grad_enabled())
+        if fails:
+            torch.rand(3)
+            raise RuntimeError("no compiler was found\nand much more")
 
-        return call
-
-    compile_as(compiled)
+    before_compiled(check)
     session = RunSession(tmp_path / "run", tokens)
     session.begin(wanted)
     notices = [event.message for event in session.events if isinstance(event, Notice)]

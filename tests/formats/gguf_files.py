@@ -107,10 +107,7 @@ def tokenizer_metadata() -> dict[str, Any]:
 
 
 def write_file(
-    path: Path,
-    architecture: str,
-    metadata: Mapping[str, Any],
-    tensors: Mapping[str, Tensor | np.ndarray | tuple[np.ndarray, str]],
+    path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor | tuple[np.ndarray, str]]
 ) -> None:
     """Write a GGUF file by the package gguf. A tensor is torch's, or the bytes of rows and the name of their type."""
     writer = gguf.GGUFWriter(path, architecture)

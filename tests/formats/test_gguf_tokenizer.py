@@ -295,7 +295,7 @@ MALFORMED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("llama", changed("scores", 270, math.inf), "one finite number per token"),
     ("llama", {"scores": [True, False] * 142}, "one finite number per token"),
     ("llama", {"scores": ["x"] * 284}, "an array of numbers"),
-    ("llama", changed("tokens", 270, "h" * 5000), "too long"),
+    ("llama", changed("tokens", 270, "h" * 257), "too long: one may have 256 characters"),
     ("llama", {"eos_token_id": NO_TOKEN}, r"lacks tokenizer\.ggml\.eos_token_id"),
 )
 
@@ -307,6 +307,7 @@ def test_malformed_tokenizers_are_refused(tmp_path: Path) -> None:
         values = bases[row[0]] | {f"tokenizer.ggml.{name}": value for name, value in row[1].items()}
         read(tmp_path, {name: value for name, value in values.items() if value is not ...})
 
+    attempt(("llama", changed("tokens", 270, "h" * 256)))
     assert_refused([((kind, changes), message) for kind, changes, message in MALFORMED], attempt, ValueError)
 
 

@@ -125,9 +125,11 @@ def test_gelu_of_gemma_1_means_the_approximation() -> None:
     assert read("gemma", hidden_act="gelu", hidden_activation="gelu_pytorch_tanh").activation == "geglu"
 
 
-def test_yarn_with_the_default_factor_of_attention_can_be_exported() -> None:
-    yarn = RopeScaling(kind="yarn", factor=4.0, original_context=16)
-    assert choose_family(small(rope_scaling=yarn)).name == "qwen3"
+def test_settings_without_effect_do_not_prevent_an_export() -> None:
+    yarn = RopeScaling(kind="yarn", factor=4.0, original_context=16)  # with the default factor of attention
+    for choices in ({"rope_scaling": yarn}, {"experts_per_token": 1}, {"relative_clip": 3}, {"dropout": 0.1}):
+        assert choose_family(small(**choices)).name == "qwen3", choices
+    assert choose_family(small("gpt2", kv_heads=4, rope_theta=5.0)).name == "gpt2"
 
 
 SCALINGS: dict[str, dict[str, Any]] = {

@@ -116,8 +116,6 @@ def write_file(
     for name, tensor in tensors.items():
         if isinstance(tensor, tuple):
             writer.add_tensor(name, tensor[0], raw_dtype=gguf.GGMLQuantizationType[tensor[1]])
-        elif isinstance(tensor, np.ndarray):
-            writer.add_tensor(name, tensor)
         elif tensor.dtype == torch.bfloat16:
             raw = tensor.contiguous().view(torch.uint8).numpy()
             writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)

@@ -109,6 +109,7 @@ ACCEPTED_FIELDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gpt2", {"n_ctx": 64, "task_specific_params": {"text-generation": {"max_length": 50}}}),
     ("llama", {"pretraining_tp": 2, "rope_interleaved": False, "is_llama_config": True, "transformers.js_config": {}}),
     ("llama", {"quantization_config": None, "torch_dtype": "bfloat16", "_attn_implementation_autoset": True}),
+    ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}),
     ("qwen2", {"use_mrope": False, "max_window_layers": 28}),
     ("gpt_neox", {"rope_theta": 9.0, "is_decoder": True}),
     ("gemma3_text", {"cache_implementation": "hybrid", "_sliding_window_pattern": 6}),

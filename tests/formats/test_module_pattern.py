@@ -63,6 +63,11 @@ def test_patterns_that_take_exponential_time_in_re_end_soon() -> None:
 
 
 def test_what_is_not_supported_is_an_error() -> None:
-    unsupported = ["(?=a)b", "(?P<n>a)", r"(a)\1", "(?i)a", "a**", "a++", "(", "a)", "[a", "*a", "x" * 1001, "(" * 30]
-    rows = [(pattern, "pattern of module names") for pattern in (*unsupported, r"\Z", "a{200}", "a{0012}")]
+    unsupported = ["(?=a)b", "(?P<n>a)", r"(a)\1", "(?i)a", "a**", "a++", "(", "a)", "[a", "*a", "x" * 1001]
+    rows = [(pattern, "pattern of module names") for pattern in (*unsupported, r"\Z", "a{200}", "a{0012}", nested(21))]
     assert_refused(rows, lambda pattern: ModulePatterns([pattern]), ValueError)
+    assert ModulePatterns([nested(20)]).first_match("a") == nested(20)
+
+
+def nested(groups: int) -> str:
+    return "(" * groups + "a" + ")" * groups

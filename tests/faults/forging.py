@@ -184,7 +184,7 @@ def forge_link(rng: random.Random, run: Path, outside: Path) -> Forgery:
         rng.choice((*RUN_FILES, *TEMPORARY_NAMES, *TEMPORARY_NAMES)) if (run / "last").exists() else _file_of(rng, run)
     )
     inside = [outside / name for name in ("secret.txt", "secret.json", "folder", "new")]
-    target = rng.choice([*inside, Path("/dev/zero"), Path("/dev/stdin"), Path(".."), Path(name).name, run / name])
+    target = rng.choice([*inside, Path("/dev/zero"), Path("/dev/stdin"), Path(".."), (run / name).name, run / name])
     return f"{name} is a link to {target}", lambda: put(run / name, "link", target)
 
 

@@ -1,62 +1,38 @@
 """Which module may import which. Every import statement is read, also those inside of functions."""
 
 import ast
+import itertools
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 import tinylm
 from tinylm.run_config import CORPUS_KINDS
 
 HOME = Path(tinylm.__file__).parent
-LEVELS = (
-    {"__main__"},
-    {"cli"},
-    {"commands"},
-    {
-        "training",
-        "report",
-        "sinks",
-        "loaded_model",
-        "open_generator",
-        "chat_session",
-        "comparison",
-        "memorisation",
-        "importing",
-        "exporting",
-        "doctor",
-        "console",
-    },
-    {"task_kinds"},
-    {"evaluation", "planning", "generation", "adapters"},
-    {"open_model"},
-    {"run_directory", "formats"},
-    {"ranks", "rendezvous"},
-    {"objectives", "model", "text", "device", "machine"},
-    {"kernels"},
-    {"machine_profile", "machine_load"},
-    {"cache_directory", "files"},
-    {
-        "model_config",
-        "run_config",
-        "training_config",
-        "duration",
-        "presets",
-        "sequence_growth",
-        "validation",
-        "serialization",
-        "errors",
-        "launch",
-        "process_signals",
-        "reporter",
-        "streams",
-    },
+LEVELS = tuple(
+    set(line.split())
+    for line in """
+__main__
+cli
+commands
+training report sinks loaded_model open_generator chat_session comparison memorisation importing exporting doctor \
+console
+task_kinds
+evaluation planning generation adapters
+open_model
+run_directory formats
+ranks rendezvous
+objectives model text device machine
+kernels
+machine_profile machine_load
+cache_directory files
+model_config run_config training_config duration presets sequence_growth validation serialization errors launch \
+process_signals reporter streams
+""".strip().splitlines()
 )
 # Modules with the tables of kinds of data, and with what follows from a kind.
 KINDS_OF_DATA = ("tinylm.run_config", "tinylm.text.", "tinylm.objectives.", "tinylm.evaluation.")
-ALLOWED_IN_KERNELS = ("tinylm.machine_profile", "tinylm.cache_directory", "tinylm.errors", "tinylm.reporter")
 MODULES = {".".join(path.relative_to(HOME.parent).with_suffix("").parts): path for path in sorted(HOME.rglob("*.py"))}
 
 
@@ -74,7 +50,7 @@ def imports(path: Path) -> set[str]:
 
 
 def level(module: str) -> int:
-    """The level of a module of tinylm by its dotted name, counted from the top."""
+    """The level of a module of tinylm by its dotted name, counted from the top; an error if it has none."""
     package = module.split(".")[1]
     return next(index for index, packages in enumerate(LEVELS) if package in packages)
 
@@ -107,18 +83,16 @@ def test_only_the_console_imports_rich_or_tqdm() -> None:
     assert users == {"tinylm.console"}
 
 
-@pytest.mark.parametrize(
-    ("package", "allowed"),
-    [
-        ("tinylm.model.", ("tinylm.model.", "tinylm.kernels.", "tinylm.model_config", "tinylm.errors")),
-        ("tinylm.kernels.", ("tinylm.kernels.", *ALLOWED_IN_KERNELS)),
-    ],
-)
-def test_models_and_kernels_import_only_torch_and_what_they_need(package: str, allowed: tuple[str, ...]) -> None:
-    modules = [module for module in MODULES if module.startswith(package)]
-    used = {(module, name) for module in modules for name in imports(MODULES[module]) if not name.startswith(allowed)}
-    assert modules
-    assert {use for use in used if use[1].split(".")[0] not in {"torch", *sys.stdlib_module_names}} == set()
+def test_models_and_kernels_import_only_torch_and_what_they_need() -> None:
+    for package, others in (
+        ("model", ("tinylm.kernels.", "tinylm.model_config", "tinylm.errors")),
+        ("kernels", ("tinylm.machine_profile", "tinylm.cache_directory", "tinylm.errors", "tinylm.reporter")),
+    ):
+        modules = [module for module in MODULES if module.startswith(f"tinylm.{package}.")]
+        assert modules
+        used = {(module, name) for module in modules for name in imports(MODULES[module])}
+        foreign = {use for use in used if not use[1].startswith((f"tinylm.{package}.", *others))}
+        assert {use for use in foreign if use[1].split(".")[0] not in {"torch", *sys.stdlib_module_names}} == set()
 
 
 def test_the_lowest_level_imports_only_the_standard_library_and_itself() -> None:
@@ -142,54 +116,43 @@ def test_only_the_build_reads_the_model_config() -> None:
     assert readers == {"tinylm.model.build"}
 
 
-def test_every_package_has_a_level() -> None:
-    packages = {module.split(".")[1] for module in MODULES} - {"__init__"}
-    assert packages <= set().union(*LEVELS)
-
-
 def test_formats_import_models_and_texts_but_not_runs_and_adapters() -> None:
     used = set().union(*(own_imports(module) for module in MODULES if module.startswith("tinylm.formats.")))
     assert {name.split(".")[1] for name in used if level(name) == level("tinylm.formats.gguf")} == {"formats"}
 
 
 def compared_kinds(source: str) -> list[str]:
-    """The comparisons of a kind of data with a literal or with the kind of a class of corpora, as source text."""
-
-    def is_kind(node: ast.expr) -> bool:
-        return ast.unparse(node).rpartition(".")[2] == "kind"
+    """The comparisons and cases of a kind of data with a literal or with the kind of a class of corpora, as text."""
 
     def is_literal(node: ast.AST) -> bool:
-        return any(
-            (isinstance(part, ast.Constant) and part.value in CORPUS_KINDS)
-            or (isinstance(part, ast.Attribute) and ast.unparse(part).endswith("Corpus.kind"))
-            for part in ast.walk(node)
+        parts = [*ast.walk(node)]
+        values = {part.value for part in parts if isinstance(part, ast.Constant)} & {*CORPUS_KINDS}
+        return bool(values) or any(
+            ast.unparse(p).endswith("Corpus.kind") for p in parts if isinstance(p, ast.Attribute)
         )
 
-    found: list[ast.AST] = []
-    for node in ast.walk(ast.parse(source)):
+    def pairs(node: ast.AST) -> list[tuple[ast.AST, ast.AST]]:
         if isinstance(node, ast.Compare):
-            sides = [node.left, *node.comparators]
-            if any(is_kind(side) and any(map(is_literal, sides[:i] + sides[i + 1 :])) for i, side in enumerate(sides)):
-                found.append(node)
-        elif isinstance(node, ast.Match) and is_kind(node.subject):
-            found += [case.pattern for case in node.cases if is_literal(case.pattern)]
-    return [ast.unparse(node) for node in found]
+            return list(itertools.permutations([node.left, *node.comparators], 2))
+        return [(node.subject, case.pattern) for case in node.cases] if isinstance(node, ast.Match) else []
+
+    return [
+        ast.unparse(one)
+        for node in ast.walk(ast.parse(source))
+        for one, other in pairs(node)
+        if ast.unparse(one).rpartition(".")[2] == "kind" and is_literal(other)
+    ]
 
 
 def test_only_the_modules_with_tables_of_data_compare_a_kind_of_data() -> None:
     users = {module: compared_kinds(path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
     assert {m: found for m, found in users.items() if found and not m.startswith(KINDS_OF_DATA)} == {}
-
-
-def test_comparisons_of_kinds_of_data_are_found() -> None:
-    compared = (
-        'if data.kind == "chat": pass',
+    for source in (
         'x = 1 if "pairs" != kind else 2',
         'kind in ("text", "pairs")',
         "self.data.kind == PairCorpus.kind",
         'match model.data.kind:\n    case "text" | "chat":\n        pass',
-    )
-    for source in compared:
-        assert len(compared_kinds(source)) == 1, source
+    ):
+        assert compared_kinds(source), source
     for source in ('adapter.kind == "lora"', 'format == "pairs"', 'x = {"text": 1}[data.kind]', "kind == other"):
         assert compared_kinds(source) == [], source

@@ -18,15 +18,12 @@ from tinylm.model.build import build_empty_model
 
 
 class LlamaCppDouble:
-    """freed: names of what was freed. threads, decoded: threads and tokens of each decoding. contexts: options."""
+    """opened: the files of the models. contexts: the options of each context."""
 
     LLAMA_FLASH_ATTN_TYPE_AUTO, LLAMA_FLASH_ATTN_TYPE_DISABLED = -1, 0
     llama_token = ctypes.c_int32
 
     def __init__(self) -> None:
-        self.freed: list[str] = []
-        self.threads: list[int] = []
-        self.decoded: list[int] = []
         self.opened: list[Path] = []
         self.contexts: list[SimpleNamespace] = []
 
@@ -52,7 +49,7 @@ class LlamaCppDouble:
         return int(sum(tensor.n_elements for tensor in gguf.GGUFReader(self.opened[-1]).tensors))
 
     def llama_model_free(self, model: Any) -> None:
-        self.freed.append("model")
+        pass
 
     def llama_model_get_vocab(self, model: Any) -> Any:
         return model
@@ -67,16 +64,10 @@ class LlamaCppDouble:
         assert options.n_ctx % options.n_seq_max == 0 and options.n_ubatch <= options.n_batch
         self.contexts.append(options)
         texts: list[list[int]] = [[] for _ in range(options.n_seq_max)]
-        return SimpleNamespace(
-            model=model,
-            texts=texts,
-            slots=options.n_ctx // options.n_seq_max,
-            threads=options.n_threads,
-            logits=None,
-        )
+        return SimpleNamespace(model=model, texts=texts, slots=options.n_ctx // options.n_seq_max, logits=None)
 
     def llama_free(self, context: Any) -> None:
-        self.freed.append("context")
+        pass
 
     def llama_get_memory(self, context: Any) -> Any:
         return context
@@ -113,11 +104,9 @@ class LlamaCppDouble:
         pass
 
     def llama_set_n_threads(self, context: Any, threads: int, batch_threads: int) -> None:
-        context.threads = threads
+        pass
 
     def llama_decode(self, context: Any, batch: Any) -> int:
-        self.threads.append(context.threads)
-        self.decoded.append(batch.n_tokens)
         scored = []
         for index in range(batch.n_tokens):
             text = context.texts[batch.seq_id[index][0]]

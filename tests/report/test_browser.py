@@ -1,17 +1,24 @@
 """The report in headless Chromium, opened from a file: plots, slider, pointer, keyboard, widths, themes, strings."""
 
 import base64
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
-from tests.report.browser import LIMIT, browser  # noqa: F401, a fixture
 from tinylm.report.page import write_page
 
 pytestmark = pytest.mark.browser
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+MISSING = (
+    "The tests of the report need Chromium. On Debian and Ubuntu, as root: apt-get install chromium. Elsewhere, set "
+    "TINYLM_TEST_BROWSER to the path of Chromium, Chrome or Edge. To leave these tests out: BROWSER=none make test."
+)
+LIMIT = 60_000  # milliseconds that the browser may take on a busy machine
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202e\u2028"
 TOKENS = ["The", " ", "sea", "\n", "<b>", HOSTILE[:40]]
 
@@ -24,15 +31,12 @@ def made_up_run(name: str, seed: int = 0) -> dict[str, Any]:
     layer = {"heads": 2, "weights": base64.b64encode(bytes([*uniform, *uniform[::-1]])).decode()}
     axes = {"step": steps, "seconds": [step / 2 for step in steps], "tokens": [step * 64.0 for step in steps]}
     likeliest = [[HOSTILE, 0.5], ["b", 0.25]]
+    identity = {"name": name, "path": name, "kind": "decoder", "parameters": 1234567, "created": HOSTILE}
     return {
-        "name": name,
-        "path": name,
-        "kind": "decoder",
-        "parameters": 1234567,
+        **identity,
         "step": 490,
         "best_step": 490,
         "val_loss": 1.5,
-        "created": HOSTILE,
         "seconds": 245.0,
         "parts": {"embedding": 1000, "attention": 2000, "total": 3000},
         "settings": {"model.width": "16", f"data.{HOSTILE}": HOSTILE, "training.seed": str(seed)},
@@ -51,14 +55,7 @@ def made_up_run(name: str, seed: int = 0) -> dict[str, Any]:
             "tokens": [{"text": TOKENS[0]}]
             + [{"text": text, "loss": 1.0 + i, "likeliest": likeliest} for i, text in enumerate(TOKENS[1:])],
         },
-        "attention": [
-            {
-                "kind": "self-attention",
-                "rows": TOKENS,
-                "columns": TOKENS,
-                "layers": [layer, layer],
-            }
-        ],
+        "attention": [{"kind": "self-attention", "rows": TOKENS, "columns": TOKENS, "layers": [layer, layer]}],
         "updates": [{"layer": HOSTILE, "norm": 1.5, "relative": 0.1}, {"layer": "b", "norm": 3.0, "relative": None}],
         "evaluation": {
             "metrics": {"loss": 1.5, "tokens": 50000, "bits_per_byte": 2.0, "loss_low": 1.25, "loss_high": 1.75},
@@ -105,6 +102,19 @@ def content(*runs: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium. Root cannot use its sandbox, and the pages are our own."""
+    path = os.environ.get("TINYLM_TEST_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        pytest.fail(MISSING, pytrace=False)
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+        opened = playwright.chromium.launch(executable_path=path, args=arguments, timeout=LIMIT)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
     write_page(content(made_up_run("one"), made_up_run(HOSTILE, seed=1)), path)
@@ -131,7 +141,7 @@ class Opened:
 
 
 @pytest.fixture
-def opened(browser: Browser) -> Iterator[Opened]:  # noqa: F811
+def opened(browser: Browser) -> Iterator[Opened]:
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     yield Opened(context.new_page())
     context.close()
@@ -170,7 +180,7 @@ def test_the_page_opens_from_a_file_without_a_request_a_message_or_an_element_of
     assert all(drawn_pixels(canvas) > 500 for canvas in page.locator("#curves canvas").all())
 
 
-def test_the_slider_shows_each_sample(opened: Opened, two_runs: Path) -> None:
+def test_samples_and_the_likeliest_tokens_are_shown_by_pointer_and_keyboard(opened: Opened, two_runs: Path) -> None:
     page = opened.open(two_runs)
     text, slider = page.locator("#samples .text"), page.locator("#samples input[type=range]")
     assert text.text_content() == f"sample at 30 {HOSTILE}"
@@ -181,10 +191,6 @@ def test_the_slider_shows_each_sample(opened: Opened, two_runs: Path) -> None:
     assert text.text_content() == f"sample at 10 {HOSTILE}"
     page.get_by_label("Later sample").click()
     assert page.locator("#samples output").text_content() == "step 20, validation loss 1.000 (2 of 3)"
-
-
-def test_pointer_and_keyboard_show_the_likeliest_tokens(opened: Opened, two_runs: Path) -> None:
-    page = opened.open(two_runs)
     readout = page.locator("#passage .readout")
     page.locator("#passage .token").nth(2).hover()
     assert "sea has loss 2.000 (probability 0.1353)" in readout.text_content()
@@ -196,7 +202,7 @@ def test_pointer_and_keyboard_show_the_likeliest_tokens(opened: Opened, two_runs
     assert readout.text_content() == "The is not predicted"
 
 
-def test_pointer_and_keyboard_show_a_weight_of_attention(opened: Opened, two_runs: Path) -> None:
+def test_maps_of_attention_and_plots_are_read_by_keyboard_and_have_tables(opened: Opened, two_runs: Path) -> None:
     page = opened.open(two_runs)
     section = page.locator("#attention")
     assert section.locator(".heads canvas").count() == 2
@@ -212,9 +218,6 @@ def test_pointer_and_keyboard_show_a_weight_of_attention(opened: Opened, two_run
     page.mouse.move(box["x"] + box["width"] - 5, box["y"] + box["height"] - 5)
     assert section.locator("p[aria-live]").text_content().endswith("(5): 1.000")
 
-
-def test_a_plot_is_read_with_the_keyboard_and_has_a_table(opened: Opened, two_runs: Path) -> None:
-    page = opened.open(two_runs)
     plot = page.locator("#curves .plot").first
     plot.locator("canvas").wait_for()
     plot.locator(".drawing").focus()
@@ -238,7 +241,8 @@ def cells(page: Page, section: str, table: int = 0) -> list[list[str]]:
     return [row.locator("th, td").all_text_contents() for row in rows]
 
 
-def test_evaluation_has_the_interval_and_shows_equal_baselines_once(opened: Opened, two_runs: Path) -> None:
+def test_tables_of_evaluation_memorisation_and_settings(opened: Opened, two_runs: Path) -> None:
+    """Scores have their intervals, equal baselines stand once, copies have their places, differences come first."""
     page = opened.open(two_runs)
     assert cells(page, "evaluation") == [
         ["nats per token", "1.5000", "1.5000"],
@@ -254,27 +258,6 @@ def test_evaluation_has_the_interval_and_shows_equal_baselines_once(opened: Open
         [f"{HOSTILE} ({HOSTILE})", "5", ""],
     ]
 
-
-def test_a_translation_is_compared_in_bleu(opened: Opened, tmp_path: Path) -> None:
-    scores = {"metrics": {"loss": 1.0, "bleu": 30.0, "chrf": 50.0, "pairs": 200}, "compared": "bleu"}
-    baselines = {"source itself": 3.0, "target of the nearest training source": 12.0}
-    path = tmp_path / "pairs.html"
-    write_page(content(made_up_run("one") | {"evaluation": scores | {"baselines": baselines}}), path)
-    page = opened.open(path)
-    assert cells(page, "evaluation")[1:] == [["BLEU", "30"], ["chrF", "50"], ["pairs", "200"]]
-    assert cells(page, "evaluation", 1) == [
-        ["one", "30", ""],
-        *([name, str(int(x)), ""] for name, x in baselines.items()),
-    ]
-    widths = [bar.bounding_box()["width"] for bar in page.locator("#evaluation .bar").all()]
-    assert widths[1] / widths[0] == pytest.approx(0.1, abs=0.02)
-    assert widths[2] / widths[0] == pytest.approx(0.4, abs=0.02)
-
-
-def test_memorisation_has_shares_with_intervals_and_the_longest_matches_with_their_places(
-    opened: Opened, two_runs: Path
-) -> None:
-    page = opened.open(two_runs)
     assert cells(page, "memorisation") == [
         ["samples, one", "25.0 %", "12.5 to 50.0 %", "", "61", "20"],
         [f"samples, {HOSTILE}", "25.0 %", "12.5 to 50.0 %", "", "61", "20"],
@@ -293,25 +276,33 @@ def test_memorisation_has_shares_with_intervals_and_the_longest_matches_with_the
         [HOSTILE + ("…" if len(HOSTILE) < 55 else ""), "55", "samples", place],
         ["x ␣×49 ", "50", "samples", place],
     ]
-    assert opened.messages == []
 
-
-def test_memorisation_that_was_not_measured_says_why(opened: Opened, tmp_path: Path) -> None:
-    path = tmp_path / "large.html"
-    write_page(content(made_up_run("one") | {"memorisation": {"left_out": "the model is large"}}), path)
-    text = opened.open(path).locator("#memorisation p").text_content()
-    assert text == "Not measured, because the model is large: tinylm report --memorisation measures it."
-
-
-def test_settings_show_differences_first_and_all_on_request(opened: Opened, two_runs: Path) -> None:
-    page = opened.open(two_runs)
     assert page.locator("#settings tbody th").all_text_contents() == ["training.seed"]
     page.get_by_label("Only differences").uncheck()
     assert len(page.locator("#settings tbody th").all()) == 3
+    assert opened.messages == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1400])
+def test_a_translation_is_compared_in_bleu_and_a_measurement_left_out_says_why(opened: Opened, tmp_path: Path) -> None:
+    scores = {"metrics": {"loss": 1.0, "bleu": 30.0, "chrf": 50.0, "pairs": 200}, "compared": "bleu"}
+    baselines = {"source itself": 3.0, "target of the nearest training source": 12.0}
+    path = tmp_path / "pairs.html"
+    parts = {"evaluation": scores | {"baselines": baselines}, "memorisation": {"left_out": "the model is large"}}
+    write_page(content(made_up_run("one") | parts), path)
+    page = opened.open(path)
+    assert cells(page, "evaluation")[1:] == [["BLEU", "30"], ["chrF", "50"], ["pairs", "200"]]
+    assert cells(page, "evaluation", 1) == [
+        ["one", "30", ""],
+        *([name, str(int(x)), ""] for name, x in baselines.items()),
+    ]
+    widths = [bar.bounding_box()["width"] for bar in page.locator("#evaluation .bar").all()]
+    assert widths[1] / widths[0] == pytest.approx(0.1, abs=0.02)
+    assert widths[2] / widths[0] == pytest.approx(0.4, abs=0.02)
+    text = page.locator("#memorisation p").text_content()
+    assert text == "Not measured, because the model is large: tinylm report --memorisation measures it."
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1400, "dark")])
 def test_the_page_fits_its_width_and_its_text_has_contrast(
     opened: Opened, two_runs: Path, width: int, scheme: str
 ) -> None:

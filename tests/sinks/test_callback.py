@@ -106,12 +106,8 @@ class RecordingReporter(LogReporter):
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.warnings: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
+        self.note = self.notes.append  # type: ignore[method-assign]
+        self.warn = self.warnings.append  # type: ignore[method-assign]
 
 
 def send(name: str, first: int = 1, resumed_step: int | None = None) -> RecordingReporter:
@@ -158,7 +154,6 @@ def test_trackio_continues_a_run_by_its_name_after_the_last_step_that_it_has(cal
     ("parts", "reason"),
     [
         ({"module": "raise ImportError('broken install')"}, "ImportError: broken install"),
-        ({"init": "raise ConnectionError('no route')"}, "ConnectionError: no route"),
         ({"init": "sys.exit('log in first')"}, "SystemExit: log in first"),
         ({"log": "raise OSError(28, 'No space left on device')"}, "OSError: [Errno 28] No space left on device"),
         ({"finish": "raise TimeoutError('upload')"}, "TimeoutError: upload"),
@@ -180,20 +175,17 @@ def test_a_run_whose_tracker_fails_is_complete_and_other_trackers_have_all_of_it
     write_stub("trackio", calls.with_name("others.jsonl"))
     result = train("--log-to", "wandb", "--log-to", "trackio")
     assert result.stdout == "run\n"
-    assert [line[:34] for line in result.stderr.splitlines() if "failed" in line] == [
-        "Warning: Logging to wandb failed: "
-    ]
+    assert result.stderr.count("Warning: Logging to wandb failed: ") == result.stderr.count("failed") == 1
     assert len(metrics()) == 9
     assert recorded(calls.with_name("others.jsonl"))[1:-1] == metrics()
 
 
-@pytest.mark.parametrize("part", ["init", "log", "finish"])
 def test_a_tracker_that_hangs_holds_neither_the_training_nor_its_end(
-    calls: Path, part: str, monkeypatch: pytest.MonkeyPatch
+    calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tinylm.sinks.callback, "FINISH_SECONDS", 0.5)
     monkeypatch.setattr(tinylm.sinks.process, "MAX_QUEUED", 2)
-    write_stub("wandb", calls, **{part: "time.sleep(999)"})
+    write_stub("wandb", calls, log="time.sleep(999)")
     started: list[TrackerProcess] = []
     make = TrackerProcess.__init__
     monkeypatch.setattr(TrackerProcess, "__init__", lambda self, first: (make(self, first), started.append(self))[0])
@@ -201,12 +193,18 @@ def test_a_tracker_that_hangs_holds_neither_the_training_nor_its_end(
     assert started[0].exit_code == -9, "it was killed"
 
 
-def test_the_warnings_of_trackio_which_catches_its_errors_are_passed_on(calls: Path) -> None:
+def test_warnings_of_trackio_and_a_process_that_cannot_be_started_are_passed_on(
+    calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """trackio catches its errors and warns of them."""
     write_stub("trackio", calls, log="warnings.warn('failed to write'); warnings.warn('and again')")
     Path("stubs/trackio").mkdir()
     Path("stubs/trackio.py").rename("stubs/trackio/__init__.py")
     (warning,) = send("trackio").warnings
     assert warning.startswith("Logging to trackio failed: failed to write. ")
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    (warning,) = send("trackio").warnings
+    assert "its process cannot be started (No such file or directory)" in warning
 
 
 def test_a_missing_package_and_a_wrong_name_are_found_before_training(
@@ -228,13 +226,12 @@ def test_a_missing_package_and_a_wrong_name_are_found_before_training(
 def test_adapters_log_to_trackers_as_well(calls: Path) -> None:
     write_stub("wandb", calls)
     train()
-    for command, out in (("finetune-lora", "lora"), ("finetune-adapter", "bottleneck")):
-        calls.unlink(missing_ok=True)
-        run_ok(command, "text.txt", "--model", "run", "--out", out, "--steps", 2, "--log-every", 1, "--log-to", "wandb")
-        first, *logged, _ = recorded(calls)
-        assert first[2]["config"]["adapter"]["kind"] == out
-        assert "base" not in first[2]["config"]["adapter"]
-        assert {call[1][0] for call in logged} >= {1, 2}
+    options = ("--steps", 2, "--log-every", 1, "--log-to", "wandb")
+    run_ok("finetune-adapter", "text.txt", "--model", "run", "--out", "bottleneck", *options)
+    first, *logged, _ = recorded(calls)
+    assert first[2]["config"]["adapter"]["kind"] == "bottleneck"
+    assert "base" not in first[2]["config"]["adapter"]
+    assert {call[1][0] for call in logged} >= {1, 2}
 
 
 def test_numbers_have_the_names_of_the_values_around_them() -> None:
@@ -242,10 +239,3 @@ def test_numbers_have_the_names_of_the_values_around_them() -> None:
     assert dict(flat_numbers({**values, "flag": True})) == {
         "loss": 1.5, "step": 3, "norms/layers.0": 2.0, "shares/0/0": 0.25, "shares/0/1": 0.75
     }  # fmt: skip
-
-
-def test_a_process_that_cannot_be_started_is_a_warning(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_stub("wandb", calls)
-    monkeypatch.setattr("sys.executable", "/nowhere/python")
-    (warning,) = send("wandb").warnings
-    assert "its process cannot be started (No such file or directory)" in warning

@@ -29,11 +29,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-    warn = note
+        self.note = self.warn = self.notes.append
 
 
 def test_a_machine_has_the_rate_of_the_profile_and_a_run_records_it(
@@ -48,63 +44,45 @@ def test_a_machine_has_the_rate_of_the_profile_and_a_run_records_it(
     assert "requested; fp32: requested" in found.reasons
     assert found.matmul_rate == round_measured(MATMUL_RATE)
     assert found.free_memory == 123
-    assert found.runtime(compile=True) == RuntimeConfig(
-        device="cpu",
-        dtype="fp32",
-        compile=True,
-        threads=found.threads,
-        matmul_rate=found.matmul_rate,
-        layer_seconds=found.layer_seconds,
-    )
     assert found.layer_seconds == round_measured(LAYER_SECONDS)
+    measured = {"matmul_rate": found.matmul_rate, "layer_seconds": found.layer_seconds}
+    expected = RuntimeConfig(device="cpu", dtype="fp32", compile=True, threads=found.threads, **measured)
+    assert found.runtime(compile=True) == expected
     assert reporter.notes == []
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype", "onednn", "faster"),
-    [
+def test_compiled_is_faster_unless_eager_code_uses_onednn_or_there_is_no_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for device, dtype, onednn, faster in (
         ("cpu", "bf16", True, True),
         ("cpu", "fp32", True, False),
         ("cpu", "fp32", False, True),
         ("cuda", "fp32", True, True),
-    ],
-)
-def test_compiled_is_faster_unless_eager_code_uses_onednn_or_there_is_no_compiler(
-    device: str, dtype: str, onednn: bool, faster: bool, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr("tinylm.kernels.onednn.is_preferred", lambda onednn=onednn: onednn)
+        for compiler in (True, False):
+            monkeypatch.setattr(module, "can_compile", lambda device, compiler=compiler: compiler)
+            assert module.compiled_is_faster(device, dtype) == (faster and compiler), (device, dtype, onednn)
+
+
+def test_the_number_format_is_the_faster_one_only_if_capabilities_do_not_determine_it(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tinylm.kernels.onednn.is_preferred", lambda: onednn)
-    monkeypatch.setattr(module, "can_compile", lambda device: True)
-    assert module.compiled_is_faster(device, dtype) == faster
-    monkeypatch.setattr(module, "can_compile", lambda device: False)
-    assert not module.compiled_is_faster(device, dtype)
-
-
-@pytest.mark.parametrize("bf16, dtype", [(5e10, "fp32"), (5e11, "bf16")])
-def test_the_number_format_is_the_faster_one_if_capabilities_do_not_determine_it(
-    bf16: float, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rates = {"fp32": 1e11, "bf16": bf16}
-    pretend_capabilities(monkeypatch, bf16=True, amx=False)
-    matmul_rates_entry("cpu", COMPARED_DTYPES).write(rates)
-    found = choose_machine("cpu", "auto", Recorder())
-    assert (found.dtype, found.matmul_rate) == (dtype, round_measured(rates[dtype]))
-
-
-@pytest.mark.parametrize("bf16, amx, dtype", [(True, True, "bf16"), (False, False, "fp32")])
-def test_timings_do_not_change_a_number_format_that_capabilities_determine(
-    bf16: bool, amx: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_capabilities(monkeypatch, bf16=bf16, amx=amx)
-    for rates in ({"fp32": 1e9, "bf16": 1e12}, {"fp32": 1e12, "bf16": 1e9}):
-        for name, rate in rates.items():
-            matmul_rates_entry("cpu", (name,)).write({name: rate})
-        assert choose_machine("cpu", "auto", Recorder()).dtype == dtype
-
-
-def pretend_capabilities(patch: pytest.MonkeyPatch, bf16: bool, amx: bool) -> None:
-    patch.setattr(platform, "machine", lambda: "x86_64")
-    patch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
-    patch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    slow, fast = {"fp32": 1e11, "bf16": 5e10}, {"fp32": 1e11, "bf16": 5e11}
+    for bf16, amx, rates, dtype in (
+        (True, False, slow, "fp32"),
+        (True, False, fast, "bf16"),
+        (True, True, slow, "bf16"),
+        (False, False, fast, "fp32"),
+    ):
+        monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda bf16=bf16: bf16)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
+        for names in (COMPARED_DTYPES, ("fp32",), ("bf16",)):
+            matmul_rates_entry("cpu", names).write({name: rates[name] for name in names})
+        found = choose_machine("cpu", "auto", Recorder())
+        assert (found.dtype, found.matmul_rate) == (dtype, round_measured(rates[dtype]))
 
 
 def test_formats_are_timed_in_turns_and_the_best_rate_of_each_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 import tinylm
 from tests.shell import story
-from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import evaluate_loss
 from tinylm.evaluation.result import Evaluation
@@ -79,10 +78,13 @@ def losses_of_last_tokens(model: Model, ids: np.ndarray) -> list[float]:
     return [F.cross_entropy(row, torch.tensor(int(w[-1]))).item() for row, w in zip(logits, windows, strict=True)]
 
 
-@pytest.fixture
-def request_of(tmp_path: Path) -> TrainingRequest:
+def test_a_decoder_is_trained_evaluated_and_reported_with_an_objective_that_is_only_in_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "text").write_text(story(3000))
-    return TrainingRequest(
+    monkeypatch.setitem(OBJECTIVES, "last-token", ObjectiveKind("text", ("decoder",)))
+    monkeypatch.setitem(TASKS, "last-token", TaskKind(dataset=LastToken, evaluate=evaluate_last))
+    request = TrainingRequest(
         start=NewModel(choices=SHAPE),
         text=TextSource(paths=(str(tmp_path / "text"),)),
         out=tmp_path / "run",
@@ -90,14 +92,7 @@ def request_of(tmp_path: Path) -> TrainingRequest:
         budget=Budget(steps=3),
         machine=MachineChoices(device="cpu"),
     )
-
-
-def test_a_decoder_is_trained_evaluated_and_reported_with_an_objective_that_is_only_in_the_tables(
-    request_of: TrainingRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(OBJECTIVES, "last-token", ObjectiveKind("text", ("decoder",)))
-    monkeypatch.setitem(TASKS, "last-token", TaskKind(dataset=LastToken, evaluate=evaluate_last))
-    result = train_run(request_of, Session())
+    result = train_run(request, Session())
     resumed = tinylm.train(resume=result.run, steps=6)
     assert (result.step, resumed.step) == (3, 6)
     config = read_config(result.run)
@@ -114,19 +109,3 @@ def test_a_decoder_is_trained_evaluated_and_reported_with_an_objective_that_is_o
     assert scores is not None
     assert scores["metrics"] == {name: pytest.approx(value, rel=1e-5) for name, value in evaluation.to_json().items()}
     assert scores["baselines"] == {}
-
-
-def test_without_a_choice_the_objective_is_the_first_that_fits(
-    request_of: TrainingRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(OBJECTIVES, "last-token", ObjectiveKind("text", ("decoder",)))
-    monkeypatch.setitem(TASKS, "last-token", TaskKind(dataset=LastToken, evaluate=evaluate_last))
-    result = train_run(dataclasses.replace(request_of, training={"batch_size": 4}), Session())
-    assert read_config(result.run).objective == "next-token"
-    assert result.load().evaluate().bits_per_byte is not None
-
-
-@pytest.mark.parametrize("objective", ["masked-token", "chat"])
-def test_an_objective_for_other_models_or_data_is_an_error(request_of: TrainingRequest, objective: str) -> None:
-    with pytest.raises(UsageError, match=f"objective.*{objective}"):
-        train_run(dataclasses.replace(request_of, training={"objective": objective}), Session())

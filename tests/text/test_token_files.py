@@ -443,6 +443,31 @@ def test_another_process_with_the_same_text_does_not_share_the_unfinished_folder
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be deleted there")
+def test_a_lock_file_that_is_deleted_while_it_is_locked_does_not_permit_two_writers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that held the lock deletes the file after this one has opened it, and a third process locks anew."""
+    import fcntl
+
+    flock, third = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not third:
+            (tmp_path / ".t.lock").unlink()
+            third.append((tmp_path / ".t.lock").open("w"))
+            flock(third[0], fcntl.LOCK_EX)
+        flock(descriptor, operation)
+
+    def text() -> Iterator[str | None]:
+        assert not unfinished(tmp_path / "t").exists()
+        yield from stream()
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert np.asarray(encoded(tmp_path / "t", text()).train).tolist() == EXPECTED[0]
+    third[0].close()
+
+
 # Processes
 
 

@@ -125,7 +125,7 @@ def attack_by_kills(place: Place, kills: int, rng: random.Random) -> str:
     left = kills
     while left:
         place.restore("empty")
-        while left and place.run(continued(place, KILLED), after=rng.uniform(0.02, 0.6 * seconds)).killed:
+        while left and place.run(continued(place, KILLED), after=rng.uniform(0.02, seconds)).killed:
             left -= 1
             if (place.work / RUN).exists():
                 place.must(f"sample -m {RUN} -n 5 --seed 1")

@@ -51,74 +51,52 @@ def test_an_absent_device_is_a_usage_error(machine: Callable[..., None]) -> None
             d.choose_device(wanted)
 
 
-def test_cuda_trains_in_bf16_from_ampere_on(machine: Callable[..., None]) -> None:
+def test_cuda_trains_in_bf16_from_ampere_on_and_mps_in_fp32(machine: Callable[..., None]) -> None:
     for capability, dtype in (((9, 0), "bf16"), ((8, 0), "bf16"), ((7, 5), "fp32"), ((6, 1), "fp32")):
         machine("cuda", capability=capability)
         assert training_dtype("auto", "cuda").value == d.choose_inference_dtype("auto", "cuda").value == dtype
-
-
-@pytest.mark.parametrize(
-    ("processor", "avx", "amx", "bf16"),
-    [
-        ("x86_64", True, False, True),
-        ("AMD64", False, True, True),
-        ("x86_64", False, False, False),
-        ("arm64", True, True, False),
-    ],
-)
-def test_a_cpu_trains_in_bf16_only_if_it_has_bf16_instructions(
-    processor: str, avx: bool, amx: bool, bf16: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: processor)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    assert training_dtype("auto", "cpu").value == ("bf16" if bf16 else "fp32")
-    assert d.choose_inference_dtype("auto", "cpu").value == "fp32"
-
-
-@pytest.mark.parametrize("bf16, dtype", [(0.5, "fp32"), (1.1, "fp32"), (1.3, "bf16"), (8, "bf16")])
-def test_a_cpu_trains_in_bf16_only_if_bf16_is_faster(bf16: float, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(d, "computes_bf16", lambda device: True)
-    monkeypatch.setattr(d.cpu_features, "computes_bf16", lambda: True)
-    monkeypatch.setattr(d.cpu_features, "has_amx", lambda: False)
-    assert training_dtype("auto", "cpu", bf16).value == dtype
-    assert training_dtype("auto", "cuda", bf16).value == "bf16"
-    assert training_dtype("bf16", "cpu", bf16) == d.Choice("bf16", "requested")
-
-
-def test_mps_computes_in_fp32_by_default() -> None:
     assert training_dtype("auto", "mps").value == d.choose_inference_dtype("auto", "mps").value == "fp32"
-    assert training_dtype("fp16", "mps") == d.Choice("fp16", "requested")
+
+
+def test_a_cpu_trains_in_bf16_only_if_it_has_bf16_instructions_that_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for processor, avx, amx, bf16, dtype in (
+        ("x86_64", True, False, 3.0, "bf16"),
+        ("x86_64", True, False, 1.3, "bf16"),
+        ("x86_64", True, False, 1.1, "fp32"),
+        ("x86_64", True, False, 0.5, "fp32"),
+        ("AMD64", False, True, 0.5, "bf16"),
+        ("x86_64", False, False, 3.0, "fp32"),
+        ("arm64", True, True, 3.0, "fp32"),
+    ):
+        monkeypatch.setattr(platform, "machine", lambda processor=processor: processor)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda avx=avx: avx)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
+        assert training_dtype("auto", "cpu", bf16).value == dtype, (processor, avx, amx, bf16)
+        assert d.choose_inference_dtype("auto", "cpu").value == "fp32"
 
 
 def test_a_requested_dtype_is_used_and_an_unknown_or_impossible_one_is_a_usage_error() -> None:
     for choose in (training_dtype, d.choose_inference_dtype):
-        assert [choose(name, "cuda") for name in ("fp32", "bf16", "fp16")] == [
-            d.Choice(name, "requested") for name in ("fp32", "bf16", "fp16")
-        ]
+        for name in ("fp32", "bf16", "fp16"):
+            assert choose(name, "cuda") == d.Choice(name, "requested")
         with pytest.raises(UsageError, match="`dtype` is 'int8'; it must be one of: auto, fp32, bf16, fp16"):
             choose("int8", "cpu")
     with pytest.raises(UsageError, match='`dtype="fp16"` needs a GPU; on a CPU use bf16 or fp32'):
         training_dtype("fp16", "cpu")
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.half)])
-def test_products_are_computed_in_the_dtype_and_weights_stay_in_fp32(name: str, dtype: torch.dtype) -> None:
+def test_products_are_computed_in_the_dtype_and_weights_stay_in_fp32() -> None:
     layer = torch.nn.Linear(2, 2)
-    with d.autocast("cpu", name):
-        assert layer(torch.ones(1, 2)).dtype == dtype
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.half)):
+        with d.autocast("cpu", name):
+            assert layer(torch.ones(1, 2)).dtype == dtype
     assert layer.weight.dtype == torch.float32
 
 
 def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
-    for device, there, can in (
-        ("cpu", "c++", True),
-        ("cpu", "g++", True),
-        ("cpu", "", False),
-        ("cuda", "", True),
-        ("mps", "c++", False),
-    ):
+    rows = (("cpu", "c++", True), ("cpu", "g++", True), ("cpu", "", False), ("cuda", "", True), ("mps", "c++", False))
+    for device, there, can in rows:
         monkeypatch.setattr(d.shutil, "which", lambda name, there=there: name if name == there else None)
         assert d.can_compile(device) == can
     monkeypatch.setenv("CXX", "mycc")
@@ -126,41 +104,22 @@ def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert d.can_compile("cpu")
 
 
-def test_the_description_of_a_device_has_its_name_or_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_description_and_free_memory_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (123, 456))
+    assert d.free_memory("cuda") == 123
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Big One")
     assert d.describe_device("cuda") == "cuda (Big One)"
     assert d.describe_device("cpu") == f"cpu ({torch.get_num_threads()} threads)"
     assert d.describe_device("mps") == "mps"
 
 
-@pytest.fixture
-def system(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A function that replaces the system's files (all others are missing) and its physical memory in bytes."""
-
-    def pretend(files: dict[str, str], physical: int | None = 8000) -> None:
-        def read_text(path: Path, *args: object, **kwargs: object) -> str:
-            if str(path) not in files:
-                raise FileNotFoundError(str(path))
-            return files[str(path)]
-
-        def sysconf(name: str) -> int:
-            if physical is None:
-                raise ValueError(name)
-            return {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": physical // 1000}[name]
-
-        monkeypatch.setattr(Path, "read_text", read_text)
-        monkeypatch.setattr(os, "sysconf", sysconf)
-
-    return pretend
-
-
-MEMINFO = "/proc/meminfo"
 LIMIT, USED, STAT = (f"/sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat"))
+MEMINFO = "/proc/meminfo"
 
 
-@pytest.mark.parametrize(
-    ("files", "physical", "free"),
-    [
+def test_free_memory_is_the_smallest_limit_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the system's files, all that are not named are missing."""
+    for files, physical, free in (
         ({MEMINFO: "MemTotal: 7 kB\nMemAvailable:    5 kB\n", LIMIT: "max\n", USED: "10\n", STAT: ""}, 8000, 5120),
         ({MEMINFO: "MemAvailable: 5 kB", LIMIT: "4000\n", USED: "1000\n", STAT: "anon 1\n"}, 8000, 3000),
         ({LIMIT: "4000\n", USED: "3900\n", STAT: "file 9\ninactive_file 1200\nactive_file 7"}, 8000, 1300),
@@ -168,15 +127,20 @@ LIMIT, USED, STAT = (f"/sys/fs/cgroup/memory.{name}" for name in ("max", "curren
         ({MEMINFO: "MemTotal: 7 kB"}, 8000, 8000),
         ({MEMINFO: "MemAvailable: 9 kB"}, 8000, 8000),
         ({}, None, None),
-    ],
-)
-def test_free_memory_is_the_smallest_limit_of_the_system(
-    system: Callable[..., None], files: dict[str, str], physical: int | None, free: int | None
-) -> None:
-    system(files, physical)
-    assert d.free_memory("cpu") == free
+    ):
 
+        def read_text(path: Path, *args: object, files: dict[str, str] = files, **kwargs: object) -> str:
+            if str(path) not in files:
+                raise FileNotFoundError(str(path))
+            return files[str(path)]
 
-def test_free_memory_of_cuda_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (123, 456))
-    assert d.free_memory("cuda") == 123
+        def sysconf(name: str, physical: int | None = physical) -> int:
+            if physical is None:
+                raise ValueError(name)
+            return {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": physical // 1000}[name]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_text", read_text)
+            patch.setattr(os, "sysconf", sysconf)
+            found = d.free_memory("cpu")
+        assert found == free, (files, physical)

@@ -39,42 +39,32 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_sound_machine_has_no_problems() -> None:
-    assert problems() == []
     diagnosis = diagnose("cpu", LogReporter())
-    assert diagnosis.works
+    assert problems() == [] and diagnosis.works
     assert diagnosis.sections["versions"]["torch"] == torch.__version__
     assert diagnosis.sections["devices"]["matmul_tflops"]["fp32"] == MATMUL_RATE / 1e12
     assert diagnosis.sections["free_space"]["memory_gb"] == 8.6
-
-
-def test_the_largest_model_of_a_day_is_larger_than_that_of_ten_minutes() -> None:
-    models = diagnose("cpu", LogReporter()).sections["largest_models"]
-    assert models["one_day"]["parameters"] > models["ten_minutes"]["parameters"]
-    assert models["one_day"]["tokens"] > models["ten_minutes"]["tokens"]
+    models = diagnosis.sections["largest_models"]
+    for name in ("parameters", "tokens"):
+        assert models["one_day"][name] > models["ten_minutes"][name]
+    with pytest.raises(UsageError, match="cuda"):
+        diagnose("cuda", LogReporter())
 
 
 def test_the_optional_packages_are_those_of_the_extras_for_users() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    needed = {
-        re.split("[<>=]", line)[0] for name in extras if name not in ("test", "lint", "bench") for line in extras[name]
-    }
-    assert needed == set(OPTIONAL_PACKAGES)
-
-
-def test_an_unavailable_device_is_an_error() -> None:
-    with pytest.raises(UsageError, match="cuda"):
-        diagnose("cuda", LogReporter())
+    extras = [
+        lines for name, lines in project["optional-dependencies"].items() if name not in ("test", "lint", "bench")
+    ]
+    assert {re.split("[<>=]", line)[0] for lines in extras for line in lines} == set(OPTIONAL_PACKAGES)
 
 
 # Computation
 
 
-def test_the_device_computes_what_the_cpu_computes_in_fp64() -> None:
+def test_a_device_that_computes_wrong_logits_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < computation_error("cpu") < 1e-5
 
-
-def test_a_device_that_computes_wrong_logits_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def copy_wrongly(model: torch.nn.Module) -> torch.nn.Module:
         wrong = copy.deepcopy(model)
         with torch.no_grad():
@@ -84,6 +74,8 @@ def test_a_device_that_computes_wrong_logits_does_not_work(monkeypatch: pytest.M
     monkeypatch.setattr(doctor, "copy", namedtuple("Copy", "deepcopy")(copy_wrongly))
     ((message, broken),) = problems()
     assert broken and "computes wrong logits or gradients" in message
+    monkeypatch.setattr(doctor, "computation_error", lambda device: float("nan"))
+    assert [broken for _, broken in problems()] == [True]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no kernel image\nfor this device"), MemoryError()])
@@ -94,11 +86,6 @@ def test_a_device_that_fails_does_not_work(error: Exception, monkeypatch: pytest
     monkeypatch.setattr(doctor, "computation_error", fail)
     ((message, broken),) = problems()
     assert broken and "cannot compute a small model" in message and "\n" not in message
-
-
-def test_not_a_number_is_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "computation_error", lambda device: float("nan"))
-    assert [broken for _, broken in problems()] == [True]
 
 
 # Memory, disk and cache
@@ -115,28 +102,23 @@ def test_scarce_memory_and_disk_are_warnings(monkeypatch: pytest.MonkeyPatch) ->
     ] == [True] * 3
 
 
-def test_a_cache_that_other_users_can_write_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINYLM_CACHE", str(tmp_path))
-    (tmp_path / "tokens").mkdir()
-    (tmp_path / "tokens").chmod(0o777)
-    ((message, broken),) = problems()
-    assert broken and f"chmod 700 {tmp_path}/tokens" in message
+def test_a_cache_that_cannot_be_used_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other users can write to it; it cannot be created; its disk is full."""
 
-
-def test_a_cache_that_cannot_be_created_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "file/cache"))
-    ((message, broken),) = problems()
-    assert broken and "TINYLM_CACHE" in message
-
-
-def test_a_full_disk_of_the_cache_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path, data: bytes) -> int:
+    def full(path: Path, data: bytes) -> int:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(Path, "write_bytes", fail)
-    ((message, broken),) = problems()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        ((message, broken),) = problems()
     assert broken and "No space left on device" in message and "TINYLM_CACHE" in message
+    (tmp_path / "file").write_text("")
+    (tmp_path / "shared/tokens").mkdir(parents=True)
+    (tmp_path / "shared/tokens").chmod(0o777)
+    for name, words in (("shared", f"chmod 700 {tmp_path}/shared/tokens"), ("file/cache", "TINYLM_CACHE")):
+        monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / name))
+        ((message, broken),) = problems()
+        assert broken and words in message
 
 
 # Devices and threads

@@ -56,27 +56,22 @@ def test_the_load_of_others_is_the_busy_time_of_the_allowed_cores_without_that_o
     assert meter.read() == 0.0
 
 
-@pytest.mark.parametrize("content", [None, "", "cpu 1 2 3\n", "cpu1 a b c d e f g h\ncpu3 1 2 3 4 5 6 7 8\n"])
 def test_without_a_readable_proc_stat_the_load_average_is_taken_and_without_that_nothing(
-    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(tmp_path, monkeypatch)
-    clock.stat.unlink() if content is None else clock.stat.write_text(content)
-    meter = LoadMeter()
-    clock.seconds, clock.own = clock.seconds + 10, clock.own + 5
-    assert meter.read() == pytest.approx(1.25)
+    for content in ("", "cpu 1 2 3\n", "cpu1 a b c d e f g h\ncpu3 1 2 3 4 5 6 7 8\n", None):
+        clock.stat.unlink() if content is None else clock.stat.write_text(content)
+        meter = LoadMeter()
+        clock.seconds, clock.own = clock.seconds + 10, clock.own + 5
+        assert meter.read() == pytest.approx(1.25), content
     monkeypatch.delattr(os, "getloadavg", raising=False)
     assert meter.read() is None
 
 
 def test_training_is_slowed_by_load_on_the_cores_that_it_needs() -> None:
-    for cores, threads, others, slow in (
-        (2, 2, 0.2, 0),
-        (2, 2, 0.3, 1),
-        (64, 32, 10, 0),
-        (64, 32, 20, 1),
-        (8, 1, 1, 0),
-    ):
+    rows = ((2, 2, 0.2, False), (2, 2, 0.3, True), (64, 32, 10, False), (64, 32, 20, True), (8, 1, 1, False))
+    for cores, threads, others, slow in rows:
         assert slows_training(others, threads, cores) == slow
 
 

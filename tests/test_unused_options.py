@@ -37,12 +37,7 @@ VALUES: dict[str, tuple[tuple[Any, dict[str, Any]], ...]] = {
     "experts": ((3, {}),),
     "experts_per_token": ((1, {"experts": 3}), (3, {"experts": 3}), (1, {})),
     "expert_mode": (("merge", {"experts": 3}), ("merge", {})),
-    "expert_balance": (
-        (0.5, {"experts": 3}),
-        (0.5, {"experts": 3, "expert_mode": "merge"}),
-        (0.5, {"experts": 2}),
-        (0.5, {}),
-    ),
+    "expert_balance": ((0.5, {}), (0.5, {"experts": 3}), (0.5, {"experts": 3, "expert_mode": "merge"})),
     "activation": tuple((name, {}) for name in ACTIVATIONS),
     "tie": ((False, {}),),
     "scale_embedding": ((True, {}), (False, {})),
@@ -56,26 +51,27 @@ def test_every_option_of_a_model_is_tested() -> None:
     assert set(VALUES) == {f.name for f in dataclasses.fields(ModelOptions)} - {"preset", "architecture", "size"}
 
 
-def traces(preset: str, architecture: str, choices: dict[str, Any]) -> list[torch.Tensor]:
+def config_of(preset: str, architecture: str, choices: dict[str, Any]) -> ModelConfig:
+    """A small model of a preset with these choices."""
+    shape = {"layers": 2, "heads": 2, "kv_heads": 2, "width": 16, "context": 16, "ffn_width": 12, "vocab_size": 13}
+    return make_model_config(preset=preset, size="nano", architecture=architecture, **{**shape, **choices})
+
+
+def traces(config: ModelConfig) -> list[torch.Tensor]:
     """All that a choice may change: initial weights, logits in training mode, auxiliary loss, and the context."""
-    shape = {"layers": 2, "heads": 2, "kv_heads": 2, "width": 16, "context": 16, "ffn_width": 12}
-    return traces_of(
-        make_model_config(vocab_size=13, preset=preset, size="nano", architecture=architecture, **{**shape, **choices})
-    )
-
-
-def traces_of(config: ModelConfig) -> list[torch.Tensor]:
-    """As `traces`, for a configuration."""
     model = build_model(config, seed=1).train()
     drawn = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     torch.manual_seed(3)
     with torch.no_grad():  # weights that are initialised to zero would hide the layers before them
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.5)
-    ids = torch.arange(24).view(2, 12) % 13
-    output = model.probe(ids)
-    longest = torch.zeros(config.context)
-    return [*drawn.values(), model.logits(output.hidden).detach(), output.aux.detach(), longest]
+    output = model.probe(torch.arange(24).view(2, 12) % 13)
+    return [*drawn.values(), model.logits(output.hidden).detach(), output.aux.detach(), torch.zeros(config.context)]
+
+
+def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    """Whether all shapes and values are equal."""
+    return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -85,33 +81,26 @@ def test_an_option_changes_the_model_or_is_a_usage_error(preset: str, architectu
         if PRESETS[preset].get(name) == value:
             continue
         try:
-            changed = traces(preset, architecture, {**beside, name: value})
+            changed = traces(config_of(preset, architecture, {**beside, name: value}))
         except UsageError as error:
             assert any(f"`{option}`" in str(error) for option in (name, *beside))
             continue
         plain = make_model_config(vocab_size=13, preset=preset, size="nano", architecture=architecture, **beside)
         if getattr(plain, name) == value:
             continue  # the default of this model
-        before = traces(preset, architecture, beside)
-        same = len(before) == len(changed) and all(
-            a.shape == b.shape and torch.equal(a, b) for a, b in zip(before, changed, strict=True)
-        )
-        assert not same, f"--{name} {value} beside {beside} changes nothing"
+        before = traces(config_of(preset, architecture, beside))
+        assert not equal(before, changed), f"--{name} {value} beside {beside} changes nothing"
 
 
 HIDDEN: dict[str, tuple[Any, ...]] = {  # settings that `effective` can leave out: other values
     "rope_theta": (100.0,),
     "relative_clip": (3,),
-    "norm_gain": (True, False),
-    "norm_bias": (True, False),
-    "qk_norm": (True, False),
-    "norm_unit_offset": (True,),
     "local_layers": ((0,),),
+    "norm_unit_offset": (True,),
+    **dict.fromkeys(("norm_gain", "norm_bias", "qk_norm", "normalise_top_k", "scale_embedding"), (True, False)),
     "experts_per_token": (1,),
     "expert_mode": ("merge",),
-    "expert_balance": (0.5,),
-    "normalise_top_k": (True, False),
-    "scale_embedding": (True, False),
+    "expert_balance": ((0.5, {}), (0.5, {"experts": 3}), (0.5, {"experts": 3, "expert_mode": "merge"})),
 }
 
 
@@ -130,18 +119,14 @@ HIDDEN: dict[str, tuple[Any, ...]] = {  # settings that `effective` can leave ou
 def test_a_setting_that_is_not_shown_has_no_effect(shape: dict[str, Any]) -> None:
     sizes = {"layers": 2, "heads": 2, "kv_heads": 2, "width": 16, "context": 16, "ffn_width": 12, "vocab_size": 13}
     config = ModelConfig(**{**sizes, "norm_bias": False, **shape})
-    shown, before = config.effective(), traces_of(config)
-    assert {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is not None} - set(shown) <= {
-        *HIDDEN,
-        "experts",
-    }
+    shown, before = config.effective(), traces(config)
+    given = {field.name for field in dataclasses.fields(config) if getattr(config, field.name) is not None}
+    assert given - set(shown) <= {*HIDDEN, "experts"}
     for name, values in HIDDEN.items():
         for value in values:
             try:
-                changed = traces_of(dataclasses.replace(config, **{name: value}))
+                changed = traces(dataclasses.replace(config, **{name: value}))
             except UsageError:
                 continue
             if name not in shown and getattr(config, name) is not None:
-                assert len(before) == len(changed) and all(
-                    a.shape == b.shape and torch.equal(a, b) for a, b in zip(before, changed, strict=True)
-                ), f"{name}={value} changes the model"
+                assert equal(before, changed), f"{name}={value} changes the model"

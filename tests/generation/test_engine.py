@@ -70,11 +70,6 @@ def loads(monkeypatch: pytest.MonkeyPatch, double: LlamaCppDouble) -> list[Any]:
     return calls
 
 
-def kinds(cache: Path) -> list[str]:
-    """The number formats of the converted files."""
-    return sorted(file.stem.rpartition("-")[2] for file in cache.glob("*.gguf"))
-
-
 def test_llama_cpp_is_used_where_it_is_installed_unless_torch_is_asked_for(run: Path, double: LlamaCppDouble) -> None:
     model = tinylm.load(run)
     for choices in ({"engine": "torch"}, {"cache": False}):
@@ -92,19 +87,6 @@ def test_torch_is_taken_for_many_samples_whose_time_makes_up_for_its_import() ->
     assert not torch_is_faster([], large)
     long = GenerationConfig(num_samples=10, max_tokens=2000)
     assert torch_is_faster([long], 10_000_000) and not torch_is_faster([long], 9_999_999)
-
-
-def test_files_have_the_number_format_of_the_model_and_those_unused_for_longest_are_deleted(
-    run: Path, double: LlamaCppDouble, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for dtype, quantize in (("fp32", "none"), ("bf16", "none"), ("fp32", "int8")):
-        tinylm.load(run, dtype=dtype, quantize=quantize).generate(**PROMPT)
-    assert kinds(cache) == ["bf16", "f32", "q8_0"]
-    monkeypatch.setattr(engine, "MAX_CACHED_BYTES", 1)
-    other = tinylm.load(run)
-    other.network.embedding.weight.data += 1
-    other.generate(**PROMPT)
-    assert kinds(cache) == ["f32"]
 
 
 def test_a_file_is_written_once_for_each_model_and_again_if_others_can_write_it(
@@ -216,16 +198,6 @@ def test_the_second_command_and_a_chat_open_only_the_converted_file_and_print_th
     chat = ("chat", "-m", run, "--chat-template", tmp_path / "template", *OPTIONS)
     results = [shell(*chat, *engine, stdin="the old man\n").stdout for engine in ((), ("--engine", "torch"))]
     assert len(loads) == 3 and results[0] == results[1] != "\n"
-
-
-def test_settings_that_need_torch_and_files_that_were_written_again_open_the_model(run: Path, loads: list[Any]) -> None:
-    run_ok("sample", "-m", run, *OPTIONS)
-    for number, options in enumerate((("--engine", "torch"), ("--no-cache",), ("--draft", "ngram")), start=2):
-        shell("sample", "-m", run, *OPTIONS, *options)
-        assert len(loads) == number, options
-    (run / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
-    run_ok("sample", "-m", run, *OPTIONS)
-    assert len(loads) == 5
 
 
 def test_a_model_is_identified_by_its_files_whatever_their_times_and_sizes(

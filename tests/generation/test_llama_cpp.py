@@ -3,7 +3,6 @@
 pytest tests/generation/test_llama_cpp.py -m "llamacpp or not llamacpp"
 """
 
-import itertools
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tinylm.formats.gguf_writer import write_gguf
 from tinylm.generation import llama_cpp
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import generate
-from tinylm.generation.llama_cpp import FIRST_WAIT, TRIAL_STEPS, LlamaCppDecoder, fastest_threads, import_llama_cpp
+from tinylm.generation.llama_cpp import LlamaCppDecoder, import_llama_cpp
 from tinylm.generation.sampler import Sampler
 from tinylm.generation.speculative import generate_speculatively
 from tinylm.model.decoder import Decoder
@@ -141,20 +140,3 @@ def test_logits_do_not_depend_on_the_number_of_threads_and_are_close_to_those_of
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
     tolerance = {"f32": 1e-4, "f16": 1e-2, "q8_0": 0.1}[kind] * np.abs(expected).max()
     np.testing.assert_allclose(found[0], expected, rtol=0, atol=tolerance)
-
-
-def test_most_steps_have_the_fastest_number_of_threads_and_others_are_tried_ever_more_rarely() -> None:
-    for fastest in (1, 2, 4, 6):
-        threads = fastest_threads(6)
-        counts = [next(threads)]
-        for _ in range(2000):
-            counts.append(threads.send(1.0 if counts[-1] == fastest else 20.0))
-        assert counts.count(fastest) > 0.9 * len(counts)
-    counts, threads = [2], fastest_threads(2)
-    assert next(threads) == 2
-    for _ in range(3000):
-        counts.append(threads.send(20.0 / counts[-1] ** 5))
-    tried = [step for step, count in enumerate(counts) if count == 1]
-    trial = TRIAL_STEPS + 1  # those of the fastest number, and one of the other
-    waits = [tried[0] + 1 - trial, *(later - earlier - trial for earlier, later in itertools.pairwise(tried))]
-    assert waits == [FIRST_WAIT * 2**number for number in range(8)]

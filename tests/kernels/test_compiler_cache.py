@@ -42,22 +42,25 @@ print(json.dumps(sorted(paths)))
 """
 
 
-@pytest.fixture
-def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in FOLDERS:
-        monkeypatch.delenv(variable, raising=False)
-
-
-@pytest.mark.usefixtures("unset")
-def test_the_folders_are_in_the_cache_folder_unless_the_user_has_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folders_are_in_the_private_cache_folder_unless_the_user_has_set_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """torch writes its default into the environment once it has compiled something; that is no setting of the user."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
+    for name in FOLDERS:
+        monkeypatch.delenv(name, raising=False)
     assert cache_dir() == default_cache_dir() == os.environ["TORCHINDUCTOR_CACHE_DIR"]
     monkeypatch.setenv("TRITON_CACHE_DIR", "/own/triton")
     use_private_folders()
     assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(os.environ["TINYLM_CACHE"]) / "torch"
     assert os.environ["TRITON_CACHE_DIR"] == "/own/triton"
+    for name in FOLDERS:
+        monkeypatch.delenv(name, raising=False)
+    (Path(os.environ["TINYLM_CACHE"]) / "torch").chmod(0o777)
+    with pytest.raises(TinyLMError, match="Other users can write to"):
+        use_private_folders()
+    assert not FOLDERS.keys() & os.environ.keys()
 
 
 def test_precompiled_headers_are_in_the_private_folder_or_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,16 +78,6 @@ def test_precompiled_headers_are_in_the_private_folder_or_switched_off(monkeypat
         monkeypatch.delattr(codecache, "_HEADER_LOCK_DIR")
         prepare_compiler()
         assert not config.cpp_cache_precompile_headers
-
-
-@pytest.mark.usefixtures("unset")
-def test_a_cache_that_others_can_write_is_refused() -> None:
-    folder = Path(os.environ["TINYLM_CACHE"]) / "torch"
-    folder.mkdir()
-    folder.chmod(0o777)
-    with pytest.raises(TinyLMError, match="Other users can write to"):
-        use_private_folders()
-    assert not FOLDERS.keys() & os.environ.keys()
 
 
 @pytest.mark.slow

@@ -1,17 +1,23 @@
 """Attention weights, against the formula of tests/reference_parts.py in float64."""
 
+import base64
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import tinylm
 from tests import reference
 from tests.reference_parts import Visible, attend_full, bidirectional, causal, windowed
+from tests.shell import TINY, run_ok
 from tests.variants import randomised, small
 from tinylm.model.attention import CrossAttention, RelativeDotProduct, SelfAttention
 from tinylm.model.build import build_model
 from tinylm.report.attention_maps import recorded_attention
+from tinylm.report.predictions import _attention
+from tinylm.text.run_tokens import reopen_part
 
 TOKENS = 9
 CASES: list[tuple[dict[str, Any], Visible]] = [
@@ -86,3 +92,18 @@ def test_cross_attention_reads_the_source_and_the_hooks_are_removed() -> None:
     model(ids, source)
     assert len(seen) == 2
     assert weights == before, "a hook was left"
+
+
+def test_the_attention_maps_of_an_encoder_decoder_stay_within_their_limit(tmp_path: Path) -> None:
+    """The decoder has two maps per layer and head, the encoder one."""
+    pairs, run = tmp_path / "pairs.tsv", tmp_path / "run"
+    pairs.write_text("abcabc\tcbacba\nabcab\tbacba\n" * 4)
+    depths = ("--layers", 3, "--encoder-layers", 1)
+    options = ("--architecture", "encoder-decoder", "--tokenizer", "char", "--steps", 1, *TINY, *depths)
+    run_ok("train", pairs, "--val-data", pairs, "--out", run, *options)
+    model, limit = tinylm.load(run), 600
+    assert model.data is not None
+    maps = _attention(model, None, reopen_part(run, model.data, model.tokenizer, "val"), limit)
+    sizes = [len(base64.b64decode(layer["weights"])) for each in maps for layer in each["layers"]]
+    assert len(sizes) == 1 + 2 * 3
+    assert limit / 2 < sum(sizes) <= limit

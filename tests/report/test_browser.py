@@ -31,6 +31,8 @@ def made_up_run(name: str, seed: int = 0) -> dict[str, Any]:
     layer = {"heads": 2, "weights": base64.b64encode(bytes([*uniform, *uniform[::-1]])).decode()}
     axes = {"step": steps, "seconds": [step / 2 for step in steps], "tokens": [step * 64.0 for step in steps]}
     likeliest = [[HOSTILE, 0.5], ["b", 0.25]]
+    matches = [(61, "a <b>\nmatch"), (55, HOSTILE), (50, "x" + 49 * " ")]
+    losses = [{"text": text, "loss": 1.0 + i, "likeliest": likeliest} for i, text in enumerate(TOKENS[1:])]
     identity = {"name": name, "path": name, "kind": "decoder", "parameters": 1234567, "created": HOSTILE}
     return {
         **identity,
@@ -49,12 +51,7 @@ def made_up_run(name: str, seed: int = 0) -> dict[str, Any]:
             "experts": [[0.25, 0.75], [0.5, None]],
         },
         "samples": [{"step": step, "val_loss": 1.0, "text": f"sample at {step} {HOSTILE}"} for step in (10, 20, 30)],
-        "passage": {
-            "kind": "next",
-            "source": "",
-            "tokens": [{"text": TOKENS[0]}]
-            + [{"text": text, "loss": 1.0 + i, "likeliest": likeliest} for i, text in enumerate(TOKENS[1:])],
-        },
+        "passage": {"kind": "next", "source": "", "tokens": [{"text": TOKENS[0]}, *losses]},
         "attention": [{"kind": "self-attention", "rows": TOKENS, "columns": TOKENS, "layers": [layer, layer]}],
         "updates": [{"layer": HOSTILE, "norm": 1.5, "relative": 0.1}, {"layer": "b", "norm": 3.0, "relative": None}],
         "evaluation": {
@@ -67,33 +64,24 @@ def made_up_run(name: str, seed: int = 0) -> dict[str, Any]:
             "sample_length": 500,
             "prefix_length": 100,
             "sources": [
-                copied("samples", 0.25, (0.125, 0.5), 61, [(61, "a <b>\nmatch"), (55, HOSTILE), (50, "x" + 49 * " ")]),
-                copied("held-out text", 0.0, (None, None), 0, []),
+                {"source": "samples", **copied(0.25, (0.125, 0.5), 61, matches)},
+                {"source": "held-out text", **copied(0.0, (None, None), 0, [])},
             ],
         },
     }
 
 
-def copied(
-    source: str,
-    share: float,
-    interval: tuple[float | None, float | None],
-    longest: int,
-    matches: list[tuple[int, str]],
-) -> dict[str, Any]:
+def copied(share: float, interval: tuple[float | None, ...], longest: int, matches: list[tuple[int, str]]) -> Any:
     """The copied share of one kind of text, as in a report."""
+    place = {"name": HOSTILE, "line": 1234, "character": 9}
     return {
-        "source": source,
         "samples": 20,
         "characters": 10000,
         "copied": share,
         "low": interval[0],
         "high": interval[1],
         "longest": longest,
-        "matches": [
-            {"characters": characters, "text": text, "name": HOSTILE, "line": 1234, "character": 9}
-            for characters, text in matches
-        ],
+        "matches": [{"characters": characters, "text": text, **place} for characters, text in matches],
     }
 
 
@@ -164,17 +152,8 @@ def test_the_page_opens_from_a_file_without_a_request_a_message_or_an_element_of
     assert page.locator("script").count() == 3
     titles = page.locator("h2").all_text_contents()
     assert titles[:4] == ["Overview", "Curves", "Gradient norms by layer", "Plan and result"]
-    assert set(titles[4:]) == {
-        "Samples by step",
-        "Loss per token",
-        "Attention",
-        "Tokens per expert",
-        "Updates of the adapter",
-        "Evaluation",
-        "Memorisation",
-        "Parameters by part",
-        "Settings",
-    }
+    model = {"Loss per token", "Attention", "Tokens per expert", "Updates of the adapter", "Evaluation", "Memorisation"}
+    assert set(titles[4:]) == {"Samples by step", *model, "Parameters by part", "Settings"}
     assert page.locator("#overview tbody th").all_text_contents() == [" one", f" {HOSTILE}"]
     page.wait_for_selector("#curves canvas")
     assert all(drawn_pixels(canvas) > 500 for canvas in page.locator("#curves canvas").all())

@@ -9,6 +9,8 @@ import pytest
 from tests.report.test_page import data_of
 from tests.shell import TINY, assert_error, run_ok, story, tinylm
 from tinylm.report import live
+from tinylm.reporter import LogReporter
+from tinylm.training.events import Evaluated
 
 STEPS = ("--steps", 6, "--eval-every", 2, "--log-every", 1)
 
@@ -44,10 +46,13 @@ def test_the_report_follows_the_run_and_stops_reloading_at_its_end(text: Path, w
     assert page["models"] is False
 
 
-def test_a_report_is_kept_by_a_resumed_run_too(text: Path, written: list[Any]) -> None:
+def test_a_resumed_run_is_whole_and_a_replaced_one_is_not_in_the_report(text: Path, written: list[Any]) -> None:
     run_ok("train", text, "--out", "run", *STEPS, *TINY)
     run_ok("train", "--resume", "run", "--steps", 8, "--report", "live.html")
     assert written[-1]["runs"][0]["curves"]["train"]["step"] == list(range(1, 9))
+    written.clear()
+    run_ok("train", text, "--out", "run", "--force", "--report", "live.html", "--steps", 3, "--log-every", 1, *TINY)
+    assert max(max(report["runs"][0]["curves"]["train"]["step"], default=0) for report in written) == 3
 
 
 def test_a_report_that_cannot_be_written_does_not_end_the_training(
@@ -62,18 +67,9 @@ def test_a_report_that_cannot_be_written_does_not_end_the_training(
     assert result.stdout == "run\n"
 
 
-def test_a_replaced_run_is_not_in_the_report(text: Path, written: list[Any]) -> None:
-    run_ok("train", text, "--out", "run", *STEPS, *TINY)
-    run_ok("train", text, "--out", "run", "--force", "--report", "live.html", "--steps", 3, "--log-every", 1, *TINY)
-    assert max(max(report["runs"][0]["curves"]["train"]["step"], default=0) for report in written) == 3
-
-
 def test_writes_take_at_most_one_percent_of_the_time_with_the_last_one(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinylm.reporter import LogReporter
-    from tinylm.training.events import Evaluated
-
     clock = [0.0]
     monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(live, "collect_run", lambda run: {})

@@ -9,7 +9,7 @@ import pytest
 
 from tinylm.report.page import encode_json, render_page
 
-HOSTILE = [
+HOSTILE = (
     "</script><script>alert(1)</script>",
     "<!--<script>",
     "]]>",
@@ -18,23 +18,19 @@ HOSTILE = [
     "a\0b",
     "&lt;",
     "é漢",
-]
+)
 
 
 def data_of(page: str) -> object:
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_a_string_is_read_back_and_cannot_end_its_element(text: str) -> None:
-    encoded = encode_json({text: [text]})
-    assert json.loads(encoded) == {text: [text]}
-    assert encoded.isascii()
-    assert not set("<>&") & set(encoded)
-    assert data_of(render_page({"runs": [text]})) == {"runs": [text]}
-
-
-def test_data_that_is_not_json_is_refused() -> None:
+def test_a_string_is_read_back_and_cannot_end_its_element() -> None:
+    for text in HOSTILE:
+        encoded = encode_json({text: [text]})
+        assert json.loads(encoded) == {text: [text]}
+        assert encoded.isascii() and not set("<>&") & set(encoded)
+        assert data_of(render_page({"runs": [text]})) == {"runs": [text]}
     with pytest.raises(ValueError, match="not JSON compliant"):
         encode_json({"x": float("nan")})
 

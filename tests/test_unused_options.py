@@ -100,7 +100,7 @@ HIDDEN: dict[str, tuple[Any, ...]] = {  # settings that `effective` can leave ou
     **dict.fromkeys(("norm_gain", "norm_bias", "qk_norm", "normalise_top_k", "scale_embedding"), (True, False)),
     "experts_per_token": (1,),
     "expert_mode": ("merge",),
-    "expert_balance": ((0.5, {}), (0.5, {"experts": 3}), (0.5, {"experts": 3, "expert_mode": "merge"})),
+    "expert_balance": (0.5,),
 }
 
 

@@ -26,6 +26,9 @@ LIMIT = 1200  # seconds for one command; installing torch takes most of it
 BY_NAME = ("llama-cpp",)  # extras that a C++ compiler builds for minutes: python tests/check_wheel.py llama-cpp
 TINY = ("--steps", "3", "--layers", "1", "--heads", "2", "--width", "16", "--context", "16", "--batch-size", "2")
 
+TRANSLATE = """
+ok("train", "pairs.tsv", "--architecture", "encoder-decoder", "--vocab-size", "300", "--out", "pairs", *TINY)
+"""
 # What each environment must be able to do besides training and sampling; `ok` and `fails` run tinylm.
 USES = {
     "none": """
@@ -35,13 +38,10 @@ fails("train", "corpus.txt.zst", "--out", "zst", *TINY, message="zstandard")
 for name, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("trackio", "trackio")):
     fails("train", "corpus.txt", "--out", "log", "--log-to", name, *TINY, message=f"pip install {package}")
 fails("train", "corpus.parquet", "--out", "parquet", *TINY, message="pyarrow")
-ok("train", "pairs.tsv", "--architecture", "encoder-decoder", "--vocab-size", "300", "--out", "pairs", *TINY)
-assert "BLEU" not in ok("eval", "pairs.tsv", "--model", "pairs")
-""",
-    "translate": """
-ok("train", "pairs.tsv", "--architecture", "encoder-decoder", "--vocab-size", "300", "--out", "pairs", *TINY)
-assert "BLEU" in ok("eval", "pairs.tsv", "--model", "pairs")
-""",
+"""
+    + TRANSLATE
+    + 'assert "BLEU" not in ok("eval", "pairs.tsv", "--model", "pairs")',
+    "translate": TRANSLATE + 'assert "BLEU" in ok("eval", "pairs.tsv", "--model", "pairs")',
     "zstd": """
 import zstandard
 Path("corpus.txt.zst").write_bytes(zstandard.compress(Path("corpus.txt").read_bytes()))
@@ -76,13 +76,8 @@ evaluated = [step for _, step, metrics in rows if "val_loss" in str(metrics)]
 assert sorted(evaluated) == sorted(set(evaluated)) and {0, 3, 5} <= set(evaluated), evaluated
 """,
     "gguf": "import gguf\nassert gguf.quants.quantize and gguf.GGUFWriter",
-    "llama-cpp": """
-ok("sample", "--model", "run", "--max-tokens", "5", "--engine", "llama.cpp")
-""",
-    "test": """
-import gguf, hypothesis, peft, playwright, pyarrow, pytest, pytest_timeout, xdist
-import sacrebleu, tensorboard, tensorboardX, transformers, zstandard
-""",
+    "llama-cpp": 'ok("sample", "--model", "run", "--max-tokens", "5", "--engine", "llama.cpp")',
+    "test": "import hypothesis, peft, playwright, pyarrow, pytest, sacrebleu, tensorboard, transformers, zstandard",
     "lint": "subprocess.run([sys.executable, '-m', 'ruff', '--version'], check=True, timeout=60)\nimport mypy",
     "bench": "import gguf, peft, transformers",
 }
@@ -122,15 +117,8 @@ def call(*command: str | Path, folder: Path) -> str:
     """Run a command to its end; on failure its output ends this program."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["TINYLM_CACHE"] = str(folder / "cache")
-    result = subprocess.run(
-        [str(word) for word in command],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT,
-    )
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": LIMIT}
+    result = subprocess.run([str(word) for word in command], cwd=folder, env=environment, **piped)
     if result.returncode:
         sys.exit(f"{' '.join(map(str, command))[:300]}\n{result.stdout}")
     return result.stdout

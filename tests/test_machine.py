@@ -3,6 +3,7 @@
 import itertools
 import platform
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -100,41 +101,26 @@ def test_formats_are_timed_in_turns_and_the_best_rate_of_each_counts(monkeypatch
 
 
 @posix_clock
-def test_a_rate_is_the_processor_time_of_one_thread_times_the_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The clock of the thread is replaced by one that advances by 2 ms at each reading."""
+def test_rates_and_times_are_the_shortest_processor_time_of_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the thread is replaced: by one that advances by 2 ms at each reading, and by one that advances by
+    4, 2, 4, 4 and 4 s during five steps of a layer."""
     threads, seen = torch.get_num_threads(), set()
 
     def clock() -> float:
         seen.add(torch.get_num_threads())
         return next(ticks)
 
-    ticks = (0.002 * i for i in itertools.count())
     monkeypatch.setattr(module.time, "thread_time", clock)
     monkeypatch.setattr(module, "MEASURE_SECONDS", 0.0)
+    ticks: Iterator[float] = (0.002 * i for i in itertools.count())
     torch.set_num_threads(2)
     try:
         rates = measure_matmul_rates("cpu", ("fp32",))
     finally:
         torch.set_num_threads(threads)
-    assert rates["fp32"] == pytest.approx(2 * 2 * 2048 * 512 * 512 / 0.002)
-    assert seen == {1}
-
-
-@posix_clock
-def test_the_time_of_a_layer_is_the_shortest_processor_time_of_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of the thread is replaced by one that advances by 4, 2, 4, 4 and 4 s during five steps."""
-    threads, seen = torch.get_num_threads(), set()
-
-    def clock() -> float:
-        seen.add(torch.get_num_threads())
-        return next(ticks)
-
+    assert rates["fp32"] == pytest.approx(2 * 2 * 2048 * 512 * 512 / 0.002)  # of two threads
     ticks = itertools.accumulate(itertools.chain.from_iterable((1, 2 if i == 1 else 4) for i in range(5)), initial=0)
     next(ticks)
-    monkeypatch.setattr(module.time, "thread_time", clock)
-    monkeypatch.setattr(module, "MEASURE_SECONDS", 0.0)
     before = torch.get_rng_state()
     assert measure_layer_seconds("fp32") == {"fp32": 2 / (8 * 256) / 2}  # tokens, layers
     assert seen == {1} and torch.get_num_threads() == threads

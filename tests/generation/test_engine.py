@@ -61,12 +61,7 @@ def double(monkeypatch: pytest.MonkeyPatch, cache: Path) -> LlamaCppDouble:
 def loads(monkeypatch: pytest.MonkeyPatch, double: LlamaCppDouble) -> list[Any]:
     """The arguments of each call of `load`, which opens a model's own files."""
     calls, load = [], loaded_model.load
-
-    def recorded(*args: Any, **options: Any) -> Any:
-        calls.append(args)
-        return load(*args, **options)
-
-    monkeypatch.setattr(loaded_model, "load", recorded)
+    monkeypatch.setattr(loaded_model, "load", lambda *args, **options: (calls.append(args), load(*args, **options))[1])
     return calls
 
 

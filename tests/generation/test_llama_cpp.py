@@ -3,7 +3,6 @@
 pytest tests/generation/test_llama_cpp.py -m "llamacpp or not llamacpp"
 """
 
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -106,37 +105,3 @@ def test_keys_and_values_have_16_bits_if_weights_have_fewer_than_32_and_several_
         opened(tmp_path, kind=kind)[1].make_cache(rows, 9)
         options = double.contexts[-1]
         assert (options.type_k, options.type_v, options.flash_attn_type) == (bits, bits, flash), (kind, rows)
-
-
-def always(threads: int) -> Generator[int, float, None]:
-    """As `fastest_threads`, without trials."""
-    while True:
-        yield threads
-
-
-@pytest.mark.llamacpp
-@pytest.mark.parametrize(
-    ("case", "kind", "rows"),
-    [("modern", "f32", 1), ("llama", "f16", 2), ("modern", "q8_0", 5)],
-)
-def test_logits_do_not_depend_on_the_number_of_threads_and_are_close_to_those_of_torch(
-    case: str, kind: str, rows: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Of prompts and of single tokens, after more than the 512 from which llama.cpp splits a row among threads."""
-    length, steps = 600, 3
-    model, exported = own_model(case, context=1024)
-    write_gguf(tmp_path / "model.gguf", exported, kind)
-    ids = torch.randint(CHARACTERS.vocab_size, (rows, length + steps), generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        expected = model.eval().logits(model(ids).hidden)[:, length - 1 :].numpy()
-    found = []
-    monkeypatch.setattr(llama_cpp, "fastest_threads", always)
-    for threads in (1, 2, 3):
-        decoder = LlamaCppDecoder(tmp_path / "model.gguf", 1024, threads)
-        cache = decoder.make_cache(rows, length + steps)
-        first = decoder.last_logits(ids[:, :length].numpy(), cache, 1)
-        single = [decoder.last_logits(ids[:, i : i + 1].numpy(), cache, 1) for i in range(length, length + steps)]
-        found.append(np.concatenate([first, *single], axis=1))
-    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
-    tolerance = {"f32": 1e-4, "f16": 1e-2, "q8_0": 0.1}[kind] * np.abs(expected).max()
-    np.testing.assert_allclose(found[0], expected, rtol=0, atol=tolerance)

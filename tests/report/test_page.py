@@ -2,11 +2,14 @@
 
 import base64
 import hashlib
+import importlib
 import json
 import re
+import sys
 
 import pytest
 
+from tests.shell import ROOT
 from tinylm.report.page import encode_json, render_page
 
 HOSTILE = (
@@ -53,3 +56,13 @@ def test_the_page_has_the_licence_of_uplot_and_refers_to_no_other_file() -> None
     assert "Copyright (c) 2022 Leon Sorokin" in page
     assert not re.search(r"<(link|img|iframe|script)[^>]*\b(src|href)=", page)
     assert len(page) < 200_000
+
+
+def test_each_picture_is_shown_in_the_documentation_of_reports() -> None:
+    sys.path.append(str(ROOT / "docs"))
+    pictures = importlib.import_module("pictures")
+    taken = {f"report-{shot.name}.png" for subject in pictures.SUBJECTS.values() for shot in subject.shots}
+    shown = re.findall(r"pictures/(report-[\w-]+\.png)", (ROOT / "docs/report.md").read_text(encoding="utf-8"))
+    assert sorted(shown) == sorted(taken)
+    assert {path.name for path in pictures.FOLDER.glob("report-*.png")} == taken
+    assert max((pictures.FOLDER / name).stat().st_size for name in taken) <= 150_000

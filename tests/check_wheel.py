@@ -117,8 +117,15 @@ def call(*command: str | Path, folder: Path) -> str:
     """Run a command to its end; on failure its output ends this program."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["TINYLM_CACHE"] = str(folder / "cache")
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": LIMIT}
-    result = subprocess.run([str(word) for word in command], cwd=folder, env=environment, **piped)
+    result = subprocess.run(
+        [str(word) for word in command],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+    )
     if result.returncode:
         sys.exit(f"{' '.join(map(str, command))[:300]}\n{result.stdout}")
     return result.stdout

@@ -72,7 +72,7 @@ import MODEL --out run"""
 
 def make_models(folder: Path) -> None:
     """Write all models. Imports transformers, peft and gguf, so it is called in a fork."""
-    from tests.formats import gguf_files, peers, peft_adapters
+    from tests.formats import gguf_files, gguf_peers, peers, peft_adapters
 
     for name, case in FOLDERS.items():
         peers.save_peer(case, folder / name, **({"max_shard_size": "20KB"} if name == "yarn" else {}))
@@ -83,11 +83,15 @@ def make_models(folder: Path) -> None:
     unused = size - len(tokens)
     types = [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259), *[5] * unused]
     values = {key: v for key, v in gguf_files.peer_metadata("llama", peer).items() if not key.startswith("tokenizer")}
-    pieces = {"model": "llama", "tokens": [*tokens, *(f"[PAD{i}]" for i in range(unused))], "token_type": types}
+    pieces: dict[str, Any] = {
+        "model": "llama",
+        "tokens": [*tokens, *(f"[PAD{i}]" for i in range(unused))],
+        "token_type": types,
+    }
     pieces |= {"scores": [float(-i) for i in range(size)], "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
     values |= {f"tokenizer.ggml.{key}": value for key, value in pieces.items()}
     values["tokenizer.chat_template"] = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
-    gguf_files.write_file(folder / SENTENCEPIECE, "llama", values, dict(gguf_files.peer_tensors("llama", peer)))
+    gguf_files.write_file(folder / SENTENCEPIECE, "llama", values, dict(gguf_peers.peer_tensors("llama", peer)))
     for name, (base, fields) in ADAPTERS.items():
         peft_adapters.make_adapter(peers.make_peer(FOLDERS[base]), folder / name, **fields)
     (folder.parent / "chat.jsonl").write_text(f"{json.dumps(CHAT)}\n" * 4)

@@ -3,6 +3,7 @@ valid.
 """
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -184,7 +185,15 @@ def forge_link(rng: random.Random, run: Path, outside: Path) -> Forgery:
         rng.choice((*RUN_FILES, *TEMPORARY_NAMES, *TEMPORARY_NAMES)) if (run / "last").exists() else _file_of(rng, run)
     )
     inside = [outside / name for name in ("secret.txt", "secret.json", "folder", "new")]
-    target = rng.choice([*inside, Path("/dev/zero"), Path("/dev/stdin"), Path(".."), (run / name).name, run / name])
+    links: list[Path | str] = [
+        *inside,
+        Path("/dev/zero"),
+        Path("/dev/stdin"),
+        Path(".."),
+        (run / name).name,
+        run / name,
+    ]
+    target = rng.choice(links)
     return f"{name} is a link to {target}", lambda: put(run / name, "link", target)
 
 
@@ -276,13 +285,13 @@ def forge_tensors(rng: random.Random, run: Path, outside: Path) -> Forgery:
     tensor = tensors[name]
     dtypes = (torch.int64, torch.complex64, torch.bool, torch.float64, torch.bfloat16, torch.float8_e4m3fn)
     changed: dict[str, Callable[[], torch.Tensor]] = {
-        **{str(dtype): lambda dtype=dtype: tensor.to(dtype) for dtype in dtypes},
+        **{str(dtype): functools.partial(tensor.to, dtype) for dtype in dtypes},
         "transposed": lambda: tensor.T.contiguous() if tensor.ndim == 2 else tensor[None],
         "flat": lambda: tensor.reshape(-1),
         "empty": lambda: tensor.new_zeros(0),
         "scalar": lambda: tensor.new_zeros(()),
         "longer": lambda: torch.cat([tensor, tensor]) if tensor.ndim else tensor[None],
-        **{f"{n}": lambda n=n: torch.full_like(tensor.float(), n) for n in (NAN, INFINITY, 1e38)},
+        **{f"{n}": functools.partial(torch.full_like, tensor.float(), n) for n in (NAN, INFINITY, 1e38)},
     }
     names = {"extra": "another.weight", "renamed": f"{name}.0", "control characters": f"\x1b[31m{name}"}
     names |= {"line break": "a\nError: b", "long name": "a" * 100_000, "no name": "", "separators": "\u202e\x85\u2028"}

@@ -134,9 +134,9 @@ class Place:
             file.write_bytes(b"")
         begun = time.monotonic()
         code, killed = call(_become, self.work, self.streams, words, env, limit=after or LIMIT, **how)
-        texts = [file.read_bytes()[: 1 << 20].decode(errors="replace") for file in files]
+        stdout, stderr = (file.read_bytes()[: 1 << 20].decode(errors="replace") for file in files)
         debug = "--debug" in words or any(name.endswith("_DEBUG") for name in env)
-        ran = Ran(words, 0 if killed and after else code, *texts, time.monotonic() - begun, killed, debug)
+        ran = Ran(words, 0 if killed and after else code, stdout, stderr, time.monotonic() - begun, killed, debug)
         self.wrong += [] if killed and after else ran.defects(codes)
         return ran
 

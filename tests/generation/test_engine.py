@@ -100,8 +100,9 @@ def test_torch_is_taken_for_many_samples_whose_time_makes_up_for_its_import() ->
 
 
 def test_a_file_is_written_once_for_each_model_and_again_if_others_can_write_it(
-    run: Path, double: LlamaCppDouble, cache: Path
+    run: Path, double: LlamaCppDouble, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With the number format of the model. Those unused for longest are deleted."""
     expected = tinylm.load(run).generate(**PROMPT)
     written = {file: file.stat().st_ino for file in cache.iterdir()}
     tinylm.load(run).generate(**PROMPT)
@@ -114,6 +115,9 @@ def test_a_file_is_written_once_for_each_model_and_again_if_others_can_write_it(
     other.network.embedding.weight.data += 1
     other.generate(**PROMPT)
     assert len(list(cache.iterdir())) == 2
+    monkeypatch.setattr(engine, "MAX_CACHED_BYTES", 1)
+    tinylm.load(run, dtype="bf16").generate(**PROMPT)
+    assert [file.stem.rpartition("-")[2] for file in cache.iterdir()] == ["bf16"]
 
 
 @pytest.fixture(scope="module")

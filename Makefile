@@ -40,7 +40,7 @@ test-faults: $(VENV)/installed-test
 
 test-llama-cpp: $(VENV)/installed-test # builds llama.cpp with a C++ compiler, which takes minutes
 	$(PIP) install --quiet --constraint constraints.txt --editable ".[llama-cpp]"
-	$(BIN)/python -m pytest -m llamacpp tests/formats/test_llama_cpp.py
+	$(BIN)/python -m pytest -m llamacpp tests/formats tests/generation
 
 test-all: test test-slow test-faults wheel-check test-llama-cpp
 

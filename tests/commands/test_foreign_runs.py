@@ -311,7 +311,7 @@ def test_only_regular_files_of_a_run_are_opened(piped: Path, here: Path) -> None
             read(bad)
             replace(bad / name, kind)
             skipped = name == "metrics.jsonl" and kind in ("empty", "deep")
-            if accepted(lambda: read(bad), str(bad)) != skipped:  # noqa: B023
+            if accepted(lambda: read(bad), str(bad)) != skipped:  # noqa: B023, called at once
                 wrong.append((name, kind))
     assert wrong == []
 
@@ -386,7 +386,7 @@ def test_an_optimizer_state_that_does_not_fit_is_an_error(bad: Path) -> None:
         ({MOMENTUM: torch.zeros(16, 16).half()}, "The saved optimizer does not fit the model"),
         ({f"{NORM}/momentum_buffer": torch.zeros(16).int()}, "optimizer.safetensors is damaged"),
     ):
-        change_optimizer(bad, lambda tensors: tensors.update(change))  # noqa: B023
+        change_optimizer(bad, lambda tensors: tensors.update(change))  # noqa: B023, called at once
         assert_error(tinylm("train", "--resume", bad, "--steps", 9), 1, message, sentences=3)
 
 
@@ -400,7 +400,7 @@ def test_an_impossible_training_state_is_an_error(piped: Path) -> None:
     wrong = []
     for value in ("x", -7, 1 << 60, float("nan"), float("inf"), [], {}, True):
         for name in (*STATE_NUMBERS, "rng", "metrics", "scaler", "unknown"):
-            found = accepted(lambda: TrainerState.from_json({**state, name: value}), "is damaged")  # noqa: B023
+            found = accepted(lambda: TrainerState.from_json({**state, name: value}), "is damaged")  # noqa: B023, called at once
             wrong += [(name, value)] if found != ((name, value) in possible) else []
     assert wrong == []
 

@@ -19,7 +19,7 @@ def test_a_norm_equals_its_formula_with_and_without_gain_and_bias() -> None:
                 parameter.normal_(generator=generator)
         x = scale * (torch.randn(3, 4, 6, generator=generator, dtype=torch.float64) + 0.5)
         parts = [None if part is None else part.detach().numpy() for part in (norm.weight, norm.bias)]
-        expected = np.apply_along_axis(lambda row: formula(row, *parts, eps=1e-6), -1, x.numpy())  # noqa: B023
+        expected = np.apply_along_axis(lambda row: formula(row, *parts, eps=1e-6), -1, x.numpy())  # noqa: B023, called at once
         np.testing.assert_allclose(norm(x).detach().numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -40,7 +40,7 @@ def test_a_unit_offset_norm_has_a_gain_of_one_plus_its_weight() -> None:
                 parameter.normal_(generator=torch.Generator().manual_seed(1))
         x = torch.randn(3, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         parts = [1 + norm.weight.detach().numpy(), norm.bias.detach().numpy() if bias else None]
-        expected = np.apply_along_axis(lambda row: reference.rms_norm(row, *parts, eps=1e-3), -1, x.numpy())  # noqa: B023
+        expected = np.apply_along_axis(lambda row: reference.rms_norm(row, *parts, eps=1e-3), -1, x.numpy())  # noqa: B023, called at once
         np.testing.assert_allclose(norm(x).detach().numpy(), expected, rtol=1e-12)
 
 

@@ -19,7 +19,7 @@ from tinylm.run_directory.loading import load_model, read_config
 
 def test_an_encoder_fills_the_masks_of_a_prompt(encoder: Path) -> None:
     result = run_ok("sample", "-m", encoder, "--prompt", "the <mask>ld ma<mask> s", "--quiet")
-    _, _, tokenizer, _ = load_model(encoder)
+    _, config, tokenizer, _ = load_model(encoder)
     filled = result.stdout.removesuffix("\n")
     assert len(filled) == len("the old man s")
     assert (filled[:4], filled[5:10], filled[11:]) == ("the ", "ld ma", " s")
@@ -29,7 +29,6 @@ def test_an_encoder_fills_the_masks_of_a_prompt(encoder: Path) -> None:
     probabilities = [candidate["probability"] for candidate in record["masks"][0]]
     assert len(probabilities) == 3 and probabilities == sorted(probabilities, reverse=True)
     assert record["text"] == f"the {record['masks'][0][0]['text']}ld"
-    _, config, tokenizer, _ = load_model(encoder)
     (record,) = records(run_ok("sample", "-m", encoder, "-p", "the <mask>ld", "--json", "--top-k", 1000))
     texts = [candidate["text"] for candidate in record["masks"][0]]  # neither the mask nor the end of text
     assert sorted(texts) == sorted({tokenizer.decode([i]) for i in range(config.model.vocab_size)} - {""})
@@ -42,25 +41,34 @@ def test_encoder_metrics_use_fixed_masks_at_every_batch_size(encoder: Path, shel
     )
     assert one["tokens"] == other["tokens"] and one["accuracy"] == other["accuracy"]
     assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
-    keys = "model text loss perplexity accuracy tokens loss_low loss_high resampled"
-    assert set(one) == set(keys.split())
+    assert set(one) == {
+        *["model", "text", "loss", "perplexity", "accuracy", "tokens", "loss_low", "loss_high", "resampled"]
+    }
     assert one["loss_low"] < one["loss"] < one["loss_high"]
     assert 0 < one["accuracy"] < 1
     assert "accuracy" in run_ok("eval", "-m", encoder).stdout
 
 
-def test_a_mask_marker_in_a_training_text_is_plain_text(here: Path) -> None:
+def test_a_mask_marker_in_a_text_is_plain_text_and_a_larger_vocabulary_keeps_the_mask(
+    here: Path, encoder: Path
+) -> None:
     (here / "t.txt").write_text("a <mask> b\n" * 60)
     run_ok("train", "t.txt", "--architecture", "encoder", "--out", "run", "--steps", 1, *TINY)
     config = read_config(here / "run")
     assert config.data is not None
     assert config.data.train_tokens + config.data.val_tokens == 60 * 11
+    (here / "new.txt").write_text("the old man said λόγος\n" * 60)
+    options = ("--init-from", encoder, "--extend-vocab", "--out", "new", "--batch-size", 4, "--steps", 1)
+    run_ok("train", "new.txt", *options)
+    old, new = load_model(encoder)[2], load_model(here / "new")[2]
+    assert (new.mask_id, new.end_of_text_id) == (old.mask_id, old.end_of_text_id)
+    assert run_ok("sample", "-m", "new", "-p", "λ<mask>γος", "-q").stdout.startswith("λ")
 
 
 # The encoder-decoder.
 
 
-def test_sources_are_translated_line_by_line_in_order(translator: Path, here: Path) -> None:
+def test_sources_are_translated_in_order_with_score_and_reason_of_the_end(translator: Path, here: Path) -> None:
     source, target = REVERSED[3]
     assert run_ok("sample", "-m", translator, "-p", source).stdout == f"{target}\n"
     sources = "\n".join([*(source for source, _ in REVERSED), ""])
@@ -74,19 +82,16 @@ def test_sources_are_translated_line_by_line_in_order(translator: Path, here: Pa
     for text, targets in (("", ""), ("abc\n\n", "c b a\n\n"), ("abc\r\n  bca \r\n", "c b a\na c b\n")):
         assert run_ok("sample", "-m", translator, "-f", "-", stdin=text).stdout == targets
     assert run_ok("sample", "-m", translator, "-p", "abc", "--no-stream").stdout == "c b a\n"
-
-
-def test_json_records_of_targets_have_a_score_and_the_reason_of_their_end(translator: Path) -> None:
     one, two = records(run_ok("sample", "-m", translator, "-f", "-", "--json", stdin="abc\nbca\n"))
     assert (one["prompt"], one["text"], one["tokens"], one["finish_reason"]) == ("abc", "c b a", 5, "end")
     assert two["text"] == "a c b"
     assert -0.5 < one["score"] < 0
     (record,) = records(run_ok("sample", "-m", translator, "-p", "abc", "--json", "--stop", "a", "--stop", "b"))
     assert (record["text"], record["finish_reason"]) == ("c ", "stop")
+    assert "only the first" in run_ok("sample", "-m", translator, "-p", "abc" * 100).stderr
 
 
 def test_the_planned_steps_of_an_epoch_count_only_pairs_that_fit(here: Path) -> None:
-    """Twelve pairs in batches of ten; a context of 4 tokens fits four of them."""
     lines = [("ab", "ba")] * 4 + [("abcd", "dcba")] * 8
     (here / "p.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in lines))
     for context, steps in ((32, 2), (4, 1)):
@@ -97,7 +102,6 @@ def test_the_planned_steps_of_an_epoch_count_only_pairs_that_fit(here: Path) -> 
 
 
 def test_sources_from_lines_and_jsonl_may_have_their_own_settings(translator: Path) -> None:
-    """An empty line has an empty target, so that the lines of both sides correspond."""
     sample = ("sample", "-m", translator, "-f", "-", "--format")
     assert run_ok(*sample, "lines", stdin="abc\n\nbca\n").stdout == "c b a\n\na c b\n"
     lines = [{"prompt": "abc", "stop": "b"}, {"prompt": ""}, {"prompt": "bca", "max_tokens": 3}]
@@ -126,7 +130,9 @@ def test_each_source_has_its_own_random_stream_that_its_seed_reproduces(translat
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_eval_compares_generated_targets_with_the_references(translator: Path, shelf: Path, here: Path) -> None:
+def test_eval_compares_generated_targets_with_the_references(
+    translator: Path, shelf: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (record,) = records(run_ok("eval", shelf / "pairs.tsv", "-m", translator, "--json"))
     assert (record["exact_match"], record["pairs"], record["tokens"]) == (1.0, 40, 240)
     assert record["chrf"] == pytest.approx(100)
@@ -136,11 +142,6 @@ def test_eval_compares_generated_targets_with_the_references(translator: Path, s
     assert other["exact_match"] == 0.0 and other["loss"] > 1
     (own,) = records(run_ok("eval", "-m", translator, "--json"))
     assert own == record | {"text": f"validation text of {translator}"}
-
-
-def test_eval_generates_targets_in_the_requested_dtype(
-    translator: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     formats = set()
 
     def recorded(network: torch.nn.Module, *rest: Any) -> Iterator[Any]:
@@ -149,8 +150,7 @@ def test_eval_generates_targets_in_the_requested_dtype(
 
     monkeypatch.setattr("tinylm.evaluation.pairs.search_targets", recorded)
     (record,) = records(run_ok("eval", shelf / "pairs.tsv", "-m", translator, "--json", "--dtype", "bf16"))
-    assert formats == {torch.bfloat16}
-    assert record["exact_match"] == 1.0
+    assert formats == {torch.bfloat16} and record["exact_match"] == 1.0
 
 
 def test_bleu_equals_that_of_sacrebleu_and_needs_it(
@@ -187,19 +187,6 @@ def test_options_of_other_architectures_from_variables_are_ignored(translator: P
     assert run_ok("sample", *sources, env=variables).stdout == run_ok("sample", *sources).stdout
     variables = {"TINYLM_EVAL_STRIDE": "3", "TINYLM_EVAL_BASELINES": "1"}
     assert run_ok("eval", "-m", encoder, env=variables).stdout == run_ok("eval", "-m", encoder).stdout
-
-
-def test_a_long_source_is_truncated_with_a_warning(translator: Path) -> None:
-    assert "only the first" in run_ok("sample", "-m", translator, "-p", "abc" * 100).stderr
-
-
-def test_extending_the_vocabulary_of_an_encoder_keeps_its_mask_token(encoder: Path, here: Path) -> None:
-    (here / "new.txt").write_text("the old man said λόγος\n" * 60)
-    options = ("--init-from", encoder, "--extend-vocab", "--out", "new", "--batch-size", 4, "--steps", 1)
-    run_ok("train", "new.txt", *options)
-    old, new = load_model(encoder)[2], load_model(here / "new")[2]
-    assert (new.mask_id, new.end_of_text_id) == (old.mask_id, old.end_of_text_id)
-    assert run_ok("sample", "-m", "new", "-p", "λ<mask>γος", "-q").stdout.startswith("λ")
 
 
 def test_routing_metrics_are_logged_and_local_layers_are_chosen_by_index(here: Path) -> None:

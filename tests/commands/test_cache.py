@@ -24,15 +24,12 @@ def sizes() -> dict[str, tuple[int, int]]:
     return {part["name"]: (part["files"], part["bytes"]) for part in records(run_ok("cache", "--json"))}
 
 
-def test_each_part_is_listed_with_its_size(cache: Path) -> None:
+def test_each_part_is_listed_with_its_size_and_cleared_by_name_or_all_but_the_measurements(cache: Path) -> None:
     assert sizes() == dict.fromkeys(SUBFOLDERS, (2, 1000))
     header, *rows = run_ok("cache").stdout.splitlines()
     assert header.split() == ["name", "content", "files", "size"]
     assert [row.split()[0] for row in rows] == list(SUBFOLDERS)
     assert all(row.endswith("1.0kB") for row in rows)
-
-
-def test_named_parts_are_cleared_or_all_but_the_measurements_of_the_machine(cache: Path) -> None:
     cleared = records(run_ok("cache", "gguf", "tokens", "--clear", "--json"))
     found = [(part["name"], part["bytes"], part["cleared"]) for part in cleared]
     assert found == [("gguf", 1000, True), ("tokens", 1000, True)]
@@ -44,16 +41,9 @@ def test_named_parts_are_cleared_or_all_but_the_measurements_of_the_machine(cach
     assert not list(cache.iterdir())
 
 
-def test_a_cache_that_does_not_exist_is_empty_and_is_not_created(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_links_are_not_followed_and_a_missing_cache_is_not_created(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "none"))
-    assert set(sizes().values()) == {(0, 0)}
-    run_ok("cache", "--clear")
-    assert not (tmp_path / "none").exists()
-
-
-def test_links_are_not_followed(cache: Path, tmp_path: Path) -> None:
     """Neither a part of the cache that is a link, nor a link within a part."""
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -65,6 +55,10 @@ def test_links_are_not_followed(cache: Path, tmp_path: Path) -> None:
     assert_error(tinylm("cache", "gguf", "--clear"), 1, "gguf")
     run_ok("cache", "tokens", "--clear")
     assert (outside / "book.txt").exists()
+    monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "none"))
+    assert set(sizes().values()) == {(0, 0)}
+    run_ok("cache", "--clear")
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_file_that_cannot_be_deleted_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.shell import TINY, assert_error, records, run_ok, same_tensors, tinylm
-from tests.text.templates import LLAMA_2, QWEN_3
+from tests.text.templates import LLAMA_2
 from tinylm.run_config import SpecialTokens
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.text.chat_template import CHATML
@@ -70,23 +70,20 @@ def test_a_new_model_is_trained_with_chatml_and_stops_at_its_end_token(chats: Pa
     assert record["role"] == "assistant"
 
 
-def test_a_resumed_run_has_the_weights_of_an_uninterrupted_run(chats: Path, here: Path) -> None:
+def test_a_run_is_resumed_exactly_and_without_its_cache_with_its_file(
+    chats: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fixed = (*SHORT, "--pack", "--schedule", "constant", "--weight-decay", "0.1", "--dropout", "0.1", "--eval-every", 4)
     for name, steps in (("whole", 12), ("parts", 6)):
         run_ok("train", chats, "--out", name, *fixed, "--steps", steps)
     run_ok("train", "--resume", "parts", "--steps", 12)
     for name in ("model", "optimizer"):
         assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
-
-
-def test_a_run_is_evaluated_and_resumed_without_its_file_and_then_with_it_if_the_cache_was_deleted(
-    model: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (record,) = records(run_ok("eval", "-m", model, "--json"))
-    assert record["text"] == f"validation text of {model}"
-    monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "other cache"))
-    assert_error(tinylm("train", "--resume", model, "--steps", 5), 1, "is no longer in the cache")
-    run_ok("train", "--resume", model, chats, "--steps", 5)
+    (record,) = records(run_ok("eval", "-m", "parts", "--json"))
+    assert record["text"] == "validation text of parts"
+    monkeypatch.setenv("TINYLM_CACHE", str(here / "other cache"))
+    assert_error(tinylm("train", "--resume", "parts", "--steps", 13), 1, "is no longer in the cache")
+    run_ok("train", "--resume", "parts", chats, "--steps", 13)
 
 
 def test_eval_gives_the_loss_of_the_answers_computed_one_conversation_at_a_time(model: Path, pairs: Path) -> None:
@@ -113,13 +110,10 @@ def test_eval_gives_the_loss_of_the_answers_computed_one_conversation_at_a_time(
     assert everything["tokens"] > record["tokens"]
     assert "tokens scored" in run_ok("eval", "-m", model).stdout
     for options in (("--stride", 4), ("--baselines",)):
-        result = tinylm("eval", pairs, "-m", model, *options)
-        assert_error(result, 2, f"{options[0]} is for plain text, not for conversations")
+        assert_error(tinylm("eval", pairs, "-m", model, *options), 2, f"{options[0]} is for plain text, not for conv")
 
 
-def test_an_adapter_keeps_the_template_of_its_base_or_the_one_that_it_was_trained_with(
-    model: Path, pairs: Path, here: Path
-) -> None:
+def test_an_adapter_keeps_the_template_that_it_was_trained_with(model: Path, pairs: Path, here: Path) -> None:
     train = ("finetune-lora", pairs, "-m", model, "--lr", "0.02", "--dtype", "fp32", "--out")
     run_ok(*train, "adapter", "--steps", 20)
     config = read_config(here / "adapter")
@@ -139,17 +133,7 @@ def test_an_adapter_keeps_the_template_of_its_base_or_the_one_that_it_was_traine
         assert (given == own) == same
 
 
-def test_micro_batches_with_unequal_numbers_of_answers_give_the_step_of_one_batch(chats: Path, here: Path) -> None:
-    for pack in ("--pack", "--no-pack"):
-        fixed = (*SHORT, pack, "--dtype", "fp32", "--optimizer", "adam", "--steps", 3, "--batch-size", 6)
-        for rows in (6, 1):
-            run_ok("train", chats, "--out", f"by {rows}{pack}", *fixed, "--micro-batch", rows)
-        one, other = (load_model(here / f"by {rows}{pack}")[0].state_dict() for rows in (6, 1))
-        for name, tensor in one.items():
-            torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=1e-4)
-
-
-def test_missing_tokens_of_the_template_are_added_if_the_weights_are_trained(
+def test_what_the_template_writes_and_a_base_lacks_is_added_as_the_error_says(
     corpus: Path, pairs: Path, here: Path
 ) -> None:
     run_ok("train", corpus, "--out", "base", *SHORT)
@@ -161,12 +145,6 @@ def test_missing_tokens_of_the_template_are_added_if_the_weights_are_trained(
     run_ok("train", corpus, "--out", "bpe", *SHORT, "--tokenizer", "bpe", "--vocab-size", 300)
     result = run_ok("finetune-lora", pairs, "-m", "bpe", "--out", "lora", "--steps", 2)
     assert "<|im_start|>, <|im_end|> of the chat template are not special tokens of the model" in result.stderr
-
-
-def test_characters_of_the_template_that_the_base_does_not_know_are_added_by_the_command_of_the_error(
-    corpus: Path, pairs: Path, here: Path
-) -> None:
-    run_ok("train", corpus, "--out", "base", *SHORT, "--tokenizer", "char")
     for unknown in ("error", "skip"):
         result = tinylm("finetune-lora", pairs, "-m", "base", "--steps", 2, "--unknown", unknown)
         written = "characters that the chat template writes, '<' (U+003C), '>' (U+003E), '_' (U+005F)"
@@ -178,9 +156,7 @@ def test_characters_of_the_template_that_the_base_does_not_know_are_added_by_the
 
 
 @pytest.mark.slow
-def test_an_adapter_on_a_base_without_the_end_token_ends_its_answers_at_the_text_of_it(
-    corpus: Path, here: Path
-) -> None:
+def test_an_adapter_on_a_base_without_the_end_token_ends_at_the_text_of_it(corpus: Path, here: Path) -> None:
     answers = {"who": "old man", "what": "a boat"}
     known = [{"prompt": question, "completion": answer} for question, answer in answers.items()]
     file = write_lines(here / "pairs.jsonl", known * 5)
@@ -198,7 +174,7 @@ def test_an_adapter_on_a_base_without_the_end_token_ends_its_answers_at_the_text
         assert (record["text"], record["finish_reason"]) == (answer, "end")
 
 
-def test_examples_are_shown_with_their_scored_parts_marked(chats: Path) -> None:
+def test_examples_show_scored_parts_and_unscored_and_cut_conversations_are_counted(chats: Path, here: Path) -> None:
     expected = (
         "Example 1, scored parts marked:\n<|im_start|>user\nWhat is 0?<|im_end|>\n"
         "<|im_start|>assistant\n[[It is 0.<|im_end|>]]\n"
@@ -209,9 +185,6 @@ def test_examples_are_shown_with_their_scored_parts_marked(chats: Path) -> None:
         assert "[[" not in result.stdout
     result = run_ok("train", chats, *SHORT, "--dry-run", "--show-examples", 1, "--train-on", "all")
     assert "<[[" not in result.stderr and "[[user\nWhat is 0?<|im_end|>\n" in result.stderr
-
-
-def test_unscored_and_cut_conversations_are_counted(here: Path, chats: Path) -> None:
     extra = [{"messages": [{"role": "user", "content": "no answer"}]}]
     extra += [{"messages": turns(3 * i + 2)} for i in range(9)]
     file = write_lines(here / "more.jsonl", [json.loads(line) for line in chats.read_text().splitlines()] + extra)
@@ -221,16 +194,6 @@ def test_unscored_and_cut_conversations_are_counted(here: Path, chats: Path) -> 
     assert "10 of 30 validation conversations are cut to the context of 96 tokens" in said
 
 
-def test_a_template_that_renders_a_message_differently_later_is_refused_with_the_line(chats: Path, here: Path) -> None:
-    template = here / "qwen3.jinja"
-    template.write_text(QWEN_3)
-    options = (*SHORT, "--chat-template", template)
-    result = tinylm("train", chats, *options)
-    assert_error(result, 2, "chats.jsonl, line 2: the chat template renders the beginning", "--train-on", sentences=3)
-    run_ok("train", chats, *options, "--train-on", "last")
-
-
 def test_sample_with_a_model_of_conversations_notes_the_option_chat(model: Path) -> None:
-    """An empty prompt is continued from the end-of-text token, which begins no conversation."""
     for options, noted in (((), True), (("--chat",), False), (("--chat", "-p", ""), False), (("--quiet",), False)):
         assert ("--chat answers prompts" in run_ok("sample", "-m", model, "-n", 3, *options).stderr) == noted

@@ -12,10 +12,7 @@ from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok
 from tests.trained_runs import trained
 from tinylm.run_directory.loading import load_model
 
-KEYS = [
-    *("a", "b", "bits_per_byte_a", "bits_per_byte_b", "loss_a", "loss_b", "difference", "difference_low"),
-    *("difference_high", "better", "bytes", "resampled"),
-]
+KEYS = "a b bits_per_byte_a bits_per_byte_b loss_a loss_b difference difference_low difference_high better bytes"
 
 
 @pytest.fixture(scope="session")
@@ -37,13 +34,11 @@ def document_bits(run: Path, documents: list[str]) -> list[float]:
     return [sum(part) / math.log(2) for part in np.split(nats_by_definition(run, ids), ends[:-1])]
 
 
-def test_the_difference_and_its_interval_are_those_of_a_paired_bootstrap_over_documents(
-    run: Path, other: Path, here: Path
-) -> None:
+def test_the_difference_and_its_interval_are_those_of_a_paired_bootstrap(run: Path, other: Path, here: Path) -> None:
     documents = story(1500, seed=5).splitlines()
     (here / "t.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
     record = compared(run, other, "t.jsonl")
-    assert list(record) == KEYS
+    assert list(record) == [*KEYS.split(), "resampled"]
     sizes = np.array([len(text) for text in documents]) - (np.arange(len(documents)) == 0)
     bits = {name: np.array(document_bits(path, documents)) for name, path in (("a", run), ("b", other))}
     assert record["bytes"] == sizes.sum() and record["resampled"] == f"{len(documents)} documents"
@@ -64,9 +59,7 @@ def test_the_difference_and_its_interval_are_those_of_a_paired_bootstrap_over_do
         assert record[f"bits_per_byte_{name}"] == pytest.approx(expected.sum() / record["bytes"], rel=1e-5)
 
 
-def test_the_better_model_is_named_in_either_order_and_a_model_is_not_better_than_itself(
-    run: Path, other: Path, here: Path
-) -> None:
+def test_the_better_model_is_named_in_either_order(run: Path, other: Path, here: Path, bpe_run: Path) -> None:
     (here / "t.txt").write_text(story(3000, seed=3))
     result = run_ok("compare", run, other, "t.txt")
     assert result.stdout.splitlines()[-1].startswith("A is better by 0.")
@@ -75,10 +68,6 @@ def test_the_better_model_is_named_in_either_order_and_a_model_is_not_better_tha
     same = compared(run, run, "t.txt")
     assert (same["difference"], same["difference_low"], same["difference_high"], same["better"]) == (0, 0, 0, None)
     assert run_ok("compare", run, run, "t.txt").stdout.splitlines()[-1] == "No difference can be shown with this text."
-
-
-def test_tokenizers_may_differ_and_the_same_bytes_are_scored(run: Path, bpe_run: Path, here: Path) -> None:
-    (here / "t.txt").write_text(story(3000, seed=3))
     record = compared(run, bpe_run, "t.txt")
     assert record["better"] == "a"
     bpe = load_model(bpe_run).tokenizer
@@ -90,8 +79,8 @@ def test_tokenizers_may_differ_and_the_same_bytes_are_scored(run: Path, bpe_run:
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_without_a_text_models_of_the_same_data_are_compared_on_their_validation_text(
-    run: Path, other: Path, bpe_run: Path, adapter: Path, shelf: Path
+def test_without_a_text_models_are_compared_on_that_of_their_data(
+    run: Path, other: Path, bpe_run: Path, adapter: Path, shelf: Path, here: Path
 ) -> None:
     (scored,) = records(run_ok("eval", "-m", other, "--json"))
     assert compared(run, other)["bits_per_byte_b"] == pytest.approx(scored["bits_per_byte"], rel=1e-6)
@@ -100,23 +89,18 @@ def test_without_a_text_models_of_the_same_data_are_compared_on_their_validation
     assert_error(tinylm("compare", run, adapter), 2, "not trained on the same text", "name a text")
     record = compared(run, adapter, shelf / "two.txt")
     assert (record["a"], record["b"], record["better"]) == (str(run), str(adapter), "b")
+    path = copied(other, here / "forged")
+    edit_config(path, data={"corpus": ["/etc/passwd"]})
+    assert compared(run, path) == {**compared(run, other), "b": str(path)}
 
 
-def test_a_text_may_be_standard_input_and_a_short_one_gives_no_verdict(run: Path, other: Path) -> None:
+def test_a_short_text_gives_no_verdict_and_unknown_characters_are_skipped_for_both(
+    run: Path, other: Path, bpe_run: Path
+) -> None:
     result = run_ok("compare", run, other, "-", stdin="the old man said")
     assert result.stdout.splitlines()[-1] == "The text is too short to compare the models."
     record = compared(run, other, "-", stdin="the old man said")
     assert (record["difference_low"], record["better"], record["bytes"]) == (None, None, 15)
-
-
-def test_characters_that_either_model_lacks_are_an_error_or_skipped_for_both(run: Path, bpe_run: Path) -> None:
     text = "é the old man said é"
     assert_error(tinylm("compare", bpe_run, run, "-", stdin=text), 2, "has no id for 1 of the text's characters, 'é'")
     assert compared(bpe_run, run, "-", "--unknown", "skip", stdin=text)["bytes"] < len(text) - 2
-
-
-@pytest.mark.usefixtures("shelf_cache")
-def test_a_forged_record_of_the_same_data_opens_no_other_file(run: Path, other: Path, here: Path) -> None:
-    path = copied(other, here / "forged")
-    edit_config(path, data={"corpus": ["/etc/passwd"]})
-    assert compared(run, path) == {**compared(run, other), "b": str(path)}

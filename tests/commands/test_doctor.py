@@ -1,7 +1,6 @@
 """tinylm doctor."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,9 @@ def test_json_and_text_have_every_section_the_problems_and_whether_all_works() -
     assert titles == [*(name.replace("_", " ") for name in SECTIONS), "problems"]
 
 
-def test_the_exit_code_is_1_if_something_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_problem_is_named_with_its_solution_or_is_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(doctor, "computation_error", lambda device: 1.0)
     result = tinylm("doctor")
     assert result.exit_code == 1
@@ -32,11 +33,9 @@ def test_the_exit_code_is_1_if_something_does_not_work(tmp_path: Path, monkeypat
     result = tinylm("doctor", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["works"] is False
-
-
-def test_a_missing_package_and_the_command_that_solves_a_problem_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda package: None if package == "zstandard" else "1.0")
     monkeypatch.setattr(doctor, "LOW_DISK", 1 << 60)
+    monkeypatch.setattr(doctor, "computation_error", lambda device: 0.0)
     shown = run_ok("doctor").stdout
     assert "not installed; for texts in .zst files" in shown
     assert "are free on the disk of this folder. To free some: tinylm cache --clear." in shown

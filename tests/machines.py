@@ -16,16 +16,8 @@ GIB = 1 << 30
 
 def machine(device: str = "cpu", **properties: Any) -> Machine:
     """A machine with one thread, enough memory, no special kernels, and the given properties."""
-    plain: dict[str, Any] = {
-        "dtype": "fp32",
-        "threads": 1,
-        "matmul_rate": MATMUL_RATE,
-        "layer_seconds": None,
-        "free_memory": 64 * GIB,
-        "compiled_is_faster": True,
-        "max_unfused_keys": 0,
-        "reasons": "because",
-    }
+    plain: dict[str, Any] = {"dtype": "fp32", "threads": 1, "matmul_rate": MATMUL_RATE, "layer_seconds": None}
+    plain |= {"free_memory": 64 * GIB, "compiled_is_faster": True, "max_unfused_keys": 0, "reasons": "because"}
     return Machine(device=device, **{**plain, **properties})
 
 

@@ -63,9 +63,7 @@ def test_importing_tinylm_imports_no_torch_and_shows_only_the_public_names() -> 
 
 
 @pytest.mark.slow
-def test_the_first_use_imports_torch_with_the_spin_of_the_commands_and_counts_the_import_as_training_time(
-    here: Path,
-) -> None:
+def test_the_first_use_imports_torch_with_the_spin_of_the_commands_as_training_time(here: Path) -> None:
     program = """
 import os, time
 begun = time.monotonic()
@@ -133,7 +131,7 @@ def test_the_same_seed_gives_the_weights_of_the_command(here: Path) -> None:
     assert same[0]["training"] == same[1]["training"] and same[0]["model"] == same[1]["model"]
 
 
-def test_callbacks_receive_every_event_and_nothing_is_printed(
+def test_callbacks_get_every_event_and_nothing_is_printed(
     here: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     events: list[Event] = []
@@ -166,9 +164,7 @@ def test_a_result_loads_its_best_weights(here: Path) -> None:
     assert lines[1:] == ["      char tokenizer, 28 ids; cpu in fp32, int8 weights;", "      adapter 'lora', scale 0.5)"]
 
 
-def test_a_resumed_run_measures_memory_before_it_loads_its_save_and_refuses_what_does_not_fit(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_measures_memory_before_it_loads_its_save(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(steps=3)
     before = snapshot(here)
     happened: list[str] = []
@@ -269,13 +265,3 @@ def test_an_adapter_has_the_weights_of_the_command_and_loads_on_its_base(
     other = tinylm.finetune_adapter if function == "finetune_lora" else tinylm.finetune_lora
     with pytest.raises(UsageError, match="is a run of another kind"):
         other(resume="api", steps=6)
-
-
-def test_an_adapter_that_is_resumed_on_a_moved_base_loads_on_it(here: Path) -> None:
-    trained("old")
-    tinylm.finetune_lora("two.txt", model="old", out="adapter", steps=1, batch_size=4)
-    (here / "old").rename(here / "new")
-    for base in (None, "new"):  # found by its weights, or named
-        result = tinylm.finetune_lora(model=base, resume="adapter", steps=2)
-        assert result.base == here.resolve() / "new"
-        assert len(result.load().adapters) == 1

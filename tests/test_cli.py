@@ -235,10 +235,9 @@ def run_on(stdout: int, stderr: int, *arguments: object) -> int:
         ("stderr", "terminal", "sample -n 0", 2, ""),
     ],
 )
-def test_a_command_keeps_its_exit_code_if_its_output_cannot_be_written(
+def test_a_command_keeps_its_exit_code_if_output_fails(
     stream: str, kind: str, command: str, code: int, said: str
 ) -> None:
-    """Only a result that does not fit on the disk is an error."""
     with unwritable(kind) as descriptor:
         result = run_child(process(*command.split()), **{stream: descriptor})
     assert (result.returncode, result.stdout or "", result.stderr or "") == (code, "", said)
@@ -252,7 +251,7 @@ def test_a_command_keeps_its_exit_code_if_its_output_cannot_be_written(
         *(("stdout", "full", (), 1), ("stdout", "pipe", ("--json",), 0), ("stdout", "terminal", (), 0)),
     ],
 )
-def test_training_completes_without_a_reader_of_its_output(
+def test_training_completes_without_a_reader(
     stream: str, kind: str, options: tuple[str, ...], code: int, here: Path
 ) -> None:
     command = ("train", "corpus.txt", "--out", "run", "--steps", 3, "--log-every", 1, *TINY, *options)
@@ -270,7 +269,7 @@ def test_training_completes_without_a_reader_of_its_output(
     "kind, command, code",
     [("full", "sample -n 10000", 1), ("pipe", "sample -n 9 --json", 0), ("terminal", "eval corpus.txt", 0)],
 )
-def test_output_that_cannot_be_written_ends_a_command_that_only_prints(
+def test_unwritable_output_ends_a_command_that_only_prints(
     kind: str, command: str, code: int, run: Path, here: Path
 ) -> None:
     with unwritable(kind) as stdout, (here / "err.txt").open("w") as stderr:
@@ -332,7 +331,6 @@ def test_at_exit_of_a_command_that_computes_the_garbage_collector_ignores_import
 @posix
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int, code: int, here: Path) -> None:
-    """The resumed run ends with the weights of an uninterrupted run."""
     options = ("--dtype", "fp32", "--dropout", "0.1", "--log-every", 1)
     # Settings that the plan would derive from the length, which differs between the two runs.
     options = ("--schedule", "constant", "--warmup-steps", 0, "--weight-decay", 0, "--mtp-weight", 0, "--tie", *options)

@@ -58,10 +58,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_message_is_one_line_on_stderr_whatever_it_quotes_and_a_result_is_unchanged(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """With --quiet, notes are left out, and warnings and errors are printed."""
+def test_a_message_is_one_line_on_stderr_and_a_result_is_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     words = " word" * 50
     text, line = f"[red]a\nError: b\nc{words}", f"[red]a\\nError: b\\nc{words}"
     for quiet in (False, True):
@@ -75,7 +72,7 @@ def test_a_message_is_one_line_on_stderr_whatever_it_quotes_and_a_result_is_unch
 
 
 @posix
-def test_a_long_value_of_a_field_goes_on_below_its_beginning_on_a_terminal(
+def test_a_long_value_goes_on_below_its_beginning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Elsewhere, a field is one line."""
@@ -98,7 +95,7 @@ def test_a_long_value_of_a_field_goes_on_below_its_beginning_on_a_terminal(
 
 
 @posix
-def test_highlighted_parts_are_coloured_on_a_terminal_and_in_brackets_elsewhere(
+def test_highlighted_parts_are_coloured_or_bracketed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     marked = (("user\nHi ", False), ("[b]Hello\x07<|im_end|>", True), ("\n", False))
@@ -194,7 +191,7 @@ def test_a_record_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(escaped) == {"text": text}
 
 
-def test_progress_without_a_terminal_is_a_plain_line_every_few_seconds(
+def test_progress_elsewhere_is_a_plain_line(
     capsys: pytest.CaptureFixture[str], clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No environment variable changes it. The time left of a resumed run counts from its first fraction, here a half
@@ -259,7 +256,6 @@ def test_a_narrow_terminal_shows_the_first_fields_of_progress_in_full() -> None:
 
 
 def test_counting_shows_units_done_and_units_per_second(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
-    """Without a total, no percentage; with --quiet, nothing."""
     for quiet, total, unit, counts in (
         (False, 40_000, "characters", (10_000, 10_000)),
         (False, None, "characters", (50,)),
@@ -279,7 +275,6 @@ def test_counting_shows_units_done_and_units_per_second(capsys: pytest.CaptureFi
 
 
 def test_a_table_aligns_numbers_right_and_truncates_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without titles, there is no header line."""
     Console().table(("name", "loss", "age"), [("a" * 200, "10.25", "-"), ("[b]", "9.5", "3s")])
     Console().table(("", ""), [("loss", "1.5")])
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
@@ -292,9 +287,7 @@ def test_a_table_aligns_numbers_right_and_truncates_nothing(capsys: pytest.Captu
 
 
 @posix
-def test_a_table_that_is_too_wide_for_the_terminal_names_its_cells_on_lines_that_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_table_too_wide_for_the_terminal_names_its_cells_on_lines_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     titles = ("name", "kind", "parameters", "validation loss", "age")
     rows = [("corpus", "model", "748.4k", "0.9137", "5m 03s"), ("b\x1b[2J", "-", "1.2M", "-", "3s")]

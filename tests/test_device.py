@@ -118,7 +118,6 @@ MEMINFO = "/proc/meminfo"
 
 
 def test_free_memory_is_the_smallest_limit_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the system's files, all that are not named are missing."""
     for files, physical, free in (
         ({MEMINFO: "MemTotal: 7 kB\nMemAvailable:    5 kB\n", LIMIT: "max\n", USED: "10\n", STAT: ""}, 8000, 5120),
         ({MEMINFO: "MemAvailable: 5 kB", LIMIT: "4000\n", USED: "1000\n", STAT: "anon 1\n"}, 8000, 3000),

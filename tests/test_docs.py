@@ -21,7 +21,6 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "docs"))
 check = importlib.import_module("check")
 drawing = importlib.import_module("imports")
-structure = importlib.import_module("structure")
 
 OTHER_PAGES = ("SECURITY.md", "CHANGELOG.md", "data/README.md", "checkpoints/README.md")
 PAGES = [*check.documents(), *(ROOT / name for name in OTHER_PAGES)]
@@ -195,37 +194,11 @@ def test_every_decision_that_is_referred_to_exists() -> None:
             assert set(re.findall(r"\d{3}", sequence)) <= numbers, f"{file}: {sequence}"
 
 
-def test_the_page_on_compatibility_names_the_format_of_a_run() -> None:
-    assert f"(`format`, today {FORMAT})" in (ROOT / "docs/compatibility.md").read_text(encoding="utf-8")
-
-
 def test_the_drawing_of_the_imports_is_current() -> None:
     """If it is not, run `python docs/imports.py`."""
     page = drawing.PAGE.read_text(encoding="utf-8")
     graph = drawing.package_imports(ROOT / "tinylm")
     assert drawing.with_drawing(page, drawing.draw(graph, drawing.base_modules(graph))) == page
-
-
-SMALL = """
-@decorated
-def three(a, *, b):
-    return a
-
-class Named:
-    def method(self, c, d, e):
-        def inner(): pass
-"""
-
-
-def test_the_figures_of_the_structure_are_those_of_a_small_package(tmp_path: Path) -> None:
-    package = tmp_path / "tinylm"
-    package.mkdir()
-    (package / "one.py").write_text(SMALL)
-    (package / "two.py").write_text("import tinylm.one\n")
-    figures, names = structure.measure(package)
-    assert names == {"three", "Named", "method", "inner"}
-    assert list(figures.values())[:6] == ["2", "9", "4", "`three`, 3 lines", "0", "`Named.method`, 3"]
-    assert list(figures.values())[6:] == ["0", "1", "1"]
 
 
 def test_the_layout_names_every_package_and_module_of_tinylm() -> None:
@@ -239,9 +212,10 @@ def test_the_layout_names_every_package_and_module_of_tinylm() -> None:
     assert named <= found | {path.stem for path in (ROOT / "tinylm").rglob("*.py")} | {"tinylm"}
 
 
-def test_the_readme_and_the_figures_of_performance_have_at_most_150_lines() -> None:
+def test_pages_have_their_limits_and_name_the_format_of_a_run() -> None:
     for page in ("README.md", "docs/performance.md"):
         assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= 150, page
+    assert f"(`format`, today {FORMAT})" in (ROOT / "docs/compatibility.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")
@@ -256,32 +230,13 @@ def test_the_changes_of_the_worked_example_apply() -> None:
 # docs/check.py
 
 
-def test_a_long_command_is_shortened_as_the_script_says() -> None:
-    shortened = {
-        "tinylm train book.txt": "tinylm train --steps 2 --size nano book.txt",
-        "tinylm train book.txt --time 5m --layers 2": "tinylm train --steps 2 book.txt  --layers 2",
-        "tinylm train --resume RUN --epochs 5": "tinylm train --steps 4 --resume RUN ",
-        "cat a.txt | tinylm train - --steps 9 | wc -l": "cat a.txt | tinylm train --steps 2 --size nano -  | wc -l",
-        "tinylm finetune-lora b.txt --time 30s": "tinylm finetune-lora --steps 2 b.txt ",
-        "tinylm sample --prompt x": "tinylm sample --prompt x",
-        "make demo": "make -n demo",
-        "python -m pytest tests": "python -m pytest tests --collect-only",
-    }
-    assert {command: check.shortened(command, ROOT / "README.md") for command in shortened} == shortened
-
-
-def test_commands_are_found_in_blocks_with_their_continuations_and_reasons(tmp_path: Path) -> None:
+def test_commands_are_found_in_blocks_and_those_that_do_not_parse_are_wrong(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "```console\n$ one \\\n    two\noutput\n```\ntext\n```sh skip: needs a GPU\n# remark\nthree   # remark\n```\n"
     )
     found = [command for block in check.blocks(page) for command in check.commands(block)]
-    assert [(command.line, command.text, command.skipped) for command in found] == [
-        (2, "one two", None),
-        (9, "three", "needs a GPU"),
-    ]
-
-
-def test_commands_that_do_not_parse_are_found() -> None:
+    read = [(command.line, command.text, command.skipped) for command in found]
+    assert read == [(2, "one two", None), (9, "three", "needs a GPU")]
     wrong = ("tinylm train a.txt --kv-hats 2", "tinylm trane", "make nothing", "tinylm sample --draft maybe")
     assert all(any(problems(part) for part in simple_commands(line)) for line in wrong)

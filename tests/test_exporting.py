@@ -47,7 +47,7 @@ def run(runs: dict[str, Path]) -> Path:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_transformers_loads_an_export_without_a_warning_and_it_is_imported_as_the_same_run(
+def test_transformers_and_tinylm_load_an_export(
     shape: str, runs: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     exported = tinylm.export_model(runs[shape], to="hf", out=tmp_path / "hf")
@@ -83,16 +83,6 @@ def test_an_export_has_the_chosen_dtype_and_reports_what_rounding_changes(run: P
     assert exported.difference == pytest.approx(difference, rel=0.05) and difference > 1e-4
 
 
-def test_a_model_without_a_family_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text(TEXT)
-    tinylm.train(tmp_path / "text.txt", tmp_path / "run", **TINY, position="relative")
-    before = sorted(tmp_path.iterdir())
-    for to, out in (("hf", "hf"), ("gguf", "a.gguf")):
-        with pytest.raises(UsageError):
-            tinylm.export_model(tmp_path / "run", to=to, out=tmp_path / out)
-    assert sorted(tmp_path.iterdir()) == before
-
-
 def test_only_an_earlier_export_is_replaced_and_only_with_force(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "hf"
     tinylm.export_model(run, to="hf", out=out)
@@ -113,7 +103,7 @@ def test_only_an_earlier_export_is_replaced_and_only_with_force(run: Path, tmp_p
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_an_earlier_export_is_kept_when_replacing_it_fails(
+def test_an_earlier_export_survives_a_failure(
     error: BaseException, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "hf"
@@ -154,9 +144,7 @@ def test_a_gguf_file_and_its_modelfile_are_replaced_only_with_force(run: Path, t
     assert (tmp_path / "letter").read_text() == "mine"
 
 
-def test_a_wrong_export_is_found_and_does_not_appear(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_export_is_found_and_not_kept(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_and_damage(folder: Path, model: Any, dtype: Any) -> str:
         family = write_folder(folder, model, dtype)
         file = folder / "model.safetensors"
@@ -195,19 +183,7 @@ def test_the_commands_write_an_export_and_import_it(run: Path, tmp_path: Path) -
     assert len(texts) == 1
 
 
-def test_an_adapter_is_exported_for_peft_only(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text(TEXT)
-    lora = tinylm.finetune_lora(tmp_path / "text.txt", model=run, out=tmp_path / "lora", steps=3, lr=0.01).run
-    result = run_ok("export", lora, "--to", "peft", "--out", tmp_path / "peft", "--base", run)
-    assert "Checked: logits with the exported adapter differ by at most" in result.stderr
-    assert {file.name for file in (tmp_path / "peft").iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
-    with pytest.raises(UsageError, match="is an adapter"):
-        tinylm.export_model(lora, to="hf", out=tmp_path / "x")
-
-
-def test_a_run_that_improves_during_an_export_is_exported_as_it_was_opened(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_exported_as_it_was_opened(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training replaces the best weights as a whole; the export keeps those that it opened."""
     path = shutil.copytree(run, tmp_path / "run")
     before = open_model(path)
@@ -227,7 +203,7 @@ def test_a_run_that_improves_during_an_export_is_exported_as_it_was_opened(
     assert not torch.equal(open_model(path).weights.tensors["embedding.weight"], expected["embedding.weight"])
 
 
-def test_an_export_warns_where_transformers_5_replaces_its_tokenizer(
+def test_an_export_warns_if_transformers_replaces_its_tokenizer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_peer("qwen2", tmp_path / "qwen2")

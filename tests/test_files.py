@@ -38,7 +38,7 @@ ODD = ("link", "broken link", "fifo", "folder", "device")
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ODD)
-def test_anything_but_a_regular_file_is_an_os_error_without_blocking(
+def test_what_is_no_regular_file_is_an_os_error(
     kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_odd(kind, tmp_path / "odd", file)

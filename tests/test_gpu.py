@@ -123,7 +123,6 @@ def test_the_losses_of_training_are_those_of_the_cpu(dtype: str, optimizer: str,
 
 
 def test_a_run_has_the_losses_of_one_on_the_cpu(device: str, tmp_path: Path) -> None:
-    """Through the plan, the files of the run and their evaluation."""
     (tmp_path / "text.txt").write_text(story(20_000))
     model = {"tokenizer": "char", "layers": 2, "heads": 2, "width": 32, "context": 32}
     training = {"steps": 6, "eval_every": 3, "batch_size": 8, "lr": 1e-2, "optimizer": "adamw", "dtype": "fp32"}
@@ -160,7 +159,6 @@ def test_prefetched_batches_are_pinned_and_arrive_unchanged(device: str) -> None
 
 @pytest.mark.parametrize(("dtype", "tie"), [("fp32", True), ("bf16", True), ("fp16", False)])
 def test_graphs_train_as_the_cpu_does(dtype: str, tie: bool, device: str) -> None:
-    """With sequences of two lengths, each with graphs of its own."""
     config = small(width=64, ffn_width=128, context=32, tie=tie)
     choices: dict[str, Any] = {"batches": batch_of, "sequence_growth": 2, "lr": 1e-2, "budget": Budget(steps=12)}
     choices["optimizer"] = lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -185,9 +183,7 @@ def test_a_graph_draws_the_dropout_masks_of_the_model(device: str) -> None:
     assert (found[0] - found[1]).norm() > 0.5 * found[0].norm()
 
 
-def test_a_model_that_cannot_be_captured_is_trained_without_graphs(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_cannot_be_captured_has_no_graphs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if device == "cpu":
         pytest.skip("captures need a GPU")
     model = build_model(small(width=64, ffn_width=128, context=32, dropout=0.5)).to(device).train()
@@ -207,10 +203,9 @@ def test_a_model_that_cannot_be_captured_is_trained_without_graphs(
     assert isinstance(graphed(model), GraphedModel)
 
 
-def test_a_resumed_run_on_the_device_continues_exactly(
+def test_a_run_resumed_on_a_device_goes_on_exactly(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With CUDA graphs on a GPU."""
     captured: list[GraphedModel | None] = []
 
     def capture(*parts: Any) -> GraphedModel | None:
@@ -252,7 +247,6 @@ def test_compiled_blocks_have_the_gradients_of_the_cpu(dtype: str, checkpointed:
 
 
 def test_generation_with_the_cache_gives_the_tokens_of_generation_without(device: str) -> None:
-    """In fp32, past the context, for prompts of several lengths."""
     model = randomised(build_model(CONFIG)).to(device)
     prompts = [[3], [1, 2, 3, 4, 5, 6, 7], [index % 13 for index in range(41)]]
 

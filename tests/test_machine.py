@@ -33,9 +33,7 @@ class Recorder:
         self.note = self.warn = self.notes.append
 
 
-def test_a_machine_has_the_rate_of_the_profile_and_a_run_records_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_machine_has_the_rate_of_the_profile_and_a_run_records_it(monkeypatch: pytest.MonkeyPatch) -> None:
     reporter = Recorder()
     monkeypatch.setattr(module, "free_memory", lambda device: 123)
     found = choose_machine("cpu", "fp32", reporter)
@@ -52,7 +50,7 @@ def test_a_machine_has_the_rate_of_the_profile_and_a_run_records_it(
     assert reporter.notes == []
 
 
-def test_compiled_is_faster_unless_eager_code_uses_onednn_or_there_is_no_compiler(
+def test_compiled_is_faster_unless_eager_code_uses_onednn_or_no_compiler_exists(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for device, dtype, onednn, faster in (
@@ -67,9 +65,7 @@ def test_compiled_is_faster_unless_eager_code_uses_onednn_or_there_is_no_compile
             assert module.compiled_is_faster(device, dtype) == (faster and compiler), (device, dtype, onednn)
 
 
-def test_the_number_format_is_the_faster_one_only_if_capabilities_do_not_determine_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_number_format_is_the_faster_one_unless_capabilities_determine_it(monkeypatch: pytest.MonkeyPatch) -> None:
     slow, fast = {"fp32": 1e11, "bf16": 5e10}, {"fp32": 1e11, "bf16": 5e11}
     for bf16, amx, rates, dtype in (
         (True, False, slow, "fp32"),

@@ -152,8 +152,6 @@ def test_processes_that_start_together_use_one_measurement() -> None:
 
 
 def test_a_file_that_cannot_be_written_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full, or others can write to the folder since the measurement began."""
-
     def full(path: Path) -> Iterator[Path]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

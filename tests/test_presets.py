@@ -21,12 +21,8 @@ def test_the_presets_are_the_models_they_are_named_after() -> None:
     for model in (modern, gpt2, original):
         assert (model.layers, model.heads, model.width) == (4, 4, 128)
         assert model.tie and model.norm_gain and model.dropout == 0
-    assert (modern.position, modern.norm, modern.norm_placement, modern.activation) == (
-        "rope",
-        "rmsnorm",
-        "pre",
-        "swiglu",
-    )
+    parts = (modern.position, modern.norm, modern.norm_placement, modern.activation)
+    assert parts == ("rope", "rmsnorm", "pre", "swiglu")
     assert modern.qk_norm and not modern.bias and not modern.norm_bias and modern.kv_heads == 2
     assert (gpt2.position, gpt2.norm, gpt2.norm_placement, gpt2.activation) == ("learned", "layernorm", "pre", "gelu")
     assert not gpt2.qk_norm and gpt2.bias and gpt2.norm_bias and gpt2.kv_heads == 4 and not gpt2.scale_embedding
@@ -35,18 +31,21 @@ def test_the_presets_are_the_models_they_are_named_after() -> None:
     assert not original.qk_norm and original.kv_heads == 4
 
 
-@pytest.mark.parametrize(
-    ("width", "activation", "expected"), [(96, "swiglu", 256), (128, "swiglu", 352), (96, "gelu", 384)]
-)
-def test_ffn_width_is_4_width_or_for_swiglu_8_thirds_of_it(width: int, activation: str, expected: int) -> None:
+def test_ffn_width_is_4_width_or_for_swiglu_8_thirds_of_it() -> None:
     """8/3 * 96 is 256, and 8/3 * 128 is 341.3, which is rounded up to a multiple of 32."""
-    assert made(width=width, activation=activation).ffn_width == expected
+    for width, activation, expected in ((96, "swiglu", 256), (128, "swiglu", 352), (96, "gelu", 384)):
+        assert made(width=width, activation=activation).ffn_width == expected
 
 
-def test_a_choice_overrides_size_and_preset_and_none_is_no_choice() -> None:
+def test_a_choice_overrides_size_and_preset_and_a_number_of_heads_is_never_replaced() -> None:
     chosen = made(preset="gpt2", layers=7, norm_bias=False, tie=False, ffn_width=50, width=None, dropout=None)
     assert (chosen.layers, chosen.norm_bias, chosen.tie, chosen.ffn_width) == (7, False, False, 50)
     assert (chosen.width, chosen.dropout, chosen.vocab_size) == (96, 0.0, 50)
+    assert made(width=100, heads=10).heads == 10
+    with pytest.raises(UsageError, match=r"`heads` is 7; it must divide `width` \(100\)"):
+        made(width=100, heads=7)
+    assert made(preset="gpt2", width=12, kv_heads=4).heads == 4
+    assert [made(preset="gpt2", size="mini", width=width).heads for width in (255, 251)] == [3, 1]
 
 
 @given(
@@ -79,48 +78,23 @@ def test_the_default_number_of_heads_is_the_nearest_that_fits_the_width(
     )
 
 
-def test_without_rope_the_head_dimension_and_with_learned_positions_the_width_may_be_odd() -> None:
-    assert made(preset="gpt2", width=12, kv_heads=4).heads == 4
-    assert [made(preset="gpt2", size="mini", width=width).heads for width in (255, 251)] == [3, 1]
+CONTEXTS = {"nano": (256, 64), "micro": (512, 128), "tiny": (512, 256), "mini": (512, 256), "small": (512, 512)}
+CONTEXTS |= {"medium": (512, 512), "base": (1024, 1024)}  # of decision 037, with and without RoPE
 
 
-def test_a_chosen_number_of_heads_is_never_replaced() -> None:
-    assert made(width=100, heads=10).heads == 10
-    with pytest.raises(UsageError, match=r"`heads` is 7; it must divide `width` \(100\)"):
-        made(width=100, heads=7)
-
-
-@pytest.mark.parametrize(
-    ("size", "with_rope", "without"),
-    [
-        ("nano", 256, 64),
-        ("micro", 512, 128),
-        ("tiny", 512, 256),
-        ("mini", 512, 256),
-        ("small", 512, 512),
-        ("medium", 512, 512),
-        ("base", 1024, 1024),
-    ],
-)
-def test_without_rope_small_sizes_have_shorter_contexts(size: str, with_rope: int, without: int) -> None:
-    """The contexts of decision 037."""
-    assert made(size=size).context == made(size=size, architecture="encoder").context == with_rope
-    for others in ({"preset": "gpt2"}, {"preset": "original"}, {"position": "none"}):
-        assert made(size=size, **others).context == without
-        assert made(size=size, context=48, **others).context == 48
+def test_without_rope_small_sizes_have_shorter_contexts() -> None:
+    assert list(CONTEXTS) == list(SIZES)
+    for size, (with_rope, without) in CONTEXTS.items():
+        assert made(size=size).context == made(size=size, architecture="encoder").context == with_rope
+        for others in ({"preset": "gpt2"}, {"preset": "original"}, {"position": "none"}):
+            assert made(size=size, **others).context == without
+            assert made(size=size, context=48, **others).context == 48
 
 
 def test_sizes_are_in_ascending_order() -> None:
     for preset in PRESETS:
         parameters = [made(preset=preset, size=size).approximate_parameters for size in SIZES]
         assert parameters == sorted(parameters)
-
-
-def test_a_dimension_out_of_its_range_is_a_usage_error() -> None:
-    for name in ("width", "heads", "kv_heads", "layers", "context", "ffn_width"):
-        for value in (0, -2):
-            with pytest.raises(UsageError, match=f"`{name}` is {value}; it must be from 1 to"):
-                made(**{name: value})
 
 
 NEEDS: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
@@ -136,11 +110,7 @@ NEEDS: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ({"expert_mode": "merge", "experts": 1}, "`expert_mode`", ("`experts`", "leave it out")),
     ({"expert_balance": 0.1}, "`expert_balance`", ("`experts`", "leave it out")),
     ({"expert_balance": 0.1, "experts": 2}, "`expert_balance`", ("more `experts` than `experts_per_token`",)),
-    (
-        {"relative_clip": 99, "position": "relative", "context": 64},
-        "`relative_clip`",
-        ("a `context` of at least 99",),
-    ),
+    ({"relative_clip": 99, "position": "relative", "context": 64}, "`relative_clip`", ("`context` of at least 99",)),
     ({"norm": "none", "norm_bias": True}, "`norm_bias`", ("a `norm`", "leave it out")),
 ]
 

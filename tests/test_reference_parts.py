@@ -9,20 +9,6 @@ from tests import reference, reference_parts
 from tests.reference_parts import Array
 
 
-def test_norms_equal_values_worked_out_by_hand() -> None:
-    x = np.array([1.0, -7.0, 5.0, 5.0])  # mean 1, variance (0 + 64 + 16 + 16) / 4 = 24, mean square 25
-    np.testing.assert_allclose(reference.layer_norm(x, eps=0.0), (x - 1) / math.sqrt(24))
-    np.testing.assert_allclose(reference.rms_norm(x, eps=11.0), x / 6)
-    gain, bias = np.array([1.0, 2.0, 3.0, 4.0]), np.array([0.0, 0.0, 1.0, 0.0])
-    np.testing.assert_allclose(reference.rms_norm(x, gain, bias, eps=0.0), [0.2, -2.8, 4.0, 4.0])
-
-
-def test_cross_entropy_equals_values_worked_out_by_hand() -> None:
-    """Logits 0 and ln 3 are probabilities 1/4 and 3/4."""
-    logits = np.array([[0.0, math.log(3)], [0.0, math.log(3)]])
-    assert reference.cross_entropy(logits, [0, 1]) == pytest.approx((math.log(4) + math.log(4 / 3)) / 2)
-
-
 def test_sinusoids_and_rotations_equal_values_worked_out_by_hand() -> None:
     """Width 4: features 0 and 1 turn by p, features 2 and 3 by p / 10000^(2/4) = p / 100."""
     expected = [math.sin(7), math.cos(7), math.sin(0.07), math.cos(0.07)]
@@ -30,21 +16,6 @@ def test_sinusoids_and_rotations_equal_values_worked_out_by_hand() -> None:
     assert reference.rotate_pair(1.0, 2.0, math.pi / 2) == pytest.approx((-2.0, 1.0))
     turned = reference.rotary(np.array([1.0, 0.0, 0.0, 1.0]), 3, 100.0)  # the pair (0, 2) by 3, the pair (1, 3) by 0.3
     np.testing.assert_allclose(turned, [math.cos(3), -math.sin(0.3), math.sin(3), math.cos(0.3)])
-
-
-def test_activations_equal_values_worked_out_by_hand() -> None:
-    x = np.array([-1.0, 0.0, 2.0])
-    np.testing.assert_allclose(reference.relu(x), [0.0, 0.0, 2.0])
-    np.testing.assert_allclose(reference.silu(x), [-1 / (1 + math.e), 0.0, 2 / (1 + math.exp(-2))])
-    np.testing.assert_allclose(reference.gelu(x), [-0.1588080, 0.0, 1.9545977], atol=1e-6)
-    np.testing.assert_allclose(reference_parts.gelu_exact(x), [-0.1586553, 0.0, 1.9544997], atol=1e-6)
-
-
-def test_attention_divides_scores_by_the_root_of_the_key_width_and_averages_values() -> None:
-    """Four features of 1 score 4 with themselves and 4/sqrt(4) = 2 after the division; the other key scores 0."""
-    keys = np.array([[0.0] * 4, [1.0] * 4])
-    heads = reference_parts.attend_full(np.ones((2, 4)), keys, np.array([[0.0], [1.0]]), reference_parts.causal)
-    np.testing.assert_allclose(heads, [[0.0], [1 / (1 + math.exp(-2))]])
 
 
 def test_relative_position_tables_are_indexed_by_the_clipped_offset() -> None:
@@ -56,14 +27,6 @@ def test_relative_position_tables_are_indexed_by_the_clipped_offset() -> None:
     # offsets j - i, clipped to -1 ... 1: for token 0: 0, 1, 1; for token 1: -1, 0, 1; for token 2: -1, -1, 0
     first, second, third = (2 * 20 + 3 * 30 + 3 * 30) / 8, (10 + 2 * 20 + 3 * 30) / 6, (10 + 10 + 2 * 20) / 4
     np.testing.assert_allclose(heads, [[first], [second], [third]])
-
-
-def test_a_window_of_two_covers_a_token_and_its_predecessor() -> None:
-    local = reference_parts.windowed(2)
-    assert [[local(i, j) for j in range(4)] for i in (0, 2)] == [
-        [True, False, False, False],
-        [False, True, True, False],
-    ]
 
 
 def test_routed_and_merged_experts_equal_values_worked_out_by_hand() -> None:
@@ -91,12 +54,6 @@ def test_load_balance_and_router_entropy_equal_values_worked_out_by_hand() -> No
     assert reference_parts.load_balance(probabilities, 1) == pytest.approx(2 * 3 / 4)
     assert reference_parts.load_balance(probabilities, 2) == pytest.approx(1.0)
     assert reference_parts.router_entropy(probabilities) == pytest.approx(math.log(2) / 2)
-
-
-def test_the_smoothed_loss_equals_a_value_worked_out_by_hand() -> None:
-    """Probabilities 1/4 and 3/4; half of the weight is on the target, and half is uniform."""
-    expected = math.log(4) / 2 + (math.log(4) + math.log(4 / 3)) / 4
-    assert reference_parts.label_smoothed(np.array([0.0, math.log(3)]), 0, 0.5) == pytest.approx(expected)
 
 
 def test_exhaustive_beam_search_finds_the_best_sequence() -> None:

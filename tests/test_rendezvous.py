@@ -50,7 +50,7 @@ def test_two_jobs_that_share_a_store_do_not_answer_each_other(store: Any, monkey
     assert {meeting.restarts for meeting in found} == {0}
 
 
-def test_ranks_share_the_keys_of_their_rendezvous_and_see_none_of_an_earlier_one(
+def test_ranks_share_the_keys_of_their_rendezvous_and_no_earlier_one(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = start(store, monkeypatch), start(store, monkeypatch)
@@ -60,7 +60,6 @@ def test_ranks_share_the_keys_of_their_rendezvous_and_see_none_of_an_earlier_one
 
 
 def test_the_job_stays_and_restarts_are_counted(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if a rank has ended while it asked for the number of its rendezvous."""
     torch.distributed.PrefixStore("tinylm/", store).set("ask/1", "number of an ended process")
     rounds = [start(store, monkeypatch) for _ in range(3)]
     assert len({found.job for ranks in rounds for found in ranks}) == 1
@@ -79,9 +78,7 @@ def test_the_second_rendezvous_of_a_process_is_no_restart(store: Any, monkeypatc
     assert (alone.job, alone.restarts) == (None, 0), "without torchrun there is no job"
 
 
-def test_ranks_that_are_missing_are_reported_and_named_in_the_error(
-    store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_ranks_are_reported_and_named_in_the_error(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "QUIET_SECONDS", 0)
     notes: list[str] = []
 
@@ -126,8 +123,6 @@ def test_a_process_without_the_others_says_which_variables_to_unset() -> None:
 
 @pytest.mark.slow
 def test_a_rank_other_than_0_prints_help_and_where_asked_to_its_messages(tmp_path: Path) -> None:
-    """Its messages are printed for --debug and into a file of its own, and if the variables are invalid."""
-
     def ended(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         command, variables = lone(1, 0.5, "train", *arguments)
         return run_child(command, **{"env": variables | options.pop("changed", {}), **options})

@@ -337,7 +337,6 @@ DRAWN = [
 @given(changes=st.lists(st.one_of(DRAWN), min_size=3, max_size=8))
 @settings(deadline=None, max_examples=150)
 def test_every_valid_run_configuration_is_equal_after_json(changes: list[tuple[str, str, Any]]) -> None:
-    """Some fields have other values; those that do not fit together are left out."""
     run = VALID
     for part, name, value in changes:
         try:

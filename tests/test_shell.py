@@ -4,32 +4,18 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.shell import ROOT, child_process, run_child
+from tests.shell import child_process, run_child
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and process groups")
-CHILD = "tests/test_shell.py::test_a_child_starts_with_default_signals"
 
 
 @posix
 def test_a_child_starts_with_default_signals() -> None:
     program = "import signal; print(*(signal.getsignal(n) == signal.SIG_IGN for n in (1, 15)), signal.getsignal(2))"
     assert run_child([sys.executable, "-c", program]).stdout.startswith("False False <built-in function default_int")
-
-
-@posix
-@pytest.mark.slow
-def test_a_child_starts_with_default_signals_in_a_test_run_that_ignores_them(tmp_path: Path) -> None:
-    """As under nohup, and in background jobs of a script."""
-    # With a temporary folder of its own, pytest does not delete those of earlier test runs, which may take minutes.
-    options = ["-p", "no:cacheprovider", "--basetemp", str(tmp_path / "child")]
-    command = [sys.executable, "-m", "pytest", *options, CHILD]
-    ignoring = f"import os, signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; os.execv({command[0]!r}, "
-    result = run_child([sys.executable, "-c", f"{ignoring}{command})"], cwd=ROOT)
-    assert result.returncode == 0, result.stdout
 
 
 @posix

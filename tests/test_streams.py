@@ -131,7 +131,6 @@ def test_a_non_blocking_pipe_receives_all_output(pipe: tuple[int, int]) -> None:
 
 
 def test_a_stream_without_a_buffer_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example in a notebook."""
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     prepare_streams()

@@ -41,17 +41,14 @@ def test_encoder_metrics_use_fixed_masks_at_every_batch_size(encoder: Path, shel
     )
     assert one["tokens"] == other["tokens"] and one["accuracy"] == other["accuracy"]
     assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
-    assert set(one) == {
-        *["model", "text", "loss", "perplexity", "accuracy", "tokens", "loss_low", "loss_high", "resampled"]
-    }
+    keys = {"model", "text", "loss", "perplexity", "accuracy", "tokens", "loss_low", "loss_high", "resampled"}
+    assert set(one) == keys
     assert one["loss_low"] < one["loss"] < one["loss_high"]
     assert 0 < one["accuracy"] < 1
     assert "accuracy" in run_ok("eval", "-m", encoder).stdout
 
 
-def test_a_mask_marker_in_a_text_is_plain_text_and_a_larger_vocabulary_keeps_the_mask(
-    here: Path, encoder: Path
-) -> None:
+def test_a_mask_marker_in_a_text_is_plain_text_and_more_characters_keep_the_mask(here: Path, encoder: Path) -> None:
     (here / "t.txt").write_text("a <mask> b\n" * 60)
     run_ok("train", "t.txt", "--architecture", "encoder", "--out", "run", "--steps", 1, *TINY)
     config = read_config(here / "run")
@@ -153,9 +150,7 @@ def test_eval_compares_generated_targets_with_the_references(
     assert formats == {torch.bfloat16} and record["exact_match"] == 1.0
 
 
-def test_bleu_equals_that_of_sacrebleu_and_needs_it(
-    translator: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bleu_is_that_of_sacrebleu_and_needs_it(translator: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sacrebleu
 
     pairs = [("abc", "c b a b c"), ("bca", "a c b c c b")]

@@ -71,7 +71,6 @@ def test_a_damaged_run_or_adapter_is_an_error_with_the_reason(run: Path, here: P
 
 
 def test_a_missing_device_is_an_error(run: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run from a GPU can be sampled without one, but not resumed."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     (here / "text.txt").write_text(story(1000))
@@ -104,7 +103,7 @@ def test_out_of_memory_names_the_options_that_reduce_memory(here: Path, monkeypa
 FULL = "No space left on device"
 
 
-def test_a_disk_full_at_the_first_save_leaves_a_complete_run_or_nothing(
+def test_a_disk_full_at_the_first_save_leaves_a_whole_run_or_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every third of the writes before the run appears at its path is the first to fail in turn."""
@@ -140,9 +139,7 @@ def test_a_disk_full_at_the_first_save_leaves_a_complete_run_or_nothing(
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_a_write_error_of_safetensors_names_the_run_and_the_command_that_continues(
-    run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_error_names_the_command_that_continues(run: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = copied(run, here / "again")
 
     def fail(*arguments: object) -> None:

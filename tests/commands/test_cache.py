@@ -41,10 +41,9 @@ def test_each_part_is_listed_with_its_size_and_cleared_by_name_or_all_but_the_me
     assert not list(cache.iterdir())
 
 
-def test_links_are_not_followed_and_a_missing_cache_is_not_created(
+def test_links_and_a_missing_cache_stay_as_they_are(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a part of the cache that is a link, nor a link within a part."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "book.txt").write_text("x" * 5000)

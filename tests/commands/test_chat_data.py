@@ -70,7 +70,7 @@ def test_a_new_model_is_trained_with_chatml_and_stops_at_its_end_token(chats: Pa
     assert record["role"] == "assistant"
 
 
-def test_a_run_is_resumed_exactly_and_without_its_cache_with_its_file(
+def test_a_run_is_resumed_exactly_and_without_cache_by_file(
     chats: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixed = (*SHORT, "--pack", "--schedule", "constant", "--weight-decay", "0.1", "--dropout", "0.1", "--eval-every", 4)
@@ -133,9 +133,7 @@ def test_an_adapter_keeps_the_template_that_it_was_trained_with(model: Path, pai
         assert (given == own) == same
 
 
-def test_what_the_template_writes_and_a_base_lacks_is_added_as_the_error_says(
-    corpus: Path, pairs: Path, here: Path
-) -> None:
+def test_what_a_template_writes_and_a_base_lacks_is_added_as_errors_say(corpus: Path, pairs: Path, here: Path) -> None:
     run_ok("train", corpus, "--out", "base", *SHORT)
     result = run_ok("train", pairs, "--init-from", "base", "--out", "full", "--steps", 2, "--extend-vocab")
     assert "Added to the vocabulary: <|im_start|>, <|im_end|>." in result.stderr

@@ -23,9 +23,7 @@ def test_json_and_text_have_every_section_the_problems_and_whether_all_works() -
     assert titles == [*(name.replace("_", " ") for name in SECTIONS), "problems"]
 
 
-def test_a_problem_is_named_with_its_solution_or_is_exit_code_1(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_problem_is_named_with_its_solution_or_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "computation_error", lambda device: 1.0)
     result = tinylm("doctor")
     assert result.exit_code == 1

@@ -518,14 +518,14 @@ def check(rows: Iterable[Row], files: Path, request: pytest.FixtureRequest, monk
 
 
 @pytest.mark.parametrize("group", ERRORS)
-def test_an_error_has_its_exit_code_and_message_and_nothing_is_written(
+def test_an_error_has_its_message_and_writes_nothing(
     group: str, files: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check(ERRORS[group], files, request, monkeypatch)
 
 
 @pytest.mark.parametrize("command", LINES)
-def test_a_number_out_of_range_and_an_unknown_word_are_errors_with_the_flag_and_what_it_takes(
+def test_a_wrong_number_or_word_is_an_error_with_its_flag(
     command: str, files: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check(rows_of(command), files, request, monkeypatch)

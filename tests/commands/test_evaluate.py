@@ -116,7 +116,7 @@ def test_a_long_text_has_an_interval_by_blocks_and_many_documents_one_by_documen
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_baselines_are_compressors_and_a_character_model_of_the_training_text(
+def test_baselines_are_compressors_and_a_model_of_the_training_text(
     run: Path, text: Path, shelf: Path, here: Path
 ) -> None:
     before = snapshot(run), snapshot(here)
@@ -188,9 +188,7 @@ def test_the_size_of_lines_includes_their_line_breaks(here: Path) -> None:
 # The text
 
 
-def test_texts_may_be_standard_input_folders_and_jsonl_and_are_joined_by_the_end_of_text(
-    run: Path, text: Path, here: Path
-) -> None:
+def test_texts_may_be_standard_input_folders_and_jsonl_joined_by_end_of_text(run: Path, text: Path, here: Path) -> None:
     expected = evaluated("-m", run, text)
     assert evaluated("-m", run, "-", stdin=text.read_text()) == expected
     (here / "folder").mkdir()
@@ -219,9 +217,7 @@ def test_without_a_text_the_validation_text_of_the_run_or_adapter_is_evaluated(r
         assert document["loss"] == record["loss"]
 
 
-def test_without_its_training_data_a_run_needs_a_text_and_the_character_model_is_left_out(
-    run: Path, here: Path
-) -> None:
+def test_without_its_training_data_a_run_needs_a_text_and_a_baseline_is_left_out(run: Path, here: Path) -> None:
     path = copied(run, here / "moved")
     edit_config(path, data={"corpus": ["gone.txt"]})
     assert_error(tinylm("eval", "-m", path), 1, "is no longer in the cache; name its training text", "gone.txt")

@@ -34,9 +34,7 @@ def test_a_bottleneck_adapter_lowers_the_loss_without_changing_the_base(second: 
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_a_bottleneck_adapter_is_resumed_by_finetune_adapter_and_not_merged(
-    second: Path, run: Path, here: Path
-) -> None:
+def test_a_bottleneck_adapter_is_resumed_by_its_command_and_not_merged(second: Path, run: Path, here: Path) -> None:
     run_ok("finetune-adapter", second, "-m", run, "--steps", 2, "-o", "ad", "--batch-size", 4)
     config = read_config(here / "ad").adapter
     assert config is not None and (config.kind, config.rank) == ("bottleneck", 16)
@@ -86,7 +84,7 @@ def test_equal_prompts_get_different_samples(run: Path, here: Path) -> None:
     assert len(set(lines)) == 2
 
 
-def test_an_empty_prompt_starts_as_the_training_text_of_its_adapter(
+def test_an_empty_prompt_starts_as_texts_of_its_adapter(
     second: Path, run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "two.jsonl").write_text("".join(json.dumps({"text": second.read_text()}) + "\n" for _ in range(2)))

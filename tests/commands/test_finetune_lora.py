@@ -41,7 +41,7 @@ def test_stdout_is_the_path_and_nothing_else(second: Path, run: Path, here: Path
     assert run_ok("finetune-lora", second, "-m", run, "-o", "quiet", *SHORT, "--quiet").stderr == ""
 
 
-def test_the_default_directory_is_beside_the_base(
+def test_the_default_folder_is_beside_the_base(
     second: Path, run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = copied(run, here / "checkpoints/base")
@@ -60,9 +60,7 @@ def test_json_counts_only_trained_parameters(second: Path, run: Path, here: Path
     assert again["parameters"] == last["parameters"]
 
 
-def test_a_new_adapter_does_not_change_the_output_and_training_lowers_the_loss(
-    second: Path, run: Path, here: Path
-) -> None:
+def test_a_new_adapter_changes_no_output_and_training_lowers_the_loss(second: Path, run: Path, here: Path) -> None:
     """The evaluation before the first step gives the loss of the base, whose files stay as they are."""
     before = snapshot(run)
     options = ("--steps", 20, "--lr", 0.05, "--batch-size", 4, "--dtype", "fp32", "--json")
@@ -90,7 +88,6 @@ def test_peft_loads_the_folder_of_an_adapter_on_the_exported_base(adapter: Path,
 
 
 def test_the_settings_of_an_adapter_are_recorded(second: Path, run: Path) -> None:
-    """Its base by path and digest; alpha is twice the rank, and targets may be a list or repeated options."""
     settings = read_config(finetuned(second, run, "ad", "-r", 5)).adapter
     assert settings is not None
     assert (settings.rank, settings.alpha, settings.dropout) == (5, 10.0, 0.0)
@@ -123,7 +120,6 @@ def test_a_renamed_base_is_found_and_a_moved_base_is_given_with_model(second: Pa
 
 @pytest.mark.usefixtures("shelf_cache")
 def test_an_adapter_with_another_base_is_an_error(adapter: Path, run: Path, second: Path, here: Path) -> None:
-    """The other base has the same shape."""
     other = copied(run, here / "other")
     run_ok("train", "--resume", other, "--steps", 205, "--eval-every", 1, "--log-every", 1)
     run_ok("train", second, "--init-from", other, "--out", "cousin", *SHORT, "--lr", "0.1", "--val-data", second)
@@ -148,7 +144,6 @@ def test_a_resumed_adapter_has_the_weights_of_an_uninterrupted_run(second: Path,
 
 
 def test_dry_run_writes_nothing(second: Path, run: Path, shelf: Path, here: Path) -> None:
-    """The default rank fits a small router."""
     run_ok("train", shelf / "one.txt", "-o", "mix", "--steps", 1, "--experts", 3, *TINY)
     before = snapshot(here)
     for base, target, found in (

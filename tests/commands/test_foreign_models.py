@@ -79,9 +79,7 @@ def test_info_describes_an_adapter_without_its_base(models: dict[str, Any]) -> N
     assert "  targets              q_proj, up_proj" in run_ok("info", path).stdout.splitlines()
 
 
-def test_runs_lists_folders_of_hugging_face_but_never_as_the_newest(
-    models: dict[str, Any], run: Path, here: Path
-) -> None:
+def test_runs_lists_folders_of_hugging_face_never_as_the_newest(models: dict[str, Any], run: Path, here: Path) -> None:
     for name in ("llama", "lora"):
         copied(models["folder"] / name, here / "checkpoints" / name)
     os.link(models["folder"] / "llama.gguf", here / "checkpoints/llama.gguf")
@@ -122,9 +120,7 @@ def test_a_gguf_file_is_known_by_its_first_bytes_also_through_a_link(models: dic
 
 
 @pytest.mark.parametrize("name", ["llama.gguf", "llama"])
-def test_the_base_of_an_adapter_is_found_where_it_was_or_beside_it(
-    name: str, models: dict[str, Any], here: Path
-) -> None:
+def test_the_base_of_an_adapter_is_found_in_place_or_beside_it(name: str, models: dict[str, Any], here: Path) -> None:
     (here / "text.txt").write_text(SENTENCE * 20)
     (here / "far").mkdir()
     base = here / "far" / name

@@ -211,7 +211,7 @@ FORGERIES: dict[str, tuple[Forge, str, str]] = {
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_a_forged_part_is_an_error_of_the_commands_that_read_it(
+def test_a_forged_part_is_an_error_where_it_is_read(
     name: str, bad: Path, piped: Path, here: Path, canary: Path
 ) -> None:
     forge, reporting, message = FORGERIES[name]
@@ -409,9 +409,7 @@ def test_a_generator_state_is_accepted_exactly_if_torch_can_produce_it(piped: Pa
         assert torch.equal(torch.get_rng_state(), generator.get_state())
 
 
-def test_an_invalid_line_of_metrics_is_skipped_and_too_many_are_an_error(
-    bad: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_lines_of_metrics_are_skipped_and_too_many_an_error(bad: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = list(iterate_metrics(bad))
     numbers = ('"low"', "NaN", "1" + "0" * 400, DEEP, "9" * 5000)
     lines = [f'{{"step": 1, "val_loss": {number}}}' for number in numbers]
@@ -427,7 +425,7 @@ def test_an_invalid_line_of_metrics_is_skipped_and_too_many_are_an_error(
 # Adapters
 
 
-def test_the_base_of_an_adapter_is_found_by_its_digest_not_its_path(
+def test_the_base_of_an_adapter_is_found_by_its_digest_alone(
     adapter: Path, run: Path, here: Path, canary: Path
 ) -> None:
     lora = copied(adapter, here / "checkpoints" / "lora")

@@ -115,9 +115,7 @@ def test_every_option_with_a_list_of_values_completes_them() -> None:
                 assert offered == values, parameter.name
 
 
-def test_the_shell_completes_values_and_the_names_of_runs_without_importing_torch(
-    run: Path, adapter: Path, here: Path
-) -> None:
+def test_the_shell_completes_values_and_names_of_runs_without_torch(run: Path, adapter: Path, here: Path) -> None:
     assert completed("tinylm finetune-lora --target e") == ["experts", "embedding"]
     assert completed("tinylm sample --model ") == []
     for name, source in (("first", run), ("second", run), ("bent", adapter)):

@@ -41,9 +41,7 @@ def titles(stdout: str) -> list[str]:
     return [line for line in stdout.splitlines() if re.match("[a-z]", line)]
 
 
-def test_text_shows_size_losses_a_sample_and_commands_and_the_settings_only_with_all(
-    run: Path, shelf: Path, here: Path
-) -> None:
+def test_text_shows_size_losses_a_sample_and_commands_and_settings_with_all(run: Path, shelf: Path, here: Path) -> None:
     path = copied(run, here / "mine")
     (record,) = records(run_ok("info", path, "--json"))
     lines = run_ok("info", path).stdout.splitlines()
@@ -96,7 +94,7 @@ def test_the_commands_are_those_of_an_adapter_and_of_a_merged_model(adapter: Pat
     assert "resume" not in record["commands"] and record["curve"] == []
 
 
-def test_the_default_is_the_newest_model_and_a_dot_the_run_in_the_working_directory(
+def test_the_newest_model_is_the_default_and_a_dot_this_run(
     run: Path, adapter: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied(run, here / "checkpoints/mine")
@@ -126,9 +124,7 @@ def test_the_curve_is_drawn_without_colours_within_the_columns(run: Path) -> Non
         assert f"* best: {weights.val_loss:.4f} at step {weights.step}" in curve
 
 
-def test_several_runs_are_compared_in_columns_with_the_settings_that_differ(
-    run: Path, bpe_run: Path, here: Path
-) -> None:
+def test_several_runs_are_compared_in_columns_with_differing_settings(run: Path, bpe_run: Path, here: Path) -> None:
     result = run_ok("info", run, bpe_run)
     lines = result.stdout.splitlines()
     assert lines[1].split() == ["A", str(run)] and lines[2].split() == ["B", str(bpe_run)]
@@ -153,7 +149,7 @@ def test_several_runs_are_compared_in_columns_with_the_settings_that_differ(
     assert marks.count("A") >= 4 and "B" in marks
 
 
-def test_json_of_several_runs_has_the_keys_of_one_run_a_line_each_without_damaged_ones(
+def test_json_of_several_runs_is_a_line_each_without_damaged_ones(
     run: Path, bpe_run: Path, adapter: Path, here: Path
 ) -> None:
     found = records(run_ok("info", run, bpe_run, adapter, run, "--json"))

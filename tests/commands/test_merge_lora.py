@@ -60,10 +60,7 @@ def test_the_merged_model_is_a_plain_run(adapter: Path, run: Path, shelf: Path, 
     assert_error(tinylm("train", "--resume", "copy"), 2, message, "tinylm train --init-from copy")
 
 
-def test_a_wrong_merge_is_detected_and_nothing_is_written(
-    adapter: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The merge leaves out the scale alpha / rank."""
+def test_a_wrong_merge_is_detected_and_not_written(adapter: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LoRALinear, "delta_weight", lambda self: self.lora_B @ self.lora_A)
     assert_error(tinylm("merge-lora", adapter, "--out", "merged"), 1, "differ by", "nothing was written")
     assert list(here.iterdir()) == []
@@ -84,10 +81,7 @@ def test_without_recorded_steps_an_undone_merge_has_step_0(adapter: Path, here: 
         assert step_of(here / "undone") == 0
 
 
-def test_adapters_of_the_base_fit_again_after_a_merge_is_undone(
-    adapter: Path, run: Path, shelf: Path, here: Path
-) -> None:
-    """Switching tasks: the merge of one adapter is undone, and another adapter is merged."""
+def test_adapters_of_the_base_fit_after_a_merge_is_undone(adapter: Path, run: Path, shelf: Path, here: Path) -> None:
     options = ("--steps", 5, "--lr", "0.05", "--seed", 1)
     run_ok("finetune-lora", shelf / "two.txt", "-m", run, "--out", "other", *options)
     run_ok("merge-lora", adapter, "--out", "merged")

@@ -68,9 +68,7 @@ def test_the_copy_with_new_characters_is_trained_on_the_same_text_read_in_the_sa
 
 
 @pytest.mark.parametrize("out", [(), ("--out", "checkpoints/my book"), ("--out=checkpoints/my book",)])
-def test_where_a_run_exists_the_commands_that_keep_replace_and_continue_it_work(
-    out: tuple[str, ...], here: Path
-) -> None:
+def test_where_a_run_exists_the_commands_to_keep_replace_or_continue_it_work(out: tuple[str, ...], here: Path) -> None:
     (here / "my book.txt").write_text(story(2000))
     command = ("train", "my book.txt", "--steps", "1", *out, *TINY)
     run_ok(*command)
@@ -97,6 +95,5 @@ def test_a_run_without_a_last_save_is_not_continued(tmp_path: Path) -> None:
 
 
 def test_every_command_adds_the_next_step_to_errors() -> None:
-    """`with_option_groups` adds the next step, and wraps each command."""
     for name in COMMANDS:
         assert hasattr(load_command(name).callback.__wrapped__, "__wrapped__"), name  # Typer wraps each as well

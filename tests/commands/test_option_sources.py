@@ -113,7 +113,6 @@ def test_an_unknown_variable_is_a_warning_with_the_nearest_name() -> None:
 
 
 def test_known_variables_cause_no_warning() -> None:
-    """Known are the variable of each option of each command, and those that the code reads by name."""
     named = {"TINYLM_VERSION"}
     for path in Path(tinylm.__file__).parent.rglob("*.py"):
         named |= set(re.findall(r'environ(?:\.get\(|\[)"(TINYLM_[A-Z_]+)"', path.read_text(encoding="utf-8")))

@@ -47,7 +47,6 @@ def test_a_decoder_has_curves_settings_parameters_plan_passage_attention_and_eva
 
 
 def test_the_loss_of_each_token_is_that_of_evaluation_in_windows(run: Path) -> None:
-    """The passage is longer than the context of 16 tokens."""
     (found,) = report(run)
     tokens = found["passage"]["tokens"]
     text = "".join(token["text"] for token in tokens)
@@ -91,10 +90,8 @@ def test_a_translator_has_the_alignment_of_its_cross_attention_and_the_scores_of
 
 def test_the_bleu_of_a_translator_stands_beside_that_of_baselines(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The validation pairs are training pairs, so that the target of the nearest training source is right."""
-    pairs = [
-        (source, " ".join(reversed(source.split())))
-        for source in ("one two three four five", "two three four five six")
-    ]
+    sources = ("one two three four five", "two three four five six")
+    pairs = [(source, " ".join(reversed(source.split()))) for source in sources]
     file = pairs_file(here / "pairs.tsv", pairs)
     run_ok("train", file, "--val-data", file, "--steps", 2, "--out", "mt", *BOTH)
     (found,) = report("mt")
@@ -130,9 +127,7 @@ def test_memorisation_has_the_figures_of_evaluation_and_places_in_the_training_t
         assert match["name"] == "one.txt"
 
 
-def test_costly_memorisation_is_measured_on_request_only(
-    run: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_costly_memorisation_needs_a_request(run: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tinylm.report import copied_text
 
     assert "memorisation" not in report(run)[0]

@@ -63,9 +63,7 @@ def test_runs_are_sorted_by_the_time_of_their_weights_with_damaged_runs_last(run
     assert run_ok("runs").stdout.count(" damaged: ") == 3
 
 
-def test_a_run_that_cannot_be_read_is_listed_with_a_shortened_error(
-    run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_run_is_listed_with_a_short_error(run: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path) -> dict[str, object]:
         if path.name == "locked":
             raise PermissionError(13, "Permission denied", str(path))
@@ -83,7 +81,6 @@ def test_a_run_that_cannot_be_read_is_listed_with_a_shortened_error(
 
 
 def test_runs_in_subfolders_are_named_by_relative_paths_and_other_folders_are_skipped(run: Path, here: Path) -> None:
-    """Every printed name is accepted by info, whatever folder is listed."""
     shelve(here, **{"top": run, "group/inner": run, "group/deep/er": run, ".hidden/not": run, "unfinished": run})
     (here / "checkpoints/unfinished").rename(here / "checkpoints/.unfinished.new")
     (here / "checkpoints/loop").symlink_to(here / "checkpoints")
@@ -134,7 +131,7 @@ FILTERED: tuple[tuple[tuple[str, ...], set[str]], ...] = (
 )
 
 
-def test_runs_are_sorted_by_a_key_and_filters_compare_numbers_texts_and_durations(
+def test_runs_are_sorted_by_a_key_and_filtered(
     run: Path, bpe_run: Path, adapter: Path, encoder: Path, here: Path
 ) -> None:
     """The four runs have 200, 3, 20 and 30 steps. A key that has no column is added to the table."""

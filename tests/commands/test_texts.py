@@ -98,9 +98,7 @@ def test_a_text_for_training_and_validation_is_a_warning(here: Path) -> None:
     assert words not in run_ok("train", "a.txt", "--val-data", "b.txt", *options).stderr
 
 
-def test_a_corpus_may_be_a_glob_and_its_run_can_be_resumed_from_another_directory(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corpus_may_be_a_glob_and_its_run_is_resumed_elsewhere(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = here / "te[x]ts"
     folder.mkdir()
     for name in "ab":

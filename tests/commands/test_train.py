@@ -36,7 +36,6 @@ EVALUATED = {"step", "val_loss", "val_bits_per_byte", "seconds"}
 
 
 def test_stdout_is_the_path_and_nothing_else(corpus: Path, here: Path) -> None:
-    """The run is as readable as its folder, and hidden folders of the user stay."""
     for name in (".corpus.old", ".corpus.new"):
         (here / "checkpoints" / name).mkdir(parents=True)
         (here / "checkpoints" / name / "mine").write_text("mine")
@@ -174,9 +173,7 @@ def test_the_plan_does_not_depend_on_how_busy_the_machine_is(corpus: Path, monke
     assert all(a != b for a, b in zip(quiet, busy, strict=True)), "the timings affect the plan"
 
 
-def test_an_existing_run_is_replaced_only_with_force_and_when_the_new_one_can_start(
-    run: Path, here: Path, corpus: Path
-) -> None:
+def test_a_run_is_replaced_only_with_force_and_when_the_new_one_can_start(run: Path, here: Path, corpus: Path) -> None:
     path = copied(run, here / "my run")
     before = snapshot(here)
     new = ("train", corpus, "--out", "my run", "--steps", 1, *TINY, "--seed", 5)
@@ -194,7 +191,7 @@ def test_an_existing_run_is_replaced_only_with_force_and_when_the_new_one_can_st
     assert [entry.name for entry in here.iterdir() if entry.name.startswith(".")] == []
 
 
-def test_after_a_signal_before_the_first_save_nothing_is_written(
+def test_a_signal_before_the_first_save_leaves_nothing(
     corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = StopRequest.__init__

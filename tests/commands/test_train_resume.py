@@ -15,7 +15,6 @@ from tinylm.run_directory.lock import lock_run
 
 @pytest.mark.usefixtures("shelf_cache")
 def test_resuming_may_change_budget_and_intervals_and_records_them(run: Path, here: Path) -> None:
-    """Other options are fixed, and ignored if they come from a variable. A resume that fails changes nothing."""
     path = copied(run, here / "again")
     before = snapshot(path)
     result = tinylm("train", "--resume", path, "--time", "0.000001s")
@@ -30,7 +29,6 @@ def test_resuming_may_change_budget_and_intervals_and_records_them(run: Path, he
 
 
 def test_a_run_that_another_process_is_writing_is_locked(run: Path, corpus: Path, here: Path) -> None:
-    """It can neither be replaced nor resumed."""
     path = copied(run, here / "run")
     before = snapshot(path)
     with lock_run(path):

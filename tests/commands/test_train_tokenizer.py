@@ -55,9 +55,7 @@ def test_an_existing_file_is_replaced_only_with_force(corpus: Path, here: Path) 
     Tokenizer.load(here / "tokenizer.json")
 
 
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(
-    corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_old_file_alone(corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "tokenizer.json").write_text("precious")
     before = snapshot(here)
     written = Path.write_text

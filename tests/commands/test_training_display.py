@@ -73,9 +73,7 @@ def displaying(monkeypatch: pytest.MonkeyPatch) -> tuple[TrainingDisplay, list[s
     return TrainingDisplay(console), shown
 
 
-def test_progress_shows_the_best_loss_with_its_step_and_the_tokens_and_epochs_seen(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_shows_best_loss_step_tokens_and_epochs(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: the loss of step 0 was shown as the current one until the end of a short run."""
     display, shown = displaying(monkeypatch)
     display(started)
@@ -95,7 +93,7 @@ def test_progress_shows_the_best_loss_with_its_step_and_the_tokens_and_epochs_se
     ]
 
 
-def test_a_sample_is_shown_on_a_terminal_with_its_line_breaks(
+def test_a_sample_is_shown_with_line_breaks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Regression: line breaks were printed as \\n. Elsewhere than on a terminal, and with --quiet, none is shown."""
@@ -106,9 +104,7 @@ def test_a_sample_is_shown_on_a_terminal_with_its_line_breaks(
         assert found == ["Sample at step 50, validation loss 2.191:", "to be", "or `width` 3"][:lines]
 
 
-def test_a_resumed_run_shows_the_best_loss_of_earlier_sessions_and_of_plain_text_its_bits_per_byte(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_shows_its_best_loss_and_bits_per_byte(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     """The 9 scored tokens have 18 bytes: 1.6072 / ln 2 * 9 / 18 = 1.159 and 1.7 / ln 2 * 9 / 18 = 1.226."""
     assert started.config.data is not None
     data = dataclasses.replace(started.config.data, val_bytes=18)
@@ -126,10 +122,9 @@ def test_a_resumed_run_shows_the_best_loss_of_earlier_sessions_and_of_plain_text
 
 
 @pytest.mark.parametrize(("rank", "message"), [(0, "`report` is"), (1, "began")])
-def test_the_report_and_trackers_are_opened_on_the_first_rank_and_their_errors_reach_the_others(
+def test_errors_of_report_and_trackers_reach_all_ranks(
     rank: int, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Another machine may not have the folder or the package."""
     published: list[str] = []
 
     @contextlib.contextmanager
@@ -153,7 +148,7 @@ def test_the_report_and_trackers_are_opened_on_the_first_rank_and_their_errors_r
     assert len(published) == 1 and message in published[0]
 
 
-def test_on_a_terminal_a_training_ends_with_a_sample_of_the_saved_weights_and_the_next_command(
+def test_on_a_terminal_training_ends_with_a_sample_and_the_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "text.txt").write_text(story(3000))

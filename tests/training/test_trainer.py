@@ -1,6 +1,7 @@
 """The training loop on a small decoder in float64. Reference: the gradient of the whole batch in one pass."""
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +12,11 @@ import torch
 from tests.training.trainer_bench import (
     Bench,
     Clock,
-    FakeTask,
     assert_same,
     decoder,
     gradient,
     random_batch,
+    trained,
     update_of,
     values,
     with_auxiliary,
@@ -32,24 +33,29 @@ from tinylm.training_config import Budget
 
 
 @pytest.mark.parametrize(
-    ("rows", "micro_batch", "target_fraction"), [(6, 6, None), (6, 1, 0.3), (7, 3, 0.3), (1000, 7, None)]
+    ("rows", "micro_batch", "target_fraction", "objective"),
+    [
+        *((6, 6, None, next_token), (6, 1, 0.3, next_token), (7, 3, 0.3, next_token), (1000, 7, None, next_token)),
+        (7, 3, None, with_auxiliary),
+    ],
 )
 def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch(
-    rows: int, micro_batch: int, target_fraction: float | None
+    rows: int, micro_batch: int, target_fraction: float | None, objective: Callable[..., Loss]
 ) -> None:
-    """Also if their loss masks keep different numbers of targets."""
-    batch = random_batch(0, rows, target_fraction)
-    bench = Bench(batches=lambda number: batch, batch_size=rows, micro_batch=micro_batch)
-    expected = gradient(bench.model, batch)
-    assert_same(update_of(bench), expected)
+    """Also if their loss masks keep different numbers of targets, and of auxiliary losses. Dropout is on."""
+    batch, modes = random_batch(0, rows, target_fraction), set()
 
+    def watched_objective(model: Decoder, part: Batch) -> Loss:
+        modes.add(model.training)
+        return objective(model, part)
 
-def test_auxiliary_losses_of_micro_batches_add_up_to_that_of_the_whole_batch() -> None:
-    batch = random_batch(0, 7)
-    bench = Bench(batches=lambda number: batch, batch_size=7, micro_batch=3, objective=with_auxiliary)
-    expected = gradient(bench.model, batch, with_auxiliary)
+    choices: dict[str, Any] = {"batches": lambda number: batch, "batch_size": rows, "micro_batch": micro_batch}
+    bench = Bench(model=decoder().eval(), objective=watched_objective, **choices)
+    expected = gradient(bench.model, batch, objective)
     assert_same(update_of(bench), expected)
-    assert not torch.allclose(expected["embedding.weight"], gradient(decoder(), batch)["embedding.weight"])
+    assert modes == {True}
+    plain = gradient(decoder(), batch)["embedding.weight"]
+    assert torch.allclose(expected["embedding.weight"], plain) == (objective is next_token)
 
 
 @pytest.mark.parametrize("grad_clip", [0.0, 1e6, 0.01])
@@ -64,25 +70,15 @@ def test_gradients_are_clipped_to_grad_clip_and_their_norm_before_is_logged(grad
     assert bench.reported(Logged)[0].grad_norm == pytest.approx(norm)
 
 
-def test_dropout_is_on_in_training() -> None:
-    seen: list[bool] = []
-    model = decoder().eval()
-    Bench(model=model, objective=lambda m, batch: (seen.append(m.training), next_token(m, batch))[1]).run()
-    assert seen == [True]
-
-
 # Learning rate and events.
 
 
 def test_every_step_has_the_learning_rate_at_its_middle() -> None:
-    chosen = {"budget": Budget(steps=20), "warmup": 0.2, "schedule": "linear", "lr": 0.1, "min_lr": 0.02}
-    bench = Bench(**chosen)
-    bench.run()
-    found = [event.lr for event in bench.reported(Logged)]
+    bench = trained(budget=Budget(steps=20), warmup=0.2, schedule="linear", lr=0.1, min_lr=0.02)
     middles = [s + 0.5 for s in range(20)]
     expected = [0.1 * m / 4 if m < 4 else 0.02 + 0.08 * (20 - m) / 16 for m in middles]
-    assert found == pytest.approx(expected)
-    assert found == pytest.approx([learning_rate(m / 20, bench.config) for m in middles])
+    assert [event.lr for event in bench.reported(Logged)] == pytest.approx(expected)
+    assert [learning_rate(m / 20, bench.config) for m in middles] == pytest.approx(expected)
 
 
 def test_a_run_of_one_step_has_a_learning_rate_above_zero(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,8 +99,7 @@ def test_the_logged_loss_is_the_mean_since_the_last_log_line() -> None:
         return loss
 
     choices: dict[str, Any] = {"micro_batch": 4, "budget": Budget(steps=7), "log_every": 3, "lr": 0.01}
-    bench = Bench(objective=objective, batches=lambda number: random_batch(number, 6, 0.5), **choices)
-    bench.run()
+    bench = trained(objective=objective, batches=lambda number: random_batch(number, 6, 0.5), **choices)
     logged = bench.reported(Logged)
     assert [event.step for event in logged] == [3, 6]
     for event, part in zip(logged, (losses[:6], losses[6:12]), strict=True):
@@ -123,8 +118,7 @@ def test_metrics_of_the_model_are_averaged_over_sequences_and_steps() -> None:
         number, numbers = next(values)
         return next_token(model, batch)._replace(metrics={"one": torch.tensor(number), "many": torch.tensor(numbers)})
 
-    bench = Bench(objective=objective, micro_batch=4, budget=Budget(steps=2), log_every=2, lr=0.01)
-    bench.run()
+    bench = trained(objective=objective, micro_batch=4, budget=Budget(steps=2), log_every=2, lr=0.01)
     (logged,) = bench.reported(Logged)
     assert logged.metrics["one"] == pytest.approx((4 * 1 + 2 * 4 + 4 * 7 + 2 * 10) / 12)
     assert logged.metrics["many"] == pytest.approx([(8 + 10 + 32 + 22) / 12, (0 + 6 + 24 + 18) / 12])
@@ -150,10 +144,7 @@ def test_evaluations_and_saves_happen_at_their_intervals_and_at_the_end(
 
 
 def test_averaged_weights_are_validated_and_saved_while_training_continues_with_the_current_ones() -> None:
-    settings: dict[str, Any] = {"budget": Budget(steps=3), "eval_every": 1, "lr": 1e-2}
-    plain, averaged = Bench(**settings), Bench(**settings, average=0.5)
-    plain.run()
-    averaged.run()
+    plain, averaged = (trained(budget=Budget(steps=3), eval_every=1, lr=1e-2, **c) for c in ({}, {"average": 0.5}))
     assert_same(values(averaged.model), values(plain.model))
     for step, best in enumerate(averaged.best_values[1:], start=1):
         seen = plain.best_values[1 : step + 1]
@@ -206,16 +197,11 @@ def test_each_step_minimises_the_objective_of_its_progress() -> None:
         for name, of_loss in gradient(expected, random_batch(number)).items():
             expected.get_parameter(name).data -= 0.01 * factor * of_loss
 
-    def scaled(factor: float) -> Callable[[Decoder, Batch], Loss]:
-        def objective(model: Decoder, batch: Batch) -> Loss:
-            loss = next_token(model, batch)
-            return loss._replace(total=factor * loss.total)
+    def scaled(progress: float, model: Decoder, batch: Batch) -> Loss:
+        loss = next_token(model, batch)
+        return loss._replace(total=(1 - progress) * loss.total)
 
-        return objective
-
-    task = bench.trainer.task
-    assert isinstance(task, FakeTask)
-    task.objective_at = lambda progress: scaled(1 - progress)
+    bench.trainer.task.objective = lambda progress: functools.partial(scaled, progress)
     bench.run()
     assert_same(values(bench.model), values(expected))
 
@@ -233,19 +219,13 @@ def layers_with(*gradients: float) -> torch.nn.ModuleDict:
 
 
 def test_gradient_norms_equal_those_in_float64_at_every_scale_and_are_none_if_not_finite() -> None:
-    """In fp32, the squares of 1e30 overflow and those of 1e-30 underflow."""
+    """In fp32, the squares of 1e30 overflow and those of 1e-30 underflow. Apple GPUs have no float64."""
     model = layers_with(1e-30, 1.0, 1e30, 0.0, math.inf, math.nan)
     expected: dict[str, Any] = {"layers.4": None, "layers.5": None}
     for name in ("layers.0", "layers.1", "layers.2", "layers.3"):
         gradients = [parameter.grad for parameter in model.get_submodule(name).parameters()]
         exact = torch.cat([grad.double().flatten() for grad in gradients if grad is not None]).norm().item()
         expected[name] = pytest.approx(exact, rel=1e-6, abs=0)
-    assert layer_gradient_norms(model) == expected
-    assert layer_gradient_norms(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(2, 2)])})) == {}
-
-
-def test_gradient_norms_are_computed_without_float64() -> None:
-    model = layers_with(1.0).bfloat16()
     found: set[torch.dtype] = set()
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -255,6 +235,7 @@ def test_gradient_norms_are_computed_without_float64() -> None:
             return result
 
     with Watch():
-        layer_gradient_norms(model)
-    assert torch.float64 not in found
-    assert torch.float32 in found
+        assert layer_gradient_norms(model) == expected
+        layer_gradient_norms(layers_with(1.0).bfloat16())
+    assert torch.float64 not in found and torch.float32 in found
+    assert layer_gradient_norms(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(2, 2)])})) == {}

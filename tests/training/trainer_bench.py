@@ -59,14 +59,13 @@ class FakeTask:
     validate: Callable[[], float]
     steps_per_epoch: float = 1
     validating: bool = False
-    objective_at: Callable[[float], Callable[..., Loss]] | None = None  # by progress, in place of `loss`
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
         self.validating = True
         return iter([random_batch(0, 1)])
 
     def objective(self, progress: float) -> Callable[..., Loss]:
-        return self.loss if self.objective_at is None else self.objective_at(progress)
+        return self.loss
 
     def validation_objective(self, model: Decoder, batch: Batch) -> Loss:
         return Loss(torch.tensor(self.validate(), dtype=torch.float64), 1, torch.zeros(()))
@@ -135,6 +134,36 @@ class Bench:
         return [event for event in self.events if isinstance(event, kind)]
 
 
+def trained(**choices: Any) -> Bench:
+    """A trainer under test after its run."""
+    bench = Bench(**choices)
+    bench.run()
+    return bench
+
+
+def watched(watch: Callable[[Decoder, Batch], object]) -> Callable[[Decoder, Batch], Loss]:
+    """The next-token loss; `watch` is called before, and may raise an exception."""
+
+    def objective(model: Decoder, batch: Batch) -> Loss:
+        watch(model, batch)
+        return next_token(model, batch)
+
+    return objective
+
+
+def rows_at_most(
+    most: int, seen: list[int], error: type[BaseException] = torch.OutOfMemoryError
+) -> Callable[[Decoder, Batch], Loss]:
+    """An objective that runs out of memory above `most` rows, and appends the rows of each call to `seen`."""
+
+    def watch(model: Decoder, batch: Batch) -> None:
+        seen.append(len(batch))
+        if len(batch) > most:
+            raise error("CUDA out of memory.")
+
+    return watched(watch)
+
+
 def values(model: Transformer) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
@@ -160,12 +189,6 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12, msg=(name + ": {}").format)
 
 
-def infinite_gradient(loss: Loss, model: Decoder) -> Loss:
-    """Adds sqrt(0) to the loss: its value is unchanged, and its gradient is not finite."""
-    weight = model.embedding.weight
-    return loss._replace(total=loss.total + (weight - weight.detach()).sum().abs().sqrt())
-
-
 class Clock:
     """Replaces the trainer's clock by one that advances only in `spend`."""
 
@@ -180,16 +203,12 @@ class Clock:
     def bench(self, budget: float, step: float, val: float, save: float, **choices: Any) -> Bench:
         """A trainer with a time budget whose steps, evaluations and saves take the given seconds."""
 
-        def objective(model: Decoder, batch: Batch) -> Loss:
-            self.spend(step)
-            return next_token(model, batch)
-
         def validate() -> float:
             self.spend(val)
             return 1.0
 
         settings = {"budget": Budget(time=budget), "lr": 1e-3, "eval_every": 20, "save_every": 30, **choices}
-        bench = Bench(objective=objective, validate=validate, **settings)
+        bench = Bench(objective=watched(lambda model, batch: self.spend(step)), validate=validate, **settings)
         save_last = bench.save_last
 
         def slow_save(*parts: Any) -> float:

@@ -1,10 +1,14 @@
 """Fixtures of the tests of training."""
 
 import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.training.run_sessions import TOKENIZER
+from tests.training.run_sessions import TOKENIZER, RunSession, config_of
+from tinylm.run_config import RunConfig
 from tinylm.text.token_files import SplitDocuments, TokenFolder, encode_to_folder
 
 
@@ -22,3 +26,18 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenFolder:
     folder = tmp_path_factory.mktemp("session") / "tokens"
     split = SplitDocuments(lambda: iter(train), lambda: iter(val))
     return encode_to_folder(folder, "key", split, TOKENIZER, lambda size: None)
+
+
+Begin = Callable[..., RunSession]
+
+
+@pytest.fixture
+def begin(tokens: TokenFolder, tmp_path: Path) -> Begin:
+    """Trains a run in a folder of the test, with a configuration or the choices of one; returns the session."""
+
+    def train(name: str = "run", config: RunConfig | None = None, **choices: Any) -> RunSession:
+        session = RunSession(tmp_path / name, tokens)
+        session.begin(config or config_of(**choices))
+        return session
+
+    return train

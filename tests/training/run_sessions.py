@@ -65,6 +65,9 @@ class RunSession:
     events: list[Event] = field(default_factory=list)
     step: int = 0
 
+    def reported(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
     def report(self, event: Event) -> None:
         self.events.append(event)
         if isinstance(event, Stepped):

@@ -1,6 +1,7 @@
 """Training runs on disk. Reference for a resumed run: the uninterrupted run, bit for bit."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from tests.kernels.test_openmp_spin import two_cores
 from tests.shell import snapshot
+from tests.training.conftest import Begin
 from tests.training.run_sessions import SHAPE, TOKENIZER, Killed, RunSession, adapter_for, config_of, contents
 from tinylm.adapters.bottleneck import SUBLAYERS
 from tinylm.adapters.load import add_adapter
@@ -24,7 +26,7 @@ from tinylm.model.stack import Transformer
 from tinylm.objectives.loss import next_token
 from tinylm.run_config import AdapterConfig, RunConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory
-from tinylm.run_directory.loading import load_model, read_config, read_weights
+from tinylm.run_directory.loading import load_model, read_config
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.token_files import TokenFolder
@@ -71,6 +73,10 @@ def case_config(case: Case, adapter: AdapterConfig, **settings: Any) -> RunConfi
     return config_of(chosen, dataclasses.replace(SHAPE, **case.shape), **{**case.settings, **settings})
 
 
+def last_save(path: Path) -> LastSave:
+    return RunDirectory(path).load_last(read_config(path))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_resumed_run_equals_an_uninterrupted_run(
     name: str, tokens: TokenFolder, tmp_path: Path, adapter: AdapterConfig
@@ -88,7 +94,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
             metrics.write('{"step": 31, "val_l')
     else:
         assert first.begin(config).stopped_by == "signal"
-    saved = RunDirectory(tmp_path / "resumed").load_last(config).state["step"]
+    saved = last_save(tmp_path / "resumed").state["step"]
     assert saved <= case.until < outcome.state.step
     assert (saved == case.until) == (case.end is StopTraining)
 
@@ -96,29 +102,26 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     again = second.resume()
     assert (again.stopped_by, again.state.step) == (outcome.stopped_by, outcome.state.step)
     assert contents(tmp_path / "resumed") == contents(tmp_path / "straight")
-    steps = [event.step for event in second.events if isinstance(event, Stepped)]
-    assert steps == list(range(saved + 1, outcome.state.step + 1))
+    assert [event.step for event in second.reported(Stepped)] == list(range(saved + 1, outcome.state.step + 1))
 
 
 @pytest.mark.parametrize("name", TWO_PASSES)
 def test_a_run_with_checkpointed_activations_equals_one_without(
-    name: str, tokens: TokenFolder, tmp_path: Path, adapter: AdapterConfig, monkeypatch: pytest.MonkeyPatch
+    name: str, begin: Begin, adapter: AdapterConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit, if both are evaluated in batches of the same size."""
     monkeypatch.setattr("tinylm.training.trainer.evaluation_rows", lambda micro_batch, checkpointed: micro_batch)
     settings = {"budget": Budget(steps=8), "eval_every": 4, "log_every": 1, "log_gradients": True}
     found = []
     for checkpointed in (False, True):
-        path = tmp_path / str(checkpointed)
         config = case_config(CASES[name], adapter, **settings, checkpoint_activations=checkpointed)
-        RunSession(path, tokens).begin(config)
-        found.append({name: value for name, value in contents(path).items() if name != "config"})
+        found.append({**contents(begin(str(checkpointed), config).path), "config": None})
     assert found[0] == found[1]
 
 
 @two_cores
 def test_weights_do_not_depend_on_where_threads_run_beside_busy_processes(
-    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = dataclasses.replace(SHAPE, width=64, heads=4, ffn_width=256, context=64)
     config = config_of(None, model, {"threads": 2}, batch_size=16, micro_batch=16, budget=Budget(steps=24))
@@ -130,50 +133,41 @@ def test_weights_do_not_depend_on_where_threads_run_beside_busy_processes(
         move_threads(old, new)
 
     try:
-        RunSession(tmp_path / "alone", tokens).begin(config)
+        alone = begin("alone", config)
         monkeypatch.setattr(thread_placement, "_move_threads", moved)
         monkeypatch.setattr(thread_placement, "INTERVAL", 0.0)
         monkeypatch.setattr(thread_placement, "HOLD", 1)
         monkeypatch.setattr(LoadMeter, "read", lambda meter: 1.0)
-        RunSession(tmp_path / "beside", tokens).begin(config)
+        beside = begin("beside", config)
     finally:
         torch.set_num_threads(1)
     assert len(moves) > 5
-    assert contents(tmp_path / "beside") == contents(tmp_path / "alone")
+    assert contents(beside.path) == contents(alone.path)
 
 
-def test_seeds_and_dropout_change_the_weights(tokens: TokenFolder, tmp_path: Path) -> None:
+def test_seeds_and_dropout_change_the_weights(begin: Begin) -> None:
     """Otherwise, the comparisons above could not fail."""
-    settings: list[dict[str, Any]] = [{}, {"seed": 4}, {"model": dataclasses.replace(SHAPE, dropout=0.0)}]
-    weights = []
-    for number, chosen in enumerate(settings):
-        RunSession(tmp_path / str(number), tokens).begin(config_of(budget=Budget(steps=3), **chosen))
-        weights.append(contents(tmp_path / str(number))["weights"])
+    settings: tuple[dict[str, Any], ...] = ({}, {"seed": 4}, {"model": dataclasses.replace(SHAPE, dropout=0.0)})
+    runs = [begin(str(n), budget=Budget(steps=3), **chosen) for n, chosen in enumerate(settings)]
+    weights = [contents(run.path)["weights"] for run in runs]
     assert weights[0] != weights[1] != weights[2] != weights[0]
 
 
-def test_the_validation_loss_is_that_of_the_saved_best_weights(tokens: TokenFolder, tmp_path: Path) -> None:
-    RunSession(tmp_path / "run", tokens).begin(config_of(budget=Budget(steps=180), average=0.1))
-    model, _, _, weights = load_model(tmp_path / "run")
-    loss = evaluate_loss(model, next_token, evaluation_batches(tokens.val, 8, 1)).loss
-    assert weights.val_loss == pytest.approx(loss, rel=1e-5)
-    losses = [r["val_loss"] for r in read_metrics(tmp_path / "run") if "val_loss" in r]
-    assert weights.val_loss == min(losses) < 0.9 * losses[0]
+def test_the_validation_loss_is_that_of_the_saved_best_weights_on_at_most_eval_tokens(begin: Begin) -> None:
+    averaged = begin("averaged", budget=Budget(steps=180), average=0.1)
+    few = begin("few", budget=Budget(steps=1), eval_tokens=20)
+    for run, limit in ((averaged, None), (few, 20)):
+        model, _, _, weights = load_model(run.path)
+        found = evaluate_loss(model, next_token, evaluation_batches(run.tokens.val, 8, 1, max_tokens=limit))
+        assert weights.val_loss == pytest.approx(found.loss, rel=1e-5)
+        assert (found.tokens < len(run.tokens.val) - 1) == (limit is not None)
+    losses = [record["val_loss"] for record in read_metrics(averaged.path) if "val_loss" in record]
+    assert min(losses) < 0.9 * losses[0]
 
 
-def test_validation_is_limited_to_eval_tokens(tokens: TokenFolder, tmp_path: Path) -> None:
-    RunSession(tmp_path / "run", tokens).begin(config_of(budget=Budget(steps=1), eval_tokens=20))
-    model = load_model(tmp_path / "run")[0]
-    few = evaluate_loss(model, next_token, evaluation_batches(tokens.val, 8, 1, max_tokens=20))
-    assert few.tokens < len(tokens.val) - 1
-    assert read_weights(tmp_path / "run", read_config(tmp_path / "run")).val_loss == pytest.approx(few.loss, rel=1e-5)
-
-
-def test_metrics_equal_the_reported_events(tokens: TokenFolder, tmp_path: Path) -> None:
-    session = RunSession(tmp_path / "run", tokens)
-    session.begin(config_of())
-    records = read_metrics(tmp_path / "run")
-    logged = [event for event in session.events if isinstance(event, Logged)]
+def test_metrics_equal_the_reported_events(begin: Begin) -> None:
+    session = begin()
+    records, logged = read_metrics(session.path), session.reported(Logged)
     assert [r["step"] for r in records if "loss" in r] == [event.step for event in logged] == list(range(7, 61, 7))
     assert [r["loss"] for r in records if "loss" in r] == [event.loss for event in logged]
     assert [r["step"] for r in records if "val_loss" in r] == [0, 12, 24, 36, 48, 60]
@@ -181,26 +175,21 @@ def test_metrics_equal_the_reported_events(tokens: TokenFolder, tmp_path: Path) 
     assert all(r.keys() in (keys, {"step", "val_loss", "seconds"}) for r in records)
 
 
-def test_gradient_norms_of_layers_are_logged_with_log_gradients(tokens: TokenFolder, tmp_path: Path) -> None:
+def test_gradient_norms_of_layers_are_logged_with_log_gradients(begin: Begin) -> None:
     """The sum of their squares is the square of the total norm before clipping."""
-    RunSession(tmp_path / "run", tokens).begin(config_of(log_gradients=True, grad_clip=0.0, budget=Budget(steps=14)))
-    records = [record for record in read_metrics(tmp_path / "run") if "loss" in record]
+    run = begin(log_gradients=True, grad_clip=0.0, budget=Budget(steps=14))
+    records = [record for record in read_metrics(run.path) if "loss" in record]
     assert len(records) == 2
     for record in records:
         assert set(record["gradient_norms"]) == {"embedding", "layers.0", "norm"}
-        total = sum(norm**2 for norm in record["gradient_norms"].values()) ** 0.5
-        assert total == pytest.approx(record["grad_norm"], rel=1e-5)
+        assert math.hypot(*record["gradient_norms"].values()) == pytest.approx(record["grad_norm"], rel=1e-5)
 
 
-def test_only_the_adapter_is_trained_and_saved(tokens: TokenFolder, tmp_path: Path, adapter: AdapterConfig) -> None:
-    def base() -> dict[str, bytes]:
-        return {file.name: file.read_bytes() for file in Path(adapter.base).iterdir() if file.is_file()}
-
-    before = base()
-    RunSession(tmp_path / "run", tokens).begin(config_of(adapter, dataclasses.replace(SHAPE, layers=2)))
-    save = RunDirectory(tmp_path / "run").load_last(read_config(tmp_path / "run"))
-    assert base() == before
-    weights = save.read_weights()
+def test_only_the_adapter_is_trained_and_saved(begin: Begin, adapter: AdapterConfig) -> None:
+    before = snapshot(Path(adapter.base))
+    run = begin(adapter=adapter, model=dataclasses.replace(SHAPE, layers=2))
+    assert snapshot(Path(adapter.base)) == before
+    weights = last_save(run.path).read_weights()
     assert len(weights) == 2 * 2 * 3
     assert all(".lora_A." in name or ".lora_B." in name for name in weights)
     assert any(tensor.any() for name, tensor in weights.items() if ".lora_B." in name)
@@ -226,7 +215,7 @@ COMPILED = {"compile": True}
 
 
 def test_out_of_memory_in_the_test_of_compiled_layers_reduces_its_batch(
-    tokens: TokenFolder, tmp_path: Path, before_compiled: Callable[[Check], None]
+    begin: Begin, before_compiled: Callable[[Check], None]
 ) -> None:
     rows: list[int] = []
 
@@ -236,50 +225,39 @@ def test_out_of_memory_in_the_test_of_compiled_layers_reduces_its_batch(
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     before_compiled(check)
-    session = RunSession(tmp_path / "run", tokens)
-    session.begin(config_of(runtime=COMPILED, budget=Budget(steps=1), micro_batch=5))
-    assert rows[:3] == [5, 3, 2]
-    assert not [event for event in session.events if isinstance(event, Notice)]
-    runtime = read_config(tmp_path / "run").runtime
-    assert runtime is not None and runtime.compile
+    session = begin(runtime=COMPILED, budget=Budget(steps=1), micro_batch=5)
+    assert (rows[:3], session.reported(Notice)) == ([5, 3, 2], [])
+    assert read_config(session.path).runtime.compile
 
 
 def test_compiled_layers_are_tested_with_micro_batches_of_every_size(
-    tokens: TokenFolder, tmp_path: Path, before_compiled: Callable[[Check], None]
+    begin: Begin, before_compiled: Callable[[Check], None]
 ) -> None:
     """Otherwise, torch would compile in the middle of the run, where a failure stops it."""
     shapes: list[torch.Size] = []
-
-    def check(x: torch.Tensor) -> None:
-        if torch.is_grad_enabled():  # not in evaluations
-            shapes.append(x.shape[:2])
-
-    before_compiled(check)
+    # Evaluations, which have no gradients, do not count.
+    before_compiled(lambda x: shapes.append(x.shape[:2]) if torch.is_grad_enabled() else None)
     shape = dataclasses.replace(SHAPE, context=16)  # 5 windows in micro-batches of 2
-    config = config_of(model=shape, runtime=COMPILED, budget=Budget(steps=20), sequence_growth=4)
-    RunSession(tmp_path / "run", tokens).begin(config)
+    begin(model=shape, runtime=COMPILED, budget=Budget(steps=20), sequence_growth=4)
     tested, trained = shapes[:6], shapes[6:]
     assert tested == [(2, 16), (1, 16), (4, 8), (2, 8), (8, 4), (4, 4)]
     assert set(trained) == set(tested)
 
 
-def test_the_layers_of_encoder_and_decoder_are_compiled(
-    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_layers_of_encoder_and_decoder_are_compiled(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda layer: compiled.append(layer))
     shape = dataclasses.replace(SHAPE, architecture="encoder-decoder", encoder_layers=2)
-    RunSession(tmp_path / "run", tokens).begin(config_of(model=shape, runtime=COMPILED, budget=Budget(steps=1)))
+    begin(model=shape, runtime=COMPILED, budget=Budget(steps=1))
     assert sorted(layer.cross_attention is not None for layer in compiled) == [False, False, True]
 
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_compiling_changes_no_weight_and_its_failure_is_a_notice(
-    fails: bool, tokens: TokenFolder, tmp_path: Path, before_compiled: Callable[[Check], None]
+    fails: bool, begin: Begin, before_compiled: Callable[[Check], None]
 ) -> None:
     """The test of the compiled layers leaves no gradients, and does not advance the random number generators."""
-    plain, wanted = (config_of(budget=Budget(steps=20), runtime={"compile": value}) for value in (False, True))
-    RunSession(tmp_path / "plain", tokens).begin(plain)
+    expected = contents(begin("plain", budget=Budget(steps=20)).path)
     calls: list[bool] = []
 
     def check(x: torch.Tensor) -> None:
@@ -289,13 +267,12 @@ def test_compiling_changes_no_weight_and_its_failure_is_a_notice(
             raise RuntimeError("no compiler was found\nand much more")
 
     before_compiled(check)
-    session = RunSession(tmp_path / "run", tokens)
-    session.begin(wanted)
-    notices = [event.message for event in session.events if isinstance(event, Notice)]
+    wanted = config_of(budget=Budget(steps=20), runtime=COMPILED)
+    session = begin("run", wanted)
+    notices = [event.message for event in session.reported(Notice)]
     assert notices == ["torch.compile failed (no compiler was found); continuing without it."] * fails
     assert sum(calls) == (1 if fails else 2 + 20 * 3)  # a test pass of each size, and every micro-batch
-    expected = contents(tmp_path / "plain")
-    assert contents(tmp_path / "run") == (expected if fails else {**expected, "config": wanted})
+    assert contents(session.path) == (expected if fails else {**expected, "config": wanted})
 
 
 def test_an_adapter_in_bf16_learns_as_in_fp32_with_frozen_matrices_in_bf16(tokens: TokenFolder, tmp_path: Path) -> None:
@@ -310,11 +287,9 @@ def test_an_adapter_in_bf16_learns_as_in_fp32_with_frozen_matrices_in_bf16(token
         for name, parameter in models[0].named_parameters():
             frozen_matrix = not parameter.requires_grad and parameter.dim() > 1
             assert parameter.requires_grad == (".lora_" in name)
-            expected = DTYPES[dtype] if frozen_matrix else torch.float32
-            assert parameter.dtype == expected, name
-        saved = RunDirectory(tmp_path / dtype).load_last(read_config(tmp_path / dtype)).read_weights()
-        assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
-        losses[dtype] = [event.val_loss for event in session.events if isinstance(event, Evaluated)]
+            assert parameter.dtype == (DTYPES[dtype] if frozen_matrix else torch.float32), name
+        assert {tensor.dtype for tensor in last_save(session.path).read_weights().values()} == {torch.float32}
+        losses[dtype] = [event.val_loss for event in session.reported(Evaluated)]
     assert losses["bf16"] == pytest.approx(losses["fp32"], abs=0.003)
     assert losses["fp32"][-1] < losses["fp32"][0] - 0.01
     assert losses["bf16"] != losses["fp32"]

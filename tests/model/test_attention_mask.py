@@ -11,36 +11,32 @@ def test_no_mask_is_made_where_a_query_attends_to_all_earlier_slots() -> None:
 
 
 def test_a_mask_equals_its_definition_over_the_kept_slots() -> None:
-    """i - window < s <= i, with a column for each slot from the start of the first query's window."""
+    """i - window < s <= i, with a column for each slot from the start of the first query's window. Rows of the batch
+    begin at `starts`: tokens do not attend to the padding before, and padding attends to itself."""
     wrong = []
     for window in (None, 1, 2, 3, 4, 20):
         for queries, offset in ((5, 0), (1, 0), (1, 6), (3, 4), (4, 1)):
-            first = 0 if window is None else max(0, offset - window + 1)
-            slots, ends = range(first, offset + queries), range(offset, offset + queries)
-            expected = [[s <= i and (window is None or i - s < window) for s in slots] for i in ends]
+            slots = range(0 if window is None else max(0, offset - window + 1), offset + queries)
+            expected = [
+                [
+                    [s == i or (start <= s <= i and (window is None or i - s < window)) for s in slots]
+                    for i in range(offset, offset + queries)
+                ]
+                for start in (0, 2, offset + 1)
+            ]
             mask = causal_mask(queries, offset, window=window)
             if mask is None:  # plain causal attention
                 found = [[True] * len(slots)] if queries == 1 else torch.ones(queries, queries).tril().bool().tolist()
             else:
                 found = mask.tolist()
-            padded = causal_mask(queries, offset, torch.tensor([0]), window=window)[0, 0].tolist()
-            wrong += [] if found == padded == expected else [(window, queries, offset)]
+            padded = causal_mask(queries, offset, torch.tensor([0, 2, offset + 1]), window=window)[:, 0].tolist()
+            wrong += [] if found == expected[0] and padded == expected else [(window, queries, offset)]
     assert not wrong
 
 
 def test_padding_mask_is_false_after_the_length_of_each_row() -> None:
     assert padding_mask(torch.tensor([2, 3, 1]), 3)[:, 0, 0].int().tolist() == [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
     assert padding_mask(None, 3) is None
-
-
-def test_tokens_do_not_attend_to_left_padding_and_padding_attends_to_itself() -> None:
-    mask = causal_mask(3, offset=1, starts=torch.tensor([0, 2, 3]))
-    assert mask.shape == (3, 1, 3, 4)
-    assert mask[:, 0].int().tolist() == [
-        [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]],
-        [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]],
-        [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]],
-    ]
 
 
 def test_segments_are_masked_and_numbered_as_a_loop_does() -> None:

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,42 +9,12 @@ from torch import Tensor
 from tests.variants import VARIANTS, every_variant, randomised, small
 from tinylm import model_config
 from tinylm.model.build import BLOCKS, build_empty_model, build_model, count_parameters
-from tinylm.model.decoder import Decoder
 from tinylm.model_config import ModelConfig
 
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8, 1, 12, 0]]
 
 # Large enough to estimate a standard deviation within 1 %.
 LARGE = {"vocab_size": 400, "context": 100, "layers": 3, "heads": 4, "kv_heads": 4, "width": 96, "ffn_width": 320}
-
-
-def large(preset: str, **choices: object) -> ModelConfig:
-    return small(preset, **{**LARGE, **choices})
-
-
-def matrices(model: Decoder) -> dict[str, Tensor]:
-    return {n: p.detach() for n, p in model.named_parameters() if p.dim() == 2 and "norm" not in n}
-
-
-def writes_to_residual(name: str) -> bool:
-    return name.endswith(("o_proj.weight", "down_proj.weight"))
-
-
-def assert_normal(weight: Tensor, std: float) -> None:
-    """Mean, deviation and share beyond two deviations, each within five standard errors of N(0, std)."""
-    n = weight.numel()
-    assert abs(float(weight.mean())) < 5 * std / math.sqrt(n)
-    assert float(weight.std()) == pytest.approx(std, rel=5 / math.sqrt(2 * n))
-    share = float((weight.abs() > 2 * std).float().mean())
-    assert share == pytest.approx(0.0455, abs=5 * math.sqrt(0.0455 / n))
-
-
-def assert_uniform(weight: Tensor, bound: float) -> None:
-    """All values within the bound, the largest close to it, and half of them within half the bound."""
-    n = weight.numel()
-    assert 0.99 * bound < float(weight.abs().max()) <= bound
-    assert abs(float(weight.mean())) < 5 * bound / math.sqrt(3 * n)
-    assert float((weight.abs() < bound / 2).float().mean()) == pytest.approx(0.5, abs=2.5 / math.sqrt(n))
 
 
 def test_the_variants_have_every_value_of_every_choice() -> None:
@@ -66,46 +37,51 @@ def test_the_variants_have_every_value_of_every_choice() -> None:
     assert not missing, "\n".join(missing)
 
 
-def test_modern_weights_are_normal_and_zero_for_projections_into_the_residual_stream() -> None:
-    for choices in ({}, {"tie": False}, {"position": "learned"}):
-        for name, weight in matrices(build_model(large("modern", **choices))).items():
-            if writes_to_residual(name):
+def assert_distributed(weight: Tensor, kind: str, size: float) -> None:
+    """Within five standard errors: mean and deviation of a normal distribution and its share beyond two deviations,
+    or mean and bound of a uniform one and its share within half the bound."""
+    n, mean, within = weight.numel(), abs(float(weight.mean())), float((weight.abs() < size / 2).float().mean())
+    if kind == "uniform":
+        assert 0.99 * size < float(weight.abs().max()) <= size
+        assert mean < 5 * size / math.sqrt(3 * n)
+        assert within == pytest.approx(0.5, abs=2.5 / math.sqrt(n))
+    else:
+        assert mean < 5 * size / math.sqrt(n)
+        assert float(weight.std()) == pytest.approx(size, rel=5 / math.sqrt(2 * n))
+        share = float((weight.abs() > 2 * size).float().mean())
+        assert share == pytest.approx(0.0455, abs=5 * math.sqrt(0.0455 / n))
+
+
+INITIAL: list[tuple[str, dict[str, Any], float | None, float, float]] = [
+    # preset, choices, and the deviations of projections into the residual stream, of positions and of other matrices.
+    # Those of modern are zero unless that would stop learning: in sandwich blocks and without residual connections.
+    *(("modern", choices, 0.0, 0.02, 0.02) for choices in ({}, {"tie": False}, {"position": "learned"})),
+    *(("modern", choices, 0.02, 0.02, 0.02) for choices in ({"norm_placement": "sandwich"}, {"residual": False})),
+    # 0.02 / sqrt(N) for N residual sublayers; 0.01 for positions, as in the published code.
+    *(("gpt2", {"layers": n, "tie": False}, 0.02 / math.sqrt(2 * n), 0.01, 0.02) for n in (1, 3)),
+    ("original", {"tie": False}, None, 96**-0.5, 96**-0.5),  # Glorot's uniform distribution, but for the embedding
+    *((preset, {}, None, std, 0.0) for preset, std in (("modern", 0.02), ("gpt2", 0.01), ("original", 96**-0.5))),
+]
+
+
+def test_weights_start_with_the_distributions_of_their_scheme_and_relative_positions_with_those_of_positions() -> None:
+    for preset, choices, residual, of_positions, std in INITIAL:
+        relative = {"position": "relative", "relative_clip": 60} if std == 0.0 else {}
+        model = build_model(small(preset, **{**LARGE, **choices, **relative}))
+        for name, parameter in model.named_parameters():
+            weight = parameter.detach()
+            if name.endswith(("relative_keys", "relative_values")):
+                assert_distributed(weight, "normal", of_positions)
+            elif weight.dim() < 2 or "norm" in name or relative:
+                continue
+            elif residual is None and name != "embedding.weight":
+                assert_distributed(weight, "uniform", math.sqrt(6 / sum(weight.shape)))
+            elif name.endswith(("o_proj.weight", "down_proj.weight")) and not residual:
                 assert not weight.any()
+            elif name.endswith(("o_proj.weight", "down_proj.weight")):
+                assert_distributed(weight, "normal", residual)
             else:
-                assert_normal(weight, 0.02)
-
-
-def test_modern_projections_are_normal_where_zeros_would_stop_learning() -> None:
-    """In sandwich blocks and without residual connections."""
-    for choices in ({"norm_placement": "sandwich"}, {"residual": False}):
-        for weight in matrices(build_model(large("modern", **choices))).values():
-            assert_normal(weight, 0.02)
-
-
-def test_gpt2_weights_are_normal_and_scaled_down_for_projections_into_the_residual_stream() -> None:
-    """0.02; 0.01 for positions, as in the published code; 0.02 / sqrt(N) for the N = 2 layers residual sublayers."""
-    for layers in (1, 3):
-        for name, weight in matrices(build_model(large("gpt2", layers=layers, tie=False))).items():
-            if writes_to_residual(name):
-                assert_normal(weight, 0.02 / math.sqrt(2 * layers))
-            else:
-                assert_normal(weight, 0.01 if name == "position.weight" else 0.02)
-
-
-def test_original_weights_are_glorot_uniform_and_the_scaled_embedding_has_deviation_one() -> None:
-    config = large("original", tie=False)
-    for name, weight in matrices(build_model(config)).items():
-        if name == "embedding.weight":
-            assert_normal(weight * math.sqrt(config.width), 1.0)
-        else:
-            assert_uniform(weight, math.sqrt(6 / sum(weight.shape)))
-
-
-def test_relative_positions_start_as_the_other_positions_of_the_scheme() -> None:
-    for preset, std in (("modern", 0.02), ("gpt2", 0.01), ("original", 96**-0.5)):
-        model = build_model(large(preset, position="relative", relative_clip=60))
-        for name in ("relative_keys", "relative_values"):
-            assert_normal(model.get_parameter(f"layers.0.attention.core.{name}").detach(), std)
+                assert_distributed(weight, "normal", of_positions if name == "position.weight" else std)
 
 
 def test_biases_start_at_zero_and_gains_at_one() -> None:

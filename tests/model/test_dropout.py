@@ -9,7 +9,6 @@ from tinylm.model.attention import DotProduct, Heads, SelfAttention
 from tinylm.model.block import ParallelBlock, PostNormBlock, PreNormBlock, SandwichNormBlock
 from tinylm.model.build import build_model
 from tinylm.model.decoder import CacheShape, Decoder
-from tinylm.model.dropout import Dropout
 from tinylm.model.position import Position
 from tinylm.model.stack import Embeddings
 
@@ -31,16 +30,6 @@ def shares(x: Tensor) -> dict[float, float]:
     return dict(zip(values.tolist(), (counts / x.numel()).tolist(), strict=True))
 
 
-def test_dropout_depends_on_the_seed_in_training_and_is_off_in_evaluation() -> None:
-    drop, x = Dropout(0.3), torch.ones(1000)
-    torch.manual_seed(1)
-    first = drop(x)
-    torch.manual_seed(1)
-    assert torch.equal(drop(x), first) and not torch.equal(first, x)
-    assert Dropout(0.0)(x) is x
-    assert drop.eval()(x) is x
-
-
 def test_the_dropout_of_sublayers_rescales_kept_values_and_is_off_in_evaluation() -> None:
     """Each sublayer outputs 1 and, with p = 1/4, independently adds 0 with probability 1/4, else 4/3."""
     torch.manual_seed(0)
@@ -54,10 +43,8 @@ def test_the_dropout_of_sublayers_rescales_kept_values_and_is_off_in_evaluation(
 
 def test_the_dropout_of_the_embedding_rescales_kept_values_and_is_off_in_evaluation() -> None:
     torch.manual_seed(0)
-    embedding = nn.Embedding.from_pretrained(torch.ones(1, 10))
-    model = Decoder(
-        Position(), [], nn.Identity(), 0.25, Embeddings(embedding, None), 8, cache_shape=CacheShape(1, 2, ())
-    )
+    parts = (Position(), [], nn.Identity(), 0.25, Embeddings(nn.Embedding.from_pretrained(torch.ones(1, 10)), None), 8)
+    model = Decoder(*parts, cache_shape=CacheShape(1, 2, ()))
     ids = torch.zeros(1000, 10, dtype=torch.long)
     assert shares(model.train()(ids).hidden) == pytest.approx({0.0: 0.25, 4.0: 0.75}, abs=0.01)
     assert torch.equal(model.eval()(ids).hidden, torch.ones(1000, 10, 10))

@@ -52,8 +52,8 @@ def test_left_padded_rows_equal_each_row_alone(config: ModelConfig) -> None:
             torch.testing.assert_close(together[row, starts[row] :], expected, rtol=0, atol=1e-12)
 
 
-def test_a_sliding_window_cache_never_holds_more_than_its_window() -> None:
-    """It keeps one token fewer than the window, for the next query, and is no view of a larger tensor."""
+def test_caches_hold_only_key_and_value_heads_and_one_of_a_sliding_window_no_more_than_its_window() -> None:
+    """That keeps one token fewer than the window, for the next query, and is no view of a larger tensor."""
     for window in (1, 2, 5, 50):
         model, ids = exact(small(local_window=window, local_layers=(0,))), tokens(batch=2)
         for chunks in CHUNKS:
@@ -64,6 +64,8 @@ def test_a_sliding_window_cache_never_holds_more_than_its_window() -> None:
                 n_tokens += part.shape[1]
                 kept = min(window - 1, n_tokens)
                 assert local.keys.shape == local.values.shape == (2, 2, kept, 4)
+                assert full.keys.shape == full.values.shape == (2, 2, LENGTH, 4)
+                assert local.keys.dtype == full.keys.dtype == full.values.dtype == torch.float64
                 assert local.keys.untyped_storage().nbytes() == local.keys.numel() * 8
                 assert (local.offset, full.offset) == (n_tokens, n_tokens)
 
@@ -80,15 +82,6 @@ def test_reordered_rows_continue_from_the_cache_of_their_source_rows() -> None:
         after = model(ids[:, 7:9], cache).hidden
     expected = uncached(model, torch.cat((ids[rows, :7], ids[:, 7:9]), dim=1))[:, 7:]
     torch.testing.assert_close(after, expected, rtol=0, atol=1e-12)
-
-
-def test_each_layer_has_its_own_offset_and_caches_only_key_and_value_heads() -> None:
-    model = exact(small(kv_heads=2, layers=3))
-    cache = model.make_cache(5, 7)
-    model(torch.zeros(5, 4, dtype=torch.long), cache)
-    assert [layer.offset for layer in cache] == [4, 4, 4]
-    assert all(layer.keys.shape == layer.values.shape == (5, 2, 7, 4) for layer in cache)
-    assert all(layer.keys.dtype == layer.values.dtype == torch.float64 for layer in cache)
 
 
 def test_a_full_cache_raises_an_error() -> None:

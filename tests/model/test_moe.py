@@ -1,3 +1,4 @@
+import functools
 import itertools
 
 import numpy as np
@@ -27,7 +28,7 @@ def tokens(batch: int = 1, steps: int = 7) -> torch.Tensor:
 
 
 def test_balance_loss_entropy_and_expert_shares_equal_their_formulas() -> None:
-    """Of one layer; `test_encoder_decoder.py` compares those of several layers with padding."""
+    """Of one layer; `test_architectures.py` compares those of several layers with padding."""
     for kind in (RoutedExperts, MergedExperts):
         layer, x = experts(kind).train(), tokens(batch=3)
         weight = layer.router.weight.detach().numpy()
@@ -54,18 +55,14 @@ def test_unused_experts_have_a_gradient_in_training_and_are_not_computed_in_eval
 
 
 def test_experts_equal_their_formula_with_and_without_normalised_router_weights() -> None:
-    modes = ((RoutedExperts, "route"), (MergedExperts, "merge"))
+    modes, x = ((RoutedExperts, "route"), (MergedExperts, "merge")), tokens()
     for (kind, mode), normalise, k in itertools.product(modes, (True, False), (1, 3)):
-        compare(experts(kind, k=k, normalise=normalise).eval(), mode, normalise, k)
-
-
-def compare(layer: RoutedExperts, mode: str, normalise: bool, k: int) -> None:
-    """Compare a layer with the formula."""
-    x = tokens()
-    weights = {"m.router.weight": layer.router.weight.detach().numpy()}
-    for name in ("up_proj", "down_proj"):
-        for ours, theirs in (("weight", name), ("bias", name.replace("proj", "bias"))):
-            each = [expert.get_parameter(f"{name}.{ours}").detach().numpy() for expert in layer.experts]
-            weights[f"m.{theirs}"] = np.array(each)
-    expected = [reference_parts.experts_forward(row, weights, "m", k, "relu", mode, normalise) for row in x[0].numpy()]
-    np.testing.assert_allclose(layer(x)[0][0].detach().numpy(), expected, atol=1e-12)
+        layer = experts(kind, k=k, normalise=normalise).eval()
+        weights = {"m.router.weight": layer.router.weight.detach().numpy()}
+        for name in ("up_proj", "down_proj"):
+            for ours, theirs in (("weight", name), ("bias", name.replace("proj", "bias"))):
+                each = [expert.get_parameter(f"{name}.{ours}").detach().numpy() for expert in layer.experts]
+                weights[f"m.{theirs}"] = np.array(each)
+        row_of = functools.partial(reference_parts.experts_forward, weights=weights, prefix="m", k=k)
+        expected = [row_of(row, activation="relu", mode=mode, normalise=normalise) for row in x[0].numpy()]
+        np.testing.assert_allclose(layer(x)[0][0].detach().numpy(), expected, atol=1e-12)

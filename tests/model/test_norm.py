@@ -8,17 +8,21 @@ from tinylm.model.norm import LayerNorm, RMSNorm, UnitOffsetRMSNorm
 
 
 def test_a_norm_equals_its_formula_with_and_without_gain_and_bias() -> None:
+    """A unit offset norm has a gain of one plus its weight."""
     generator = torch.Generator().manual_seed(0)
-    kinds = ((LayerNorm, reference.layer_norm), (RMSNorm, reference.rms_norm))
+    kinds = ((LayerNorm, True), (LayerNorm, False), (RMSNorm, True), (RMSNorm, False), (UnitOffsetRMSNorm, None))
     scales = (1e-3, 1.0, 1e3)  # at 1e-3 the eps is as large as the variance
-    for (kind, formula), gain, bias, scale in itertools.product(kinds, (True, False), (True, False), scales):
-        norm = kind(6, gain, bias, eps=1e-6).double()
-        assert [name for name, _ in norm.named_parameters()] == ["weight"] * gain + ["bias"] * bias
+    for (kind, gain), bias, scale in itertools.product(kinds, (True, False), scales):
+        norm = (kind(6, bias, eps=1e-6) if gain is None else kind(6, gain, bias, eps=1e-6)).double()
+        assert [name for name, _ in norm.named_parameters()] == ["weight"] * (gain is not False) + ["bias"] * bias
+        assert gain is not None or not norm.weight.any()
         with torch.no_grad():
             for parameter in norm.parameters():
                 parameter.normal_(generator=generator)
         x = scale * (torch.randn(3, 4, 6, generator=generator, dtype=torch.float64) + 0.5)
         parts = [None if part is None else part.detach().numpy() for part in (norm.weight, norm.bias)]
+        parts[0] = 1 + parts[0] if gain is None else parts[0]
+        formula = reference.layer_norm if kind is LayerNorm else reference.rms_norm
         expected = np.apply_along_axis(lambda row: formula(row, *parts, eps=1e-6), -1, x.numpy())  # noqa: B023, called at once
         np.testing.assert_allclose(norm(x).detach().numpy(), expected, rtol=1e-12, atol=1e-12)
 
@@ -29,19 +33,6 @@ def test_rmsnorm_takes_bf16_inputs_with_an_fp32_gain() -> None:
     y = RMSNorm(4)(x)
     assert y.dtype == torch.bfloat16
     torch.testing.assert_close(y.float(), x.float() / 5, rtol=1e-2, atol=0)
-
-
-def test_a_unit_offset_norm_has_a_gain_of_one_plus_its_weight() -> None:
-    for bias in (True, False):
-        norm = UnitOffsetRMSNorm(6, bias, eps=1e-3).double()
-        assert norm.weight.tolist() == [0] * 6
-        with torch.no_grad():
-            for parameter in norm.parameters():
-                parameter.normal_(generator=torch.Generator().manual_seed(1))
-        x = torch.randn(3, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        parts = [1 + norm.weight.detach().numpy(), norm.bias.detach().numpy() if bias else None]
-        expected = np.apply_along_axis(lambda row: reference.rms_norm(row, *parts, eps=1e-3), -1, x.numpy())  # noqa: B023, called at once
-        np.testing.assert_allclose(norm(x).detach().numpy(), expected, rtol=1e-12)
 
 
 def test_a_gain_of_one_plus_a_small_weight_is_not_rounded_to_one() -> None:

@@ -1,6 +1,4 @@
 import itertools
-import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,48 +27,22 @@ every_scaling = pytest.mark.parametrize("scaling", SCALINGS.values(), ids=[name.
 
 @every_scaling
 def test_scaled_frequencies_equal_the_formula_and_those_of_transformers(scaling: RopeScaling) -> None:
+    parameters = {name: value for name, value in vars(scaling).items() if value is not None}
+    parameters |= {"rope_type": parameters.pop("kind"), "original_max_position_embeddings": scaling.original_context}
     for width, theta in ((128, 1e6), (64, 500_000.0), (8, 100.0)):
-        compare(scaling, width, theta)
-
-
-def compare(scaling: RopeScaling, width: int, theta: float) -> None:
-    """Compare `rope_rotation` with the formula and with the function of transformers."""
-    found, strength = rope_rotation(width, theta, scaling)
-    expected = [reference_parts.rope_rate(pair, width, theta, scaling) for pair in range(width // 2)]
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
-    assert strength == pytest.approx(reference_parts.rope_magnitude(scaling))
-
-    parameters: dict[str, Any] = {"rope_type": scaling.kind, "rope_theta": theta, "factor": scaling.factor}
-    if scaling.original_context is not None:
-        parameters["original_max_position_embeddings"] = scaling.original_context
-    if scaling.kind == "llama3":
-        parameters |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
-    if scaling.kind == "yarn":
-        parameters |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-        parameters |= {"attention_factor": scaling.attention_factor} if scaling.attention_factor else {}
-    config = LlamaConfig(
-        hidden_size=width * 2,
-        num_attention_heads=2,
-        max_position_embeddings=(scaling.original_context or 512) * int(scaling.factor),
-        rope_parameters=parameters,
-    )
-    theirs, magnitude = ROPE_INIT_FUNCTIONS[scaling.kind](config, device=torch.device("cpu"))
-    np.testing.assert_allclose(found.numpy(), theirs.double().numpy(), rtol=2e-5)  # computed in float32
-    assert strength == pytest.approx(magnitude)
-
-
-def test_llama3_scaling_equals_values_worked_out_by_hand() -> None:
-    """Base 16, width 8: frequencies 1, 1/2, 1/4, 1/8, with 4, 2, 1 and 1/2 periods in a context of 8 pi.
-
-    From 1 to 3 periods a frequency goes from a quarter to the whole: of 2 periods it is (1/4 + 1) / 2 = 5/8.
-    """
-    context = 25  # close to 8 pi = 25.13
-    scaling = RopeScaling(
-        kind="llama3", factor=4.0, original_context=context, low_freq_factor=context / (8 * math.pi),
-        high_freq_factor=3 * context / (8 * math.pi),
-    )  # fmt: skip
-    expected = [1, 1 / 2 * 5 / 8, 1 / 4 / 4, 1 / 8 / 4]
-    np.testing.assert_allclose(rope_rotation(8, 16.0, scaling).frequencies.numpy(), expected, rtol=1e-12)
+        found, strength = rope_rotation(width, theta, scaling)
+        expected = [reference_parts.rope_rate(pair, width, theta, scaling) for pair in range(width // 2)]
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+        assert strength == pytest.approx(reference_parts.rope_magnitude(scaling))
+        config = LlamaConfig(
+            hidden_size=width * 2,
+            num_attention_heads=2,
+            max_position_embeddings=(scaling.original_context or 512) * int(scaling.factor),
+            rope_parameters={**parameters, "rope_theta": theta},
+        )
+        theirs, magnitude = ROPE_INIT_FUNCTIONS[scaling.kind](config, device=torch.device("cpu"))
+        np.testing.assert_allclose(found.numpy(), theirs.double().numpy(), rtol=2e-5)  # computed in float32
+        assert strength == pytest.approx(magnitude)
 
 
 def test_yarn_of_few_pairs_or_a_short_context_keeps_or_divides_each_frequency() -> None:

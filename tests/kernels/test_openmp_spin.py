@@ -5,8 +5,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -46,17 +46,10 @@ def test_threads_spin_where_a_wake_up_takes_long(times: float, spins: int, monke
 @pytest.mark.usefixtures("cores")
 def test_threads_do_not_spin_where_nothing_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sandbox forbids starting a thread or setting the affinity; there is one core; it is not Linux."""
-
-    def refuse(error: type[Exception]) -> Callable[..., None]:
-        def call(*arguments: object) -> None:
-            raise error
-
-        return call
-
     before = threading.active_count()
     for owner, name, error in ((threading.Thread, "start", RuntimeError), (os, "sched_setaffinity", PermissionError)):
         with monkeypatch.context() as patch:
-            patch.setattr(owner, name, refuse(error), raising=False)
+            patch.setattr(owner, name, Mock(side_effect=error), raising=False)
             assert choose_spin_count() == NO_SPIN
         assert threading.active_count() == before
     monkeypatch.setattr(openmp_spin, "_wake_up_seconds", lambda *cores: 1.0)

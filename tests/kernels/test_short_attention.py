@@ -1,4 +1,5 @@
 import itertools
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -38,21 +39,19 @@ def test_bf16_attention_and_its_gradients_equal_the_formula(keys: int, masked: b
 
 
 def test_attention_is_fused_except_for_few_keys_in_bf16_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, calls = F.scaled_dot_product_attention, []
-    monkeypatch.setattr(
-        F, "scaled_dot_product_attention", lambda *inputs, **how: (calls.append(1), kernel(*inputs, **how))[1]
-    )
-    for keys, dtype, gradient, fused in (
+    fused = Mock(wraps=F.scaled_dot_product_attention)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", fused)
+    for keys, dtype, gradient, calls in (
         (MAX_UNFUSED_KEYS, torch.bfloat16, True, 0),
         (MAX_UNFUSED_KEYS + 1, torch.bfloat16, True, 1),
         (MAX_UNFUSED_KEYS, torch.bfloat16, False, 1),
         (MAX_UNFUSED_KEYS, torch.float32, True, 1),
     ):
-        calls.clear()
+        fused.reset_mock()
         q, k, v = (torch.randn(1, 2, keys, 8, dtype=dtype, requires_grad=True) for _ in range(3))
         with torch.set_grad_enabled(gradient):
             dot_product_attention(q, k, v, None, True)
-        assert len(calls) == fused, (keys, dtype, gradient)
+        assert fused.call_count == calls, (keys, dtype, gradient)
     assert max_unfused_keys("cpu", "bf16") == MAX_UNFUSED_KEYS
     assert max_unfused_keys("cpu", "fp32") == max_unfused_keys("cuda", "bf16") == 0
 

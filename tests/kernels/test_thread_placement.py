@@ -4,6 +4,7 @@ moves the threads of this process."""
 import os
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,24 +24,22 @@ class Machine:
         self.busy: float | None = 0.0
         self.teams = 0  # second teams that exist
 
-        class Team:
-            def __init__(team) -> None:
-                self.teams += 1
+        def count(change: int) -> None:
+            self.teams += change
 
-            def end(team) -> None:
-                self.teams -= 1
+        def team() -> SimpleNamespace:
+            count(1)
+            return SimpleNamespace(end=lambda: count(-1))
 
-        class Tasks:
-            iterdir = staticmethod(lambda: iter([TASKS / str(task) for task in self.cores]))
+        tasks = SimpleNamespace(iterdir=lambda: iter([TASKS / str(task) for task in self.cores]))
 
-        def set_cores(task: int, cores: set[int]) -> None:
-            self.cores[task] = set(cores)
-
-        monkeypatch.setattr(thread_placement, "_SecondTeam", Team)
-        monkeypatch.setattr(thread_placement, "TASKS", Tasks)
+        monkeypatch.setattr(thread_placement, "_SecondTeam", team)
+        monkeypatch.setattr(thread_placement, "TASKS", tasks)
         monkeypatch.setattr(thread_placement, "can_place_threads", lambda: True)
         monkeypatch.setattr(os, "sched_getaffinity", lambda task: self.cores[task or 11], raising=False)
-        monkeypatch.setattr(os, "sched_setaffinity", set_cores, raising=False)
+        monkeypatch.setattr(
+            os, "sched_setaffinity", lambda task, cores: self.cores.update({task: set(cores)}), raising=False
+        )
 
     def placement(self) -> ThreadPlacement:
         return ThreadPlacement(lambda: self.busy, lambda busy: busy >= 0.5)

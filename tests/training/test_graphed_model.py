@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.run_sessions import SHAPE, RunSession, adapter_for, config_of
-from tests.training.trainer_bench import CONFIG, Bench, decoder
+from tests.training.conftest import Begin
+from tests.training.run_sessions import SHAPE, adapter_for, config_of
+from tests.training.trainer_bench import CONFIG, decoder, trained, watched
 from tests.variants import randomised, small
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
-from tinylm.objectives.loss import LanguageModel, Loss, next_token
+from tinylm.objectives.loss import LanguageModel, next_token
 from tinylm.ranks import Ranks
 from tinylm.text.batches import Batch
 from tinylm.text.token_files import TokenFolder
@@ -46,56 +47,41 @@ def test_a_graph_serves_its_shape_and_the_model_all_other_inputs() -> None:
     assert next_token(graphed, batch).total.item() == next_token(model, batch).total.item()
 
 
-class FakeGenerator:
-    """Of a GPU. state: of its random numbers; that of a failed capture is unusable until it is replaced."""
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A GPU. state: of its random numbers; that of a failed capture is unusable until replaced. free: the fraction
+    of the memory that is free, at each question. graphs: weak references to the captured ones."""
+    fake = SimpleNamespace(state="first", free=[0.9, 0.8], graphs=[], pools=set())
 
-    state: object = "first"
-
-    def clone_state(self) -> object:
-        return f"copy of {self.state}"
-
-    def graphsafe_set_state(self, state: object) -> None:
-        self.state = state
-
-
-@dataclasses.dataclass
-class FakeGPU:
-    """free: the fraction of the memory that is free, at each question. graphs: weak references to the captured ones."""
-
-    generator: FakeGenerator = dataclasses.field(default_factory=FakeGenerator)
-    free: list[float] = dataclasses.field(default_factory=lambda: [0.9, 0.8])
-    graphs: list[weakref.ref[Any]] = dataclasses.field(default_factory=list)
-    pools: set[object] = dataclasses.field(default_factory=set)
+    def set_state(state: object) -> None:
+        fake.state = state
 
     def capture(
-        self, module: torch.nn.Module, inputs: tuple[Tensor], *, allow_unused_input: bool, pool: object
+        module: torch.nn.Module, inputs: tuple[Tensor], *, allow_unused_input: bool, pool: object
     ) -> Callable[[Tensor], Tensor]:
         """Like torch's, the result is part of a reference cycle."""
         assert torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
         assert module.training and allow_unused_input
-        self.pools.add(pool)
+        fake.pools.add(pool)
 
         def graph(ids: Tensor) -> Tensor:
             assert graph is not None
             return module(ids)
 
-        self.graphs.append(weakref.ref(graph))
+        fake.graphs.append(weakref.ref(graph))
         return graph
 
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
-    fake = FakeGPU()
-    generator = fake.generator
+    fake.capture = capture
+    generator = SimpleNamespace(clone_state=lambda: f"copy of {fake.state}", graphsafe_set_state=set_state)
     functions: dict[str, Any] = {
         "default_generators": (generator,),
         "current_device": lambda: 0,
         "current_stream": lambda: None,
         "stream": contextlib.nullcontext,
-        "get_rng_state": lambda: generator.state,
-        "set_rng_state": lambda state: setattr(generator, "state", f"set to {state}"),
+        "get_rng_state": lambda: fake.state,
+        "set_rng_state": lambda state: set_state(f"set to {state}"),
         "graph_pool_handle": object,
-        "make_graphed_callables": fake.capture,
+        "make_graphed_callables": capture,
         "mem_get_info": lambda: (1000 * fake.free.pop(0), 1000),
     }
     for name, function in functions.items():
@@ -109,13 +95,13 @@ def captured_on(model: Decoder) -> tuple[GraphedModel | None, list[Event]]:
     return capture_graphs(model, [Batch(ids, ids), Batch(ids[:1], ids[:1])], "bf16", events.append), events
 
 
-def test_graphs_are_captured_in_the_number_format_and_share_their_memory(gpu: FakeGPU) -> None:
+def test_graphs_are_captured_in_the_number_format_and_share_their_memory(gpu: SimpleNamespace) -> None:
     """And the random number generator is where it was."""
     model = randomised(build_model(small()))
     graphed, events = captured_on(model)
     assert isinstance(graphed, GraphedModel) and not events
     assert len(gpu.graphs) == 2 and len(gpu.pools) == 1
-    assert gpu.generator.state == "set to first"
+    assert gpu.state == "set to first"
     ids = torch.ones(2, 10, dtype=torch.long)
     assert torch.equal(graphed(ids).hidden, model(ids).hidden)
     assert all(graph() is not None for graph in gpu.graphs)
@@ -124,14 +110,16 @@ def test_graphs_are_captured_in_the_number_format_and_share_their_memory(gpu: Fa
     assert torch.equal(graphed(ids).hidden, model(ids).hidden)
 
 
-def test_graphs_that_leave_too_little_memory_are_freed(gpu: FakeGPU) -> None:
+def test_graphs_that_leave_too_little_memory_are_freed(gpu: SimpleNamespace) -> None:
     for free, captures in (([0.7], 0), ([0.8, 0.7], 2)):
         gpu.free, gpu.graphs = free, []
         assert captured_on(build_model(small())) == (None, [])
         assert [graph() for graph in gpu.graphs] == [None] * captures
 
 
-def test_after_a_failed_capture_the_generator_gets_another_state(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failed_capture_the_generator_gets_another_state(
+    gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(module: torch.nn.Module, inputs: tuple[Tensor], **options: Any) -> Any:
         if len(inputs[0]) == 1:
             raise RuntimeError("CUDA error: not permitted\nand much more")
@@ -140,7 +128,7 @@ def test_after_a_failed_capture_the_generator_gets_another_state(gpu: FakeGPU, m
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
     notice = Notice("Capturing CUDA graphs failed (CUDA error: not permitted); continuing without them.")
     assert captured_on(build_model(small())) == (None, [notice])
-    assert gpu.generator.state == "copy of first"
+    assert gpu.state == "copy of first"
     assert [graph() for graph in gpu.graphs] == [None]
 
 
@@ -148,26 +136,21 @@ def test_steps_replay_the_graph_until_memory_runs_out() -> None:
     """Evaluations and saves use the model. After memory ran out, steps do too, in smaller micro-batches."""
     model = decoder()
     replays: list[int] = []
+    losses: list[int] = []
 
     def graph(ids: Tensor) -> Tensor:
         replays.append(len(losses))
         return model(ids).hidden
 
-    losses: list[int] = []
-
-    def objective(model: LanguageModel, batch: Batch) -> Loss:
+    def watch(model: LanguageModel, batch: Batch) -> None:
         if torch.is_grad_enabled():  # in a step
             losses.append(len(batch))
             if len(losses) == 5:
                 raise torch.OutOfMemoryError("CUDA out of memory.")
-        return next_token(model, batch)
 
-    shape = torch.Size((6, CONFIG.context))
     choices: dict[str, Any] = {"budget": Budget(steps=8), "lr": 0.1, "eval_every": 2, "save_every": 3}
-    bench = Bench(model=model, graphed=GraphedModel(model, {shape: graph}), objective=objective, **choices)
-    plain = Bench(**choices)
-    bench.run()
-    plain.run()
+    graphed = GraphedModel(model, {torch.Size((6, CONFIG.context)): graph})
+    bench, plain = trained(model=model, graphed=graphed, objective=watched(watch), **choices), trained(**choices)
     assert replays == [1, 2, 3, 4]
     assert losses[3:7] == [6, 6, 3, 3]
     expected = [event.loss for event in plain.reported(Logged)]
@@ -178,17 +161,15 @@ def test_steps_replay_the_graph_until_memory_runs_out() -> None:
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Size]]:
     """The shapes of each capture. `_capture_graphs` sees a CUDA device; the rest of the run uses the CPU."""
     shapes: list[list[torch.Size]] = []
+    choose = TrainingRun._capture_graphs
+
+    def on_gpu(run: TrainingRun, micro_batch: int, report: Callable[..., None]) -> Any:
+        config = dataclasses.replace(run.config, runtime=dataclasses.replace(run.config.runtime, device="cuda"))
+        return choose(dataclasses.replace(run, config=config), micro_batch, report)
 
     def capture(model: Decoder, batches: list[Batch], dtype: str, report: Callable[..., None]) -> None:
         shapes.append([batch.ids.shape for batch in batches])
 
-    def on_gpu(run: TrainingRun, micro_batch: int, report: Callable[..., None]) -> Any:
-        assert run.config.runtime is not None
-        runtime = dataclasses.replace(run.config.runtime, device="cuda")
-        config = dataclasses.replace(run.config, runtime=runtime)
-        return choose(dataclasses.replace(run, config=config), micro_batch, report)
-
-    choose = TrainingRun._capture_graphs
     monkeypatch.setattr(run_module, "capture_graphs", capture)
     monkeypatch.setattr(TrainingRun, "_capture_graphs", on_gpu)
     return shapes
@@ -207,16 +188,15 @@ CAPTURED = [
 
 
 def test_a_run_captures_one_graph_for_each_length_where_a_step_has_one_micro_batch(
-    tokens: TokenFolder, tmp_path: Path, captured: list[list[torch.Size]]
+    tokens: TokenFolder, tmp_path: Path, begin: Begin, captured: list[list[torch.Size]]
 ) -> None:
     """And the run of an adapter captures nothing."""
     adapter = config_of(adapter_for(tmp_path / "base", tokens), **ONCE)
-    captured.clear()
     for number, (config, shapes) in enumerate([*CAPTURED, (adapter, None)]):
-        config = dataclasses.replace(config, training=dataclasses.replace(config.training, budget=Budget(steps=1)))
-        RunSession(tmp_path / str(number), tokens).begin(config)
-        assert captured == ([] if shapes is None else [[torch.Size(shape) for shape in shapes]]), number
         captured.clear()
+        training = dataclasses.replace(config.training, budget=Budget(steps=1))
+        begin(str(number), dataclasses.replace(config, training=training))
+        assert captured == ([] if shapes is None else [[torch.Size(shape) for shape in shapes]]), number
 
 
 def test_pairs_conversations_and_several_ranks_capture_nothing(
@@ -232,6 +212,6 @@ def test_pairs_conversations_and_several_ranks_capture_nothing(
         captured.clear()
 
 
-def test_a_run_on_a_cpu_captures_nothing(tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_a_cpu_captures_nothing(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "capture_graphs", lambda *parts: pytest.fail("captured"))
-    RunSession(tmp_path / "run", tokens).begin(config_of(**ONCE, budget=Budget(steps=1)))
+    begin(**ONCE, budget=Budget(steps=1))

@@ -7,9 +7,17 @@ import torch
 
 from tests.machines import MATMUL_RATE
 from tests.planning.planned import planned, planned_pairs
-from tests.training.trainer_bench import Bench, assert_same, decoder, gradient, random_batch, update_of, with_auxiliary
+from tests.training.trainer_bench import (
+    Bench,
+    assert_same,
+    decoder,
+    gradient,
+    random_batch,
+    update_of,
+    watched,
+    with_auxiliary,
+)
 from tinylm.errors import UsageError
-from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.planning.recipes import EVALUATION_SHARE, MATMUL_EFFICIENCY
 from tinylm.presets import make_model_config
@@ -40,11 +48,7 @@ def test_a_window_is_split_into_consecutive_sequences_with_their_next_tokens() -
 
 def split_by_hand(batch: Batch) -> Batch:
     """The halves of each row: (B, 6) -> (2 B, 3)."""
-    ids, targets = (
-        torch.stack([row[half] for row in rows for half in (slice(0, 3), slice(3, 6))])
-        for rows in (batch.ids, batch.targets)
-    )
-    return Batch(ids, targets)
+    return Batch(*(torch.cat([row.view(2, 3) for row in rows]) for rows in (batch.ids, batch.targets)))
 
 
 @pytest.mark.parametrize(("micro_batch", "objective"), [(6, next_token), (1, next_token), (4, with_auxiliary)])
@@ -58,24 +62,12 @@ def test_the_gradient_is_that_of_the_shorter_sequences(micro_batch: int, objecti
 
 
 @pytest.mark.parametrize("micro_batch", [6, 2])
-def test_a_run_ends_with_whole_windows_and_a_micro_batch_keeps_its_number_of_tokens(
-    micro_batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_ends_with_whole_windows_and_a_micro_batch_keeps_its_number_of_tokens(micro_batch: int) -> None:
     shapes: list[tuple[int, ...]] = []
-
-    def objective(model: Decoder, batch: Batch) -> Loss:
-        shapes.append(tuple(batch.ids.shape))
-        return next_token(model, batch)
-
-    bench = Bench(
-        sequence_growth=2, budget=Budget(steps=15), objective=objective, micro_batch=micro_batch, lr=0.01, min_lr=0.0
-    )
+    objective = watched(lambda model, batch: shapes.append(tuple(batch.ids.shape)))
+    bench = Bench(sequence_growth=2, budget=Budget(steps=15), objective=objective, micro_batch=micro_batch, lr=0.01)
     lengths: set[int] = set()
-    monkeypatch.setattr(
-        bench.trainer.task,
-        "validation_objective",
-        lambda model, batch: (lengths.add(batch.ids.shape[1]), next_token(model, batch))[1],
-    )
+    bench.trainer.task.validation_objective = watched(lambda model, batch: lengths.add(batch.ids.shape[1]))
     bench.run()
     assert lengths == {6}, "the validation loss is that of whole windows"
     split, whole = [[shape] * (6 // micro_batch) for shape in ((2 * micro_batch, 3), (micro_batch, 6))]

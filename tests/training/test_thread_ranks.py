@@ -6,7 +6,6 @@ Reference: the same run in one process.
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,14 @@ import torch
 
 from tests.thread_ranks import in_ranks
 from tests.training.run_sessions import SHAPE, TOKENIZER, RunSession, config_of
-from tests.training.trainer_bench import Bench, random_batch, values
+from tests.training.trainer_bench import Bench, assert_same, random_batch, rows_at_most, trained, values
 from tinylm.device import Choice
 from tinylm.errors import TinyLMError
-from tinylm.model.decoder import Decoder
-from tinylm.objectives.loss import Loss, next_token
+from tinylm.objectives.loss import next_token
 from tinylm.ranks import Ranks
 from tinylm.run_directory.directory import RunDirectory, ShardOnlyRun
 from tinylm.run_directory.loading import read_config
 from tinylm.run_directory.metrics_log import read_metrics
-from tinylm.text.batches import Batch
 from tinylm.text.token_files import TokenFolder
 from tinylm.training import run as run_module
 from tinylm.training import trainer as trainer_module
@@ -33,28 +30,15 @@ from tinylm.training.run import TrainingRun
 from tinylm.training_config import Budget
 
 
-def fails_on(rank: int, rows: int, ranks: Ranks) -> Callable[[Decoder, Batch], Loss]:
-    """An objective that runs out of memory on one rank for more than `rows` rows."""
-
-    def objective(model: Decoder, batch: Batch) -> Loss:
-        if ranks.launch.rank == rank and len(batch) > rows:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return next_token(model, batch)
-
-    return objective
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_out_of_memory_on_one_rank_halves_the_micro_batch_of_all_and_keeps_the_losses(rank: int) -> None:
-    settings: dict[str, Any] = {"budget": Budget(steps=5), "batch_size": 12, "lr": 0.1}
+    settings: dict[str, Any] = {"budget": Budget(steps=5), "batch_size": 12, "lr": 0.1, "micro_batch": 6}
     settings["batches"] = lambda number: random_batch(number, 12, 0.5)
-    expected = Bench(**settings, micro_batch=6)
-    expected.run()
+    expected = trained(**settings)
 
     def train(ranks: Ranks) -> Bench:
-        bench = Bench(**settings, micro_batch=6, ranks=ranks, objective=fails_on(rank, 2, ranks))
-        bench.run()
-        return bench
+        fails = ranks.launch.rank == rank
+        return trained(**settings, ranks=ranks, objective=rows_at_most(2, []) if fails else next_token)
 
     for bench in in_ranks(2, train):
         assert bench.state.micro_batch == 2
@@ -63,20 +47,17 @@ def test_out_of_memory_on_one_rank_halves_the_micro_batch_of_all_and_keeps_the_l
         ]
         losses = [event.loss for event in bench.reported(Logged)]
         assert losses == pytest.approx([event.loss for event in expected.reported(Logged)], rel=1e-6)
-        for name, value in values(expected.model).items():
-            torch.testing.assert_close(values(bench.model)[name], value, rtol=0, atol=1e-12)
+        assert_same(values(bench.model), values(expected.model))
 
 
 def test_out_of_memory_with_one_sequence_on_one_rank_is_an_error_on_all() -> None:
-    seen: list[str] = []
-
-    def train(ranks: Ranks) -> None:
+    def train(ranks: Ranks) -> str:
         with pytest.raises(TinyLMError, match="Out of memory with one sequence at a time") as caught:
-            Bench(micro_batch=6, ranks=ranks, objective=fails_on(1, 0, ranks)).run()
-        seen.append(str(caught.value))
+            trained(ranks=ranks, objective=next_token if ranks.is_first else rows_at_most(0, []))
+        return str(caught.value)
 
-    in_ranks(2, train)
-    assert len(seen) == 2 and len(set(seen)) == 1
+    one, other = in_ranks(2, train)
+    assert one == other
 
 
 def test_ranks_whose_clocks_differ_stop_after_the_same_step() -> None:
@@ -84,8 +65,7 @@ def test_ranks_whose_clocks_differ_stop_after_the_same_step() -> None:
 
     def train(ranks: Ranks) -> tuple[int, list[float]]:
         ahead = 1000.0 if ranks.launch.rank == 1 else 0.0
-        bench = Bench(budget=Budget(time=2.0), lr=1e-3, ranks=ranks, started=time.monotonic() - ahead)
-        bench.run()
+        bench = trained(budget=Budget(time=2.0), lr=1e-3, ranks=ranks, started=time.monotonic() - ahead)
         return bench.state.step, [event.lr for event in bench.reported(Logged)]
 
     found = in_ranks(3, train)

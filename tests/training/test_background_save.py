@@ -1,6 +1,7 @@
 """Saves that are written in a thread. Reference: the same run with saves that are written at once."""
 
 import errno
+import functools
 import multiprocessing
 import os
 import random
@@ -9,11 +10,13 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.training.conftest import Begin
 from tests.training.run_sessions import RunSession, config_of, contents
 from tinylm.errors import SaveError
 from tinylm.run_directory import directory
@@ -24,12 +27,17 @@ from tinylm.training import background_save
 from tinylm.training.background_save import BackgroundSaver
 from tinylm.training_config import Budget
 
+SMALL = {"a": torch.ones(3)}
 INTERVALS = {"budget": Budget(steps=40), "eval_every": 10, "save_every": 4, "log_every": 5}
 
 
 @pytest.fixture
 def in_background(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background_save, "MIN_BYTES", 0)
+
+
+def last_step(path: Path) -> int:
+    return RunDirectory(path).load_last(read_config(path)).state["step"]
 
 
 @pytest.mark.usefixtures("in_background")
@@ -52,29 +60,27 @@ def test_a_save_has_the_values_of_its_step_although_they_change_while_it_is_writ
     assert saver.seconds > 0
 
 
-def refuse(*_: object, **__: object) -> Tensor:
-    raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 12 bytes.")
-
-
 @pytest.mark.parametrize("short_of", ["memory for two copies", "memory for one", "size"])
 def test_a_small_save_or_one_without_memory_for_copies_is_written_at_once(
     short_of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two copies of 104 bytes do not fit into 200, or their memory is refused."""
     if short_of != "size":
+        refused = RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 12 bytes."
+        )
         monkeypatch.setattr(background_save, "MIN_BYTES", 0)
         monkeypatch.setattr(background_save, "free_memory", lambda device: 200 if "two" in short_of else None)
-        monkeypatch.setattr(torch, "empty_like", refuse)
+        monkeypatch.setattr(torch, "empty_like", Mock(side_effect=refused))
     threads = []
     with BackgroundSaver() as saver:
-        tensors = {"a": torch.ones(26)}
-        saver.write(lambda tensors: threads.append(threading.current_thread()), tensors, wait=False)
+        saver.write(lambda tensors: threads.append(threading.current_thread()), {"a": torch.ones(26)}, wait=False)
     assert threads == [threading.main_thread()]
 
 
-def test_a_run_is_the_same_to_the_bit(tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_the_same_to_the_bit(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(optimizer="muon", average=0.1, **INTERVALS)
-    RunSession(tmp_path / "at once", tokens).begin(config)
+    expected = contents(begin("at once", config).path)
     monkeypatch.setattr(background_save, "MIN_BYTES", 0)
     writers = set()
     save_last = RunDirectory.save_last
@@ -84,14 +90,13 @@ def test_a_run_is_the_same_to_the_bit(tokens: TokenFolder, tmp_path: Path, monke
         save_last(*arguments)
 
     monkeypatch.setattr(RunDirectory, "save_last", record)
-    RunSession(tmp_path / "background", tokens).begin(config)
+    assert contents(begin("background", config).path) == expected
     assert writers == {"MainThread", "save_0"}
-    assert contents(tmp_path / "background") == contents(tmp_path / "at once")
 
 
 @pytest.mark.usefixtures("in_background")
 def test_a_full_disk_ends_the_run_and_the_save_before_is_intact(
-    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tensors, writes = directory.write_tensors, []
 
@@ -102,99 +107,80 @@ def test_a_full_disk_ends_the_run_and_the_save_before_is_intact(
         write_tensors(path, *arguments)
 
     monkeypatch.setattr(directory, "write_tensors", fill)
-    run = RunSession(tmp_path / "run", tokens)
     with pytest.raises(SaveError, match=r"Cannot write .*run: No space left on device; the last save is intact"):
-        run.begin(config_of(**INTERVALS))
+        begin(**INTERVALS)
     assert len(writes) == 4, "training goes on after a save has failed"
-    assert RunDirectory(tmp_path / "run").load_last(read_config(tmp_path / "run")).state["step"] == 8
-
-
-def nothing(tensors: dict[str, Tensor]) -> None:
-    pass
-
-
-def fail(tensors: dict[str, Tensor]) -> None:
-    raise SaveError("No space", Path("run"), resumable=True)
-
-
-class LongWrite:
-    """A write of many files, which takes a minute if it is not abandoned."""
-
-    def __init__(self, saver: BackgroundSaver) -> None:
-        self.saver = saver
-        self.begun, self.ended = threading.Event(), False
-
-    def __call__(self, tensors: dict[str, Tensor]) -> None:
-        try:
-            for _ in range(600):
-                self.begun.set()
-                self.saver.check_abandoned()
-                time.sleep(0.1)
-        finally:
-            self.ended = True
+    assert last_step(tmp_path / "run") == 8
 
 
 @pytest.mark.usefixtures("in_background")
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 @pytest.mark.parametrize("interrupted", ["training", "the wait of the next save", "the wait at the end"])
 def test_after_an_interrupt_the_thread_writes_no_more(interrupted: str) -> None:
+    begun, ended, start = threading.Event(), [], time.monotonic()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    start = time.monotonic()
+
+    def write(tensors: dict[str, Tensor]) -> None:
+        """Many files, which take a minute if the save is not abandoned."""
+        try:
+            for _ in range(600):
+                begun.set()
+                saver.check_abandoned()
+                time.sleep(0.1)
+        finally:
+            ended.append(True)
+
     try:
         with pytest.raises(KeyboardInterrupt) as caught, BackgroundSaver() as saver:
-            write = LongWrite(saver)
-            saver.write(write, {"a": torch.ones(3)}, wait=False)
+            saver.write(write, SMALL, wait=False)
             if interrupted == "training":
-                assert write.begun.wait(60)
+                assert begun.wait(60)
                 raise KeyboardInterrupt
             timer.start()
             if interrupted == "the wait of the next save":
-                saver.write(nothing, {"a": torch.ones(3)}, wait=False)
-        assert write.ended and time.monotonic() - start < 30
+                saver.write(lambda tensors: None, SMALL, wait=False)
+        assert ended and time.monotonic() - start < 30
         assert not hasattr(caught.value, "__notes__")
     finally:
         timer.cancel()
         signal.signal(signal.SIGINT, before)
 
 
-def test_an_abandoned_save_leaves_the_one_before(tokens: TokenFolder, tmp_path: Path) -> None:
-    run = RunSession(tmp_path / "run", tokens)
-    run.begin(config_of(**INTERVALS))
-    directory_, config = RunDirectory(run.path), read_config(run.path)
-    save = directory_.load_last(config)
+def test_an_abandoned_save_leaves_the_one_before(begin: Begin) -> None:
+    run = RunDirectory(begin(**INTERVALS).path)
+    config = read_config(run.path)
+    save = run.load_last(config)
     weights, optimizer = save.read_weights(), save.read_optimizer()
     for files in range(3):
-        check = iter([None] * files).__next__
         with pytest.raises(StopIteration):
-            directory_.save_last(weights, optimizer, {**save.state, "step": 41}, config, check)
-        assert directory_.load_last(config).state["step"] == 40
+            check = iter([None] * files).__next__
+            run.save_last(weights, optimizer, {**save.state, "step": 41}, config, check)
+        assert last_step(run.path) == 40
         assert not (run.path / "last.new").exists()
 
 
 @pytest.mark.usefixtures("in_background")
 def test_the_error_of_a_save_is_a_note_of_another_error_and_does_not_prevent_the_next_save() -> None:
-    threads, small = [], {"a": torch.ones(3)}
+    fail, threads = Mock(side_effect=SaveError("No space", Path("run"), resumable=True)), []
     with pytest.raises(ValueError, match="of the block") as caught, BackgroundSaver() as saver:
-        saver.write(fail, small, wait=False)
-        saver.write(lambda tensors: threads.append(threading.current_thread()), small, wait=False)
+        saver.write(fail, SMALL, wait=False)
+        saver.write(lambda tensors: threads.append(threading.current_thread()), SMALL, wait=False)
         assert threads == [threading.main_thread()]
-        saver.write(fail, small, wait=False)
+        saver.write(fail, SMALL, wait=False)
         with pytest.raises(SaveError, match="No space"):
-            saver.write(fail, small, wait=False)
-        saver.write(nothing, small, wait=False)
-        saver.write(fail, small, wait=False)
+            saver.write(fail, SMALL, wait=False)
+        saver.write(lambda tensors: None, SMALL, wait=False)
+        saver.write(fail, SMALL, wait=False)
         raise ValueError("of the block")
     assert caught.value.__notes__ == ["No space"]
 
 
 @pytest.mark.usefixtures("in_background")
-def test_the_expected_time_of_a_save_is_that_of_the_last_one_scaled_by_its_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_expected_time_of_a_save_is_that_of_the_last_one_scaled_by_its_size() -> None:
     release = threading.Event()
     with BackgroundSaver(9.0) as saver:
-        saver.write(lambda tensors: release.wait(60) and None, {"a": torch.ones(3)}, wait=False)
+        saver.write(lambda tensors: release.wait(60) and None, SMALL, wait=False)
         assert saver.seconds == 9.0, "known from an earlier process"
         release.set()
         saver.finish()
@@ -206,32 +192,29 @@ def test_the_expected_time_of_a_save_is_that_of_the_last_one_scaled_by_its_size(
         release.set()
 
 
-def train_until_killed(path: Path, tokens: TokenFolder) -> None:
-    settings: dict[str, Any] = {"budget": Budget(steps=1_000_000), "eval_every": 4, "save_every": 2, "log_every": 1}
-    session = RunSession(path, tokens)
-    session.resume() if path.exists() else session.begin(config_of(**settings))
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 @pytest.mark.usefixtures("in_background")
-def test_a_run_killed_at_random_moments_can_be_loaded_and_resumed(tokens: TokenFolder, tmp_path: Path) -> None:
+def test_a_run_killed_at_random_moments_can_be_loaded_and_resumed(
+    tokens: TokenFolder, tmp_path: Path, begin: Begin
+) -> None:
     path, rng, reached = tmp_path / "run", random.Random(0), 0
+    settings: dict[str, Any] = {"budget": Budget(steps=1_000_000), "eval_every": 4, "save_every": 2, "log_every": 1}
     for _ in range(15):
-        process = multiprocessing.get_context("fork").Process(target=train_until_killed, args=(path, tokens))
+        work = RunSession(path, tokens).resume if path.exists() else functools.partial(begin, **settings)
+        process = multiprocessing.get_context("fork").Process(target=work)
         process.start()
         deadline = time.monotonic() + 60
         while not path.exists() and time.monotonic() < deadline:
             assert process.is_alive()
             time.sleep(0.001)
         time.sleep(rng.uniform(0.02, 0.4))
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.join(60)
         assert process.exitcode == -signal.SIGKILL, "the run ended by itself"
         model, _, _, weights = load_model(path)
-        step = RunDirectory(path).load_last(read_config(path)).state["step"]
+        step = last_step(path)
         assert step >= reached and step % 2 == 0
         assert weights.step <= step + 2 + 4  # of an evaluation after the save that was being written
         assert all(torch.isfinite(tensor).all() for tensor in model.state_dict().values())

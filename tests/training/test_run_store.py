@@ -2,9 +2,9 @@
 
 import errno
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -57,22 +57,12 @@ class Rank:
         store.save_last(rows, optimizer, TrainerState(step=step, val_loss=1.0))
 
 
-Before = Callable[[Callable[[Path], None]], None]
-
-
 @pytest.fixture
-def writing(monkeypatch: pytest.MonkeyPatch) -> Before:
-    """Saves are written in the background. The fixture calls a function with each file before it is written."""
+def writing(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Saves are written in the background. The side effect is called with each file before it is written."""
     monkeypatch.setattr(background_save, "MIN_BYTES", 0)
-    write_tensors = directory.write_tensors
-
-    def before(check: Callable[[Path], None]) -> None:
-        def write(path: Path, *arguments: Any) -> None:
-            check(path)
-            write_tensors(path, *arguments)
-
-        monkeypatch.setattr(directory, "write_tensors", write)
-
+    write_tensors, before = directory.write_tensors, Mock()
+    monkeypatch.setattr(directory, "write_tensors", lambda path, *rest: (before(path), write_tensors(path, *rest)))
     return before
 
 
@@ -81,14 +71,13 @@ def check_saved(path: Path, step: int) -> None:
     model, optimizer = trained(step)
     save = RunDirectory(path).load_last(CONFIG)
     assert save.state["step"] == step
-    for readers in (1, 2, 3):
-        for shard in (Shard(index, readers) for index in range(readers)):
-            for found, expected in (
-                (save.read_weights(shard), model.state_dict()),
-                (save.read_optimizer(shard), optimizer_tensors(optimizer, model)),
-            ):
-                assert found.keys() == expected.keys()
-                assert all(torch.equal(found[name], shard.rows(expected[name])) for name in expected)
+    for shard in (Shard(index, readers) for readers in (1, 2, 3) for index in range(readers)):
+        for found, expected in (
+            (save.read_weights(shard), model.state_dict()),
+            (save.read_optimizer(shard), optimizer_tensors(optimizer, model)),
+        ):
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[name], shard.rows(expected[name])) for name in expected)
 
 
 @pytest.mark.usefixtures("writing")
@@ -107,14 +96,14 @@ def test_the_rows_of_all_ranks_are_one_save_that_any_number_of_ranks_reads(tmp_p
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_save_is_committed_when_all_ranks_have_written_their_rows(tmp_path: Path, writing: Before) -> None:
+def test_a_save_is_committed_when_all_ranks_have_written_their_rows(tmp_path: Path, writing: Mock) -> None:
     may_write = threading.Event()
 
     def wait(path: Path) -> None:
         if "00002-of" in path.name and (tmp_path / "run").exists():  # rank 1, after the first save
             assert may_write.wait(60)
 
-    writing(wait)
+    writing.side_effect = wait
 
     def work(ranks: Ranks) -> tuple[int, int]:
         rank = Rank(tmp_path / "run", ranks)
@@ -135,7 +124,7 @@ def test_a_save_is_committed_when_all_ranks_have_written_their_rows(tmp_path: Pa
 
 @pytest.mark.parametrize(("failing", "step"), [(0, 1), (2, 1), (0, 2), (3, 2)])
 def test_a_full_disk_of_one_rank_leaves_the_save_before_and_no_files_of_the_new_one(
-    failing: int, step: int, tmp_path: Path, writing: Before
+    failing: int, step: int, tmp_path: Path, writing: Mock
 ) -> None:
     """Before the first save, the folder at the path is one that `force` replaces, and the error names no save."""
     run, messages = tmp_path / "run", []
@@ -145,7 +134,7 @@ def test_a_full_disk_of_one_rank_leaves_the_save_before_and_no_files_of_the_new_
         if f"0000{failing + 1}-of" in path.name and (run / "last").exists() == (step == 2):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    writing(fill)
+    writing.side_effect = fill
 
     def work(ranks: Ranks) -> None:
         rank = Rank(run, ranks)
@@ -169,14 +158,14 @@ def test_a_full_disk_of_one_rank_leaves_the_save_before_and_no_files_of_the_new_
     assert not list(tmp_path.glob("*/last.new/*"))
 
 
-def test_all_ranks_report_the_save_that_the_first_rank_has_written(tmp_path: Path, writing: Before) -> None:
+def test_all_ranks_report_the_save_that_the_first_rank_has_written(tmp_path: Path, writing: Mock) -> None:
     """With replicas, only rank 0 writes; another rank may run out of memory meanwhile, and then names the save."""
     may_write = threading.Event()
 
     def wait(path: Path) -> None:
         assert not (tmp_path / "run").exists() or may_write.wait(60)  # after the first save
 
-    writing(wait)
+    writing.side_effect = wait
 
     def work(ranks: Ranks) -> list[int]:
         run = RunDirectory.create(tmp_path / "run", CONFIG, TOKENIZER) if ranks.is_first else ShardOnlyRun(tmp_path)

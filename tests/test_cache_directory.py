@@ -50,9 +50,7 @@ def test_a_cache_folder_is_accessible_to_its_user_only(tmp_path: Path, monkeypat
         private_folder("tokens")
 
 
-def test_a_link_or_a_file_instead_of_a_cache_folder_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_or_a_file_as_a_cache_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "tokens").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "file").write_text("")

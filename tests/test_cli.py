@@ -235,9 +235,7 @@ def run_on(stdout: int, stderr: int, *arguments: object) -> int:
         ("stderr", "terminal", "sample -n 0", 2, ""),
     ],
 )
-def test_a_command_keeps_its_exit_code_if_output_fails(
-    stream: str, kind: str, command: str, code: int, said: str
-) -> None:
+def test_failed_output_leaves_the_exit_code(stream: str, kind: str, command: str, code: int, said: str) -> None:
     with unwritable(kind) as descriptor:
         result = run_child(process(*command.split()), **{stream: descriptor})
     assert (result.returncode, result.stdout or "", result.stderr or "") == (code, "", said)
@@ -251,7 +249,7 @@ def test_a_command_keeps_its_exit_code_if_output_fails(
         *(("stdout", "full", (), 1), ("stdout", "pipe", ("--json",), 0), ("stdout", "terminal", (), 0)),
     ],
 )
-def test_training_completes_without_a_reader(
+def test_training_ends_without_a_reader(
     stream: str, kind: str, options: tuple[str, ...], code: int, here: Path
 ) -> None:
     command = ("train", "corpus.txt", "--out", "run", "--steps", 3, "--log-every", 1, *TINY, *options)
@@ -269,9 +267,7 @@ def test_training_completes_without_a_reader(
     "kind, command, code",
     [("full", "sample -n 10000", 1), ("pipe", "sample -n 9 --json", 0), ("terminal", "eval corpus.txt", 0)],
 )
-def test_unwritable_output_ends_a_command_that_only_prints(
-    kind: str, command: str, code: int, run: Path, here: Path
-) -> None:
+def test_a_full_output_ends_a_command_that_prints(kind: str, command: str, code: int, run: Path, here: Path) -> None:
     with unwritable(kind) as stdout, (here / "err.txt").open("w") as stderr:
         assert run_on(stdout, stderr.fileno(), *command.split(), "--model", run, "--quiet") == code
     said = (here / "err.txt").read_text()

@@ -72,9 +72,7 @@ def test_a_message_is_one_line_on_stderr_and_a_result_is_unchanged(capsys: pytes
 
 
 @posix
-def test_a_long_value_goes_on_below_its_beginning(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_long_value_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Elsewhere, a field is one line."""
     words = [f"word{n}" for n in range(20)]
     for columns in (40, 80):
@@ -95,7 +93,7 @@ def test_a_long_value_goes_on_below_its_beginning(
 
 
 @posix
-def test_highlighted_parts_are_coloured_or_bracketed(
+def test_highlights_are_coloured_or_bracketed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     marked = (("user\nHi ", False), ("[b]Hello\x07<|im_end|>", True), ("\n", False))

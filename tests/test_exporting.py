@@ -103,7 +103,7 @@ def test_only_an_earlier_export_is_replaced_and_only_with_force(run: Path, tmp_p
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_an_earlier_export_survives_a_failure(
+def test_a_failure_keeps_an_export(
     error: BaseException, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "hf"
@@ -203,9 +203,7 @@ def test_a_run_is_exported_as_it_was_opened(run: Path, tmp_path: Path, monkeypat
     assert not torch.equal(open_model(path).weights.tensors["embedding.weight"], expected["embedding.weight"])
 
 
-def test_an_export_warns_if_transformers_replaces_its_tokenizer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_export_warns_if_its_tokenizer_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save_peer("qwen2", tmp_path / "qwen2")
     exporting.export_model(tmp_path / "qwen2", to="hf", out=tmp_path / "hf")
     assert f'PreTrainedTokenizerFast.from_pretrained("{tmp_path / "hf"}")' in caplog.text

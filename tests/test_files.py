@@ -38,9 +38,7 @@ ODD = ("link", "broken link", "fifo", "folder", "device")
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ODD)
-def test_what_is_no_regular_file_is_an_os_error(
-    kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_regular_files_are_opened(kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_odd(kind, tmp_path / "odd", file)
     for opener in (files.open_regular, files.open_append, files.read_text, files.hash_file):
         with pytest.raises(OSError):

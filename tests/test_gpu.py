@@ -203,9 +203,7 @@ def test_a_model_that_cannot_be_captured_has_no_graphs(device: str, monkeypatch:
     assert isinstance(graphed(model), GraphedModel)
 
 
-def test_a_run_resumed_on_a_device_goes_on_exactly(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_goes_on_exactly(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captured: list[GraphedModel | None] = []
 
     def capture(*parts: Any) -> GraphedModel | None:

@@ -40,9 +40,7 @@ class Clock:
         self.stat.write_text("".join(f"cpu{core} {fields}\n" for core in ("", 0, 1, 2, 3)) + "intr 5 0 0\nctxt 7\n")
 
 
-def test_the_load_of_others_is_the_busy_time_of_allowed_cores_less_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_load_of_others_is_the_busy_time_less_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(tmp_path, monkeypatch)
     for processes, expected in ((1, 0.9), (2, 0.4)):
         clock.show(())
@@ -56,7 +54,7 @@ def test_the_load_of_others_is_the_busy_time_of_allowed_cores_less_ours(
     assert meter.read() == 0.0
 
 
-def test_without_proc_stat_the_load_average_is_taken_if_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proc_stat_it_is_the_load_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(tmp_path, monkeypatch)
     for content in ("", "cpu 1 2 3\n", "cpu1 a b c d e f g h\ncpu3 1 2 3 4 5 6 7 8\n", None):
         clock.stat.unlink() if content is None else clock.stat.write_text(content)
@@ -74,7 +72,7 @@ def test_training_is_slowed_by_load_on_the_cores_that_it_needs() -> None:
 
 
 @pytest.mark.parametrize("timed", [False, True])
-def test_training_says_once_that_others_slow_it(timed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_that_slow_training_are_noted(timed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(tmp_path, monkeypatch)
     monkeypatch.setattr(machine_load, "usable_cores", lambda: 2)
     said: list[str] = []

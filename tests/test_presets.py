@@ -55,7 +55,7 @@ def test_a_choice_overrides_size_and_preset_and_a_number_of_heads_is_never_repla
     kv_heads=st.none() | st.integers(1, 4),
 )
 @settings(deadline=None, max_examples=300)
-def test_the_default_number_of_heads_is_the_nearest_that_fits_the_width(
+def test_the_default_number_of_heads_is_the_nearest_that_fits(
     width: int, preset: str, size: str, kv_heads: int | None
 ) -> None:
     """It divides the width, is a multiple of `kv_heads` and gives an even head dimension for RoPE."""

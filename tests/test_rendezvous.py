@@ -50,9 +50,7 @@ def test_two_jobs_that_share_a_store_do_not_answer_each_other(store: Any, monkey
     assert {meeting.restarts for meeting in found} == {0}
 
 
-def test_ranks_share_the_keys_of_their_rendezvous_and_no_earlier_one(
-    store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_share_the_keys_of_their_own_rendezvous(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = start(store, monkeypatch), start(store, monkeypatch)
     first[0].store.set("error", "of the first")
     assert all(found.store.get("error") == b"of the first" for found in first)

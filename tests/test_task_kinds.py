@@ -78,9 +78,7 @@ def losses_of_last_tokens(model: Model, ids: np.ndarray) -> list[float]:
     return [F.cross_entropy(row, torch.tensor(int(w[-1]))).item() for row, w in zip(logits, windows, strict=True)]
 
 
-def test_an_objective_that_is_only_in_the_tables_is_trained_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_objective_of_the_tables_is_trained_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text").write_text(story(3000))
     monkeypatch.setitem(OBJECTIVES, "last-token", ObjectiveKind("text", ("decoder",)))
     monkeypatch.setitem(TASKS, "last-token", TaskKind(dataset=LastToken, evaluate=evaluate_last))

@@ -20,3 +20,11 @@ def corpus(here: Path) -> Path:
     path = here / "corpus.txt"
     path.write_text(story(3000))
     return path
+
+
+@pytest.fixture
+def second(here: Path) -> Path:
+    """A text to fine-tune on."""
+    path = here / "second.txt"
+    path.write_text("no joy, no joy; no bed\n" * 60)
+    return path

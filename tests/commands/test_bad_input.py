@@ -103,9 +103,7 @@ def test_out_of_memory_names_the_options_that_reduce_memory(here: Path, monkeypa
 FULL = "No space left on device"
 
 
-def test_a_disk_full_at_the_first_save_leaves_a_whole_run_or_nothing(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_full_at_first_leaves_a_whole_run_or_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third of the writes before the run appears at its path is the first to fail in turn."""
     (here / "text.txt").write_text(story(1000))
     before = snapshot(here)

@@ -41,9 +41,7 @@ def test_each_part_is_listed_with_its_size_and_cleared_by_name_or_all_but_the_me
     assert not list(cache.iterdir())
 
 
-def test_links_and_a_missing_cache_stay_as_they_are(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_and_missing_caches_are_left_alone(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "book.txt").write_text("x" * 5000)

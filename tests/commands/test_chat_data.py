@@ -70,9 +70,7 @@ def test_a_new_model_is_trained_with_chatml_and_stops_at_its_end_token(chats: Pa
     assert record["role"] == "assistant"
 
 
-def test_a_run_is_resumed_exactly_and_without_cache_by_file(
-    chats: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_resumed_exactly_from_cache_or_file(chats: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fixed = (*SHORT, "--pack", "--schedule", "constant", "--weight-decay", "0.1", "--dropout", "0.1", "--eval-every", 4)
     for name, steps in (("whole", 12), ("parts", 6)):
         run_ok("train", chats, "--out", name, *fixed, "--steps", steps)

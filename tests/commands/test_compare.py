@@ -94,9 +94,7 @@ def test_without_a_text_models_are_compared_on_that_of_their_data(
     assert compared(run, path) == {**compared(run, other), "b": str(path)}
 
 
-def test_a_short_text_gives_no_verdict_and_unknown_characters_are_skipped(
-    run: Path, other: Path, bpe_run: Path
-) -> None:
+def test_a_short_text_gives_no_verdict_and_unknown_ones_are_skipped(run: Path, other: Path, bpe_run: Path) -> None:
     result = run_ok("compare", run, other, "-", stdin="the old man said")
     assert result.stdout.splitlines()[-1] == "The text is too short to compare the models."
     record = compared(run, other, "-", stdin="the old man said")

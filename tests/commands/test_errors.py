@@ -64,7 +64,6 @@ FILES: dict[str, str | bytes] = {
     "syntax.toml": "steps = ",
     "large.toml": "# " + "x" * 100_000,
     "deep.toml": "steps = " + "[" * 60_000,
-    "digits.toml": "steps = " + "9" * 5000,
     "another.toml": 'config = "other.toml"',
     "twice.toml": "eval-every = 1\neval_every = 2",
     "near.toml": "learning_rate = 1",
@@ -104,7 +103,6 @@ ERRORS: dict[str, list[Row]] = {
         ("train - < empty.txt", 2, "standard input contains no text"),
         ("train - corpus.txt - < corpus.txt", 2, "named twice"),
         ("train - --val-data - < corpus.txt", 2, "Standard input ... --val-data"),
-        ("train - --text-key body < answers.jsonl", 2, "standard input contains JSON ... --format jsonl"),
         ("train corpus.txt --text-key body", 2, "--text-key is for JSONL, Parquet and CSV, and no file"),
         ("train corpus.txt --encoding utf-9", 2, "--encoding is 'utf-9', which is unknown"),
         ("train https://x.org/a.txt", 2, " is an address ... curl -fL https://x.org/a.txt | tinylm train -."),
@@ -140,14 +138,12 @@ ERRORS: dict[str, list[Row]] = {
          2, "--extend-vocab and --unknown skip contradict"),
         (f"{TRAIN} --out photos --force", 2, "photos contains files that do not belong to a run (beach.jpg) ... --out"),
         (f"{TRAIN} --out .", 2, "--out"),
-        (f"{TRAIN} --out ..", 2, "--out"),
         (f"{TRAIN} --out x.txt", 2, "x.txt is a file; choose another --out"),
         (f"{TRAIN} --out x.txt/run", 1, "Cannot write x.txt/run: cannot create ... --out"),
         (f"TINYLM_CACHE=x.txt/cache {TRAIN}", 1, "Cannot create ... set TINYLM_CACHE to another folder"),
     ],
     "train: values of another type and huge numbers": [
         (f"{TRAIN} --steps many", 2, "Invalid value for '--steps': ... integer"),
-        (f"{TRAIN} --steps {'9' * 5000}", 2, "Invalid value for '--steps'"),
         (f"{TRAIN} --no-layers 1", 2, "No such option: --no-layers"),
         *(
             (f"train corpus.txt --time={time}", 2, "is not a length of time ... 1h30m")
@@ -166,7 +162,6 @@ ERRORS: dict[str, list[Row]] = {
          2, "'--force' ... environment variable TINYLM_TRAIN_FORCE: 'maybe'"),
         ("TINYLM_TRAIN_SEED=-1 train absent.txt",
          2, "--seed is -1 ... --seed comes from the environment variable TINYLM_TRAIN_SEED."),
-        ("TINYLM_TRAIN_EPOCHS=2 train corpus.txt --steps 1", 2, "--steps and --epochs contradict each other"),
         ("TINYLM_TRAIN_OUT=x.txt train corpus.txt",
          2, "x.txt ... comes from the environment variable TINYLM_TRAIN_OUT."),
         ("TINYLM_TRAIN_CONFIG=a.toml train corpus.txt", 2, "a.toml ... the environment variable TINYLM_TRAIN_CONFIG."),
@@ -178,7 +173,6 @@ ERRORS: dict[str, list[Row]] = {
         ("train corpus.txt --config /dev/zero", 2, "--config /dev/zero: it is not a regular file."),
         ("train corpus.txt --config syntax.toml", 2, "syntax.toml is not valid TOML"),
         ("train corpus.txt --config deep.toml", 2, "deep.toml is not valid TOML: it is nested too deeply."),
-        ("train corpus.txt --config digits.toml", 2, "digits.toml is not valid TOML: "),
         ("train corpus.txt --config large.toml", 2, "large.toml is larger than 64 kB"),
         ("train corpus.txt --config another.toml",
          2, "another.toml sets config; a config file cannot name another one."),
@@ -194,7 +188,6 @@ ERRORS: dict[str, list[Row]] = {
          2, "5 of the text's ... 'λ' (U+03BB) ... --unknown skip ... --extend-vocab"),
         ("train 'only greek.txt' --init-from {run} --unknown skip", 2, "None of the characters of only greek.txt"),
         ("train --resume {run} --lr 0.1", 2, "--resume fixes --lr"),
-        ("train --resume {run} --out a", 2, "--resume fixes --out"),
         ("train --resume {run} --init-from {run}", 2, "--resume fixes --init-from"),
         ("train x.txt --resume {run}", 2, "is not the text that"),
         ("train --resume {adapter}", 2, "To continue it: tinylm finetune-lora --resume "),
@@ -203,7 +196,6 @@ ERRORS: dict[str, list[Row]] = {
     "finetune-lora": [
         ("finetune-lora", 2, "tinylm finetune-lora corpus.txt ... standard input"),
         ("finetune-lora corpus.txt", 2, "no trained model under checkpoints/"),
-        ("finetune-lora corpus.txt --rank high", 2, "Invalid value for '--rank' / '-r': ... integer"),
     ],
     "finetune-lora: of a run": [
         (f"{TUNE} --rank 17", 2, "--rank is 17; "),
@@ -251,7 +243,6 @@ ERRORS: dict[str, list[Row]] = {
         ("eval -m {run} --beams 2", 2, "--beams is for encoder-decoder models; leave it out."),
         ("eval -m {encoder} --stride 3", 2, "--stride is for decoder models; leave it out."),
         ("eval -m {translator} --baselines", 2, "--baselines is for decoder models; leave it out."),
-        ("eval pairs.tsv -m {translator} --text-key body", 2, "--text-key is for documents"),
     ],
     "eval without a text": [
         (f"eval -m {{run}} {option}", 2, f"{option.split()[0]} has no effect without a text")
@@ -275,7 +266,6 @@ ERRORS: dict[str, list[Row]] = {
     ],
     "names of other tools": [
         ("train a.txt --learning-rate 1", 2, "No such option: --learning-rate. Did you mean --lr?"),
-        ("train a.txt --learning_rate=1", 2, "No such option: --learning_rate. Did you mean --lr?"),
         ("train a.txt --widht 8", 2, "No such option: --widht. Did you mean --width?"),
         ("train a.txt --block-size 64", 2, "Did you mean --context or --sequence-length?"),
         ("finetune-lora a.txt --block-size 64", 2, "Did you mean --sequence-length?"),
@@ -322,13 +312,8 @@ ERRORS: dict[str, list[Row]] = {
         ("sample --adapter {run}", 2, "is a model, not an adapter ... --model"),
         ("sample --model {adapter}", 2, "is an adapter, not a model ... --adapter ... merge-lora"),
         (f"sample --adapter {{adapter}}={'9' * 400}", 2, "is not a number from -1000 to 1000 ... =0.5"),
-        ("sample --adapter {adapter}=1e308", 2, "is not a number from -1000 to 1000 ... =0.5"),
-    ],
-    "chat": [
-        ("chat --temp 0", 2, "No such option: --temp. Did you mean --temperature?"),
     ],
     "eval": [
-        ("eval --temp 0", 2, "No such option: --temp. Did you mean --temperature?"),
         ("eval --dataset a.txt", 2, "It is an argument without a flag: tinylm eval TEXT."),
     ],
     "eval of a run": [
@@ -345,7 +330,6 @@ ERRORS: dict[str, list[Row]] = {
         ("eval -m {run} corpus.txt --train-data x.txt", 2, "--train-data ... without --memorisation"),
         ("eval -m {run} corpus.txt --min-match 9", 2, "--min-match has no effect without --memorisation"),
         ("eval --memorisation -m {run} --stride 4", 2, "--stride has no effect with --memorisation"),
-        ("eval --memorisation -m {run} --batch-size 4", 2, "--batch-size has no effect with --memorisation"),
         ("eval --memorisation -m {run} --train-data x.txt", 2, "--train-data needs a held-out text"),
         ("eval --memorisation -m {encoder} sea.txt --train-data corpus.txt", 2, "is measured for decoders"),
         ("eval --memorisation -m {run} sea.txt --train-data corpus.txt", 2, "held-out text has no document of at"),
@@ -362,10 +346,8 @@ ERRORS: dict[str, list[Row]] = {
         ("runs --sort speed", 2, "--sort has no key 'speed' ... loss ... preset"),
         ("runs --filter 'speed<1'", 2, "--filter has no key 'speed' ... loss ... preset"),
         ("runs --filter loss", 2, "--filter is 'loss' ... loss<1.5"),
-        ("runs --filter ''", 2, "--filter is ''"),
         ("runs --filter 'loss<low'", 2, "compares loss with 'low'"),
         ("runs --filter 'loss<nan'", 2, "compares loss with 'nan'"),
-        ("runs --filter 'loss<'", 2, "compares loss with ''"),
         ("runs --filter 'name<b'", 2, "compares name by < ... text"),
         ("runs --filter 'age>soon'", 2, "age, a duration ... 'soon' is not a length of time"),
     ],
@@ -380,7 +362,6 @@ ERRORS: dict[str, list[Row]] = {
         ("compare {run} {run} --format lines", 2, "--format ... has no effect without a text"),
         ("compare {run} {run} t.txt", 2, "too short to compare"),
         ("compare {run} {encoder} sea.txt", 2, "Only decoders are compared; ... /enc is an encoder"),
-        ("compare {encoder} {run} sea.txt", 2, "Only decoders are compared; ... /enc is an encoder"),
         ("compare {bpe_run} {run} accents.txt", 2, "has no id for 2 of the text's characters, 'é'"),
         (
             "MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 WORLD_SIZE=2 RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 "

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
+from tests.shell import assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
 from tinylm.evaluation.baselines import ngram_bits_per_byte
 from tinylm.run_directory.loading import load_model, read_config, summarise
 
@@ -59,16 +59,14 @@ def test_json_has_the_documented_keys_with_consistent_values(run: Path, text: Pa
     assert record["bits_per_byte"] == record["bits_per_character"]
 
 
-@pytest.mark.parametrize(("length", "stride"), [(None, None), (None, 1), (5, None), (5, 2)])
-def test_the_loss_is_the_mean_of_log_probabilities_in_windows(
-    length: int | None, stride: int | None, run: Path, text: Path
-) -> None:
-    options = {"--sequence-length": length, "--stride": stride}
-    words = [word for name, value in options.items() if value for word in (name, value)]
-    nats = nats_by_definition(run, load_model(run).tokenizer.encode(text.read_text()).tolist(), length, stride)
-    record = evaluated("-m", run, text, *words)
-    assert record["tokens"] == len(nats)
-    assert record["loss"] == pytest.approx(sum(nats) / len(nats), rel=1e-6)
+def test_the_loss_is_the_mean_of_log_probabilities_in_windows(run: Path, text: Path) -> None:
+    ids = load_model(run).tokenizer.encode(text.read_text()).tolist()
+    for length, stride in ((None, None), (None, 1), (5, None), (5, 2)):
+        options = {"--sequence-length": length, "--stride": stride}
+        nats = nats_by_definition(run, ids, length, stride)
+        record = evaluated("-m", run, text, *(word for option in options.items() if option[1] for word in option))
+        assert record["tokens"] == len(nats)
+        assert record["loss"] == pytest.approx(sum(nats) / len(nats), rel=1e-6)
 
 
 def test_metrics_do_not_depend_on_the_batch_size(run: Path, bpe_run: Path, text: Path) -> None:
@@ -76,15 +74,6 @@ def test_metrics_do_not_depend_on_the_batch_size(run: Path, bpe_run: Path, text:
         one, *others = (evaluated("-m", model, text, "--batch-size", rows) for rows in (1, 2, 5, 1000))
         for other in others:
             assert other == {key: pytest.approx(value, rel=1e-6) for key, value in one.items()}
-
-
-def test_bits_per_character_and_byte_count_the_text_and_not_the_bpe_tokens(bpe_run: Path, here: Path) -> None:
-    (here / "t.txt").write_text("xé日本 the sea")
-    record = evaluated("-m", bpe_run, "t.txt")
-    assert (record["characters"], record["bytes"]) == (11, 2 + 6 + 8)
-    nats = record["loss"] * record["tokens"]
-    assert record["bits_per_character"] == pytest.approx(nats / math.log(2) / record["characters"])
-    assert record["bits_per_byte"] == pytest.approx(nats / math.log(2) / record["bytes"])
 
 
 def test_without_json_a_table_is_printed(run: Path, text: Path) -> None:
@@ -116,9 +105,7 @@ def test_a_long_text_has_an_interval_by_blocks_and_many_documents_one_by_documen
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_baselines_are_compressors_and_a_model_of_the_training_text(
-    run: Path, text: Path, shelf: Path, here: Path
-) -> None:
+def test_baselines_are_compressors_and_a_character_model(run: Path, text: Path, shelf: Path, here: Path) -> None:
     before = snapshot(run), snapshot(here)
     record = evaluated("-m", run, text, "--baselines")
     assert list(record) == [*KEYS[2:], "baselines"]
@@ -166,23 +153,6 @@ def test_the_table_of_documents_is_sorted_by_loss_and_names_lines_of_text(run: P
     losses = [float(row.split()[1]) for row in rows]
     assert losses == sorted(losses, reverse=True)
     assert metrics.splitlines()[2].startswith("nats per token")
-
-
-def test_the_size_of_lines_includes_their_line_breaks(here: Path) -> None:
-    content = "".join(f"name {'ü' * (index % 7)}{index}\n" for index in range(100))
-    (here / "t.txt").write_text(content)
-    options = ("--format", "lines", "--tokenizer", "char", "--steps", 2, "--eval-every", 1, *TINY, "--json")
-    *_, trained = records(run_ok("train", "t.txt", *options, "--out", "lines", "--val-data", "t.txt"))
-    *documents, scored = records(run_ok("eval", "-m", "lines", "t.txt", "--format", "lines", "--by-document", "--json"))
-    characters, size = len(content) - 2, len(content.encode()) - 2  # but the first character and the last line break
-    assert (scored["tokens"], scored["characters"], scored["bytes"]) == (characters, characters, size)
-    assert scored["bits_per_byte"] == pytest.approx(scored["loss"] * characters / size / math.log(2))
-    assert [document["bytes"] for document in documents[1:-1]] == [
-        len(line.encode()) for line in content.splitlines(keepends=True)[1:-1]
-    ]
-    (own,) = records(run_ok("eval", "-m", "lines", "--json"))
-    assert own["bits_per_byte"] == pytest.approx(scored["bits_per_byte"])
-    assert trained["best_val_bits_per_byte"] == pytest.approx(scored["bits_per_byte"], rel=1e-5)
 
 
 # The text

@@ -1,6 +1,5 @@
 """How commands find a run by path or name; plans without a run; runs that are finished."""
 
-import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands.test_foreign_runs import set_state
 from tests.shell import TINY, assert_error, copied, edit_config, run_ok, snapshot, story, tinylm
 from tinylm.duration import parse_duration
 
@@ -41,7 +41,11 @@ def test_a_run_is_found_by_the_name_that_runs_prints(shelved: Path) -> None:
         run_ok(*line.split())
 
 
-def test_a_path_takes_precedence_over_a_run_name_with_a_note(run: Path, shelved: Path) -> None:
+def test_a_path_but_no_folder_of_texts_takes_precedence_over_a_run_name(shelved: Path, run: Path) -> None:
+    (shelved / "base").mkdir()
+    (shelved / "base" / "chapter.txt").write_text("the text that the run was trained on")
+    assert run_ok("info", "base").stdout == run_ok("info", "checkpoints/base").stdout
+    (shelved / "base").rename(shelved / "texts")
     copied(run, shelved / "base")
     edit_config(shelved / "base", model={"dropout": 0.25})
     result = run_ok("info", "base", "--all")
@@ -49,12 +53,6 @@ def test_a_path_takes_precedence_over_a_run_name_with_a_note(run: Path, shelved:
     assert "0.25" in result.stdout
     assert "Using the path" not in run_ok("info", "checkpoints/base").stderr
     assert "Using the path" not in run_ok("info", shelved / "base").stderr
-
-
-def test_a_folder_of_texts_does_not_hide_the_run_of_the_same_name(shelved: Path) -> None:
-    (shelved / "base").mkdir()
-    (shelved / "base" / "chapter.txt").write_text("the text that the run was trained on")
-    assert run_ok("info", "base").stdout == run_ok("info", "checkpoints/base").stdout
 
 
 def test_a_misspelled_name_is_answered_with_similar_names(shelved: Path) -> None:
@@ -75,20 +73,15 @@ THERE: dict[str, Callable[[Path], object]] = {
     "a folder": lambda there: (there.mkdir(), (there / "notes.txt").write_text("mine")),
     "a file": lambda there: there.write_text("mine"),
 }
-TUNING = ("text.txt", "--model", "base", "--steps", 1, "--batch-size", 4)
+TUNING = ("--model", "base", "--steps", 1, "--batch-size", 4)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("train", "text.txt", "--steps", 1, *TINY),
-        ("train", "-", "--steps", 1, *TINY),
-        ("finetune-lora", *TUNING),
-        ("finetune-adapter", *TUNING),
-    ],
-    ids=lambda command: " ".join(map(str, command[:2])),
-)
-def test_a_dry_run_works_whatever_exists_at_out_and_writes_nothing(command: tuple[object, ...], shelved: Path) -> None:
+COMMANDS = ("train text.txt --steps 1", "train - --steps 1", "finetune-lora text.txt", "finetune-adapter text.txt")
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_dry_run_works_whatever_exists_at_out_and_writes_nothing(line: str, shelved: Path) -> None:
+    command = (*line.split(), *(TUNING if "tune" in line else TINY))
     for number, (what, make) in enumerate(THERE.items()):
         make(there := shelved / f"there{number}")
         before = snapshot(shelved)
@@ -107,29 +100,6 @@ def test_a_dry_run_works_whatever_exists_at_out_and_writes_nothing(command: tupl
 # Finished runs
 
 
-def set_state(path: Path, **values: object) -> None:
-    """Change the training state in last/, with valid digests."""
-    state = path / "last/state.json"
-    state.write_text(json.dumps({**json.loads(state.read_text()), **values}))
-    manifest = json.loads((path / "last/manifest.json").read_text())
-    manifest["state.json"] = hashlib.sha256(state.read_bytes()).hexdigest()
-    (path / "last/manifest.json").write_text(json.dumps(manifest))
-
-
-@pytest.mark.usefixtures("shelf_cache")
-def test_resuming_a_finished_timed_run_names_the_option_that_continues_it(run: Path, here: Path) -> None:
-    path = copied(run, here / "my run")
-    for seconds, spelled in ((3.0, "3s"), (0.5, "0.5s"), (60.0, "1m"), (7200.0, "2h")):
-        edit_config(path, training={"budget": {"steps": None, "epochs": None, "time": seconds}})
-        set_state(path, seconds=seconds * 0.9999, last_eval_step=200)
-        before = snapshot(path)
-        result = tinylm("train", "--resume", "my run")
-        assert_error(result, 2, "my run is finished", f"its --time of {spelled} is the total of all its sessions; --t")
-        more = re.fullmatch(r".*; --time (\S+) continues it\.\n", result.stderr, re.DOTALL)
-        assert more is not None and parse_duration(more[1]) >= 2 * seconds
-        assert snapshot(path) == before
-
-
 @pytest.mark.usefixtures("shelf_cache")
 def test_resuming_a_finished_run_names_the_option_that_continues_it(run: Path, here: Path) -> None:
     for number, (options, reason, more) in enumerate(
@@ -145,9 +115,16 @@ def test_resuming_a_finished_run_names_the_option_that_continues_it(run: Path, h
         assert f"Warning: {path} is finished: {reason}; {more} continues it." in result.stderr
         assert result.stdout == f"{path}\n"
     assert "is finished" not in run_ok("train", "--resume", path, *more.split(), "--eval-every", 200).stderr
-
-
-def test_resuming_a_finished_run_of_epochs_names_the_option_that_continues_it(here: Path) -> None:
+    path = copied(run, here / "my run")
+    for seconds, spelled in ((3.0, "3s"), (0.5, "0.5s"), (60.0, "1m"), (7200.0, "2h")):
+        edit_config(path, training={"budget": {"steps": None, "epochs": None, "time": seconds}})
+        set_state(path, seconds=seconds * 0.9999, last_eval_step=200)
+        before = snapshot(path)
+        result = tinylm("train", "--resume", "my run")
+        assert_error(result, 2, "my run is finished", f"its --time of {spelled} is the total of all its sessions; --t")
+        more = re.fullmatch(r".*; --time (\S+) continues it\.\n", result.stderr, re.DOTALL)
+        assert more is not None and parse_duration(more[1]) >= 2 * seconds
+        assert snapshot(path) == before
     (here / "text.txt").write_text(story(1500))
     run_ok("train", "text.txt", "--epochs", 0.5, "--out", "half", *TINY)
     stderr = run_ok("train", "--resume", "half").stderr

@@ -12,13 +12,6 @@ from tinylm.run_directory.loading import read_config
 SHORT = ("--steps", 40, "--batch-size", 4, "--lr", 0.01)
 
 
-@pytest.fixture
-def second(here: Path) -> Path:
-    path = here / "second.txt"
-    path.write_text("no joy, no joy; no bed\n" * 60)
-    return path
-
-
 def test_a_bottleneck_adapter_lowers_the_loss_without_changing_the_base(second: Path, run: Path, here: Path) -> None:
     before = snapshot(run)
     result = run_ok("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT, "--bottleneck", 4)
@@ -49,30 +42,11 @@ def test_a_bottleneck_adapter_is_resumed_by_its_command_and_not_merged(second: P
     assert_error(tinylm("merge-lora", "ad", "--out", "merged"), 2, "cannot be merged", ways)
 
 
-# Several adapters on one base
-
-
-def test_adapters_are_combined_with_their_scales(second: Path, run: Path, adapter: Path, here: Path) -> None:
-    run_ok("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT)
-
-    def loss(*adapters: object) -> float:
-        words = [word for one in adapters for word in ("--adapter", one)]
-        return records(run_ok("eval", second, "-m", run, *words, "--json"))[0]["loss"]
-
-    base, lora, bottleneck = loss(), loss(adapter), loss("ad")
-    assert len({round(value, 4) for value in (base, lora, bottleneck, loss(adapter, "ad"))}) == 4
-    assert loss(f"{adapter}=0") == pytest.approx(base, rel=1e-6)
-    assert loss(f"{adapter}=0", "ad=1") == pytest.approx(bottleneck, rel=1e-6)
-    assert loss("ad=0.0", f"{adapter}=1") == pytest.approx(lora, rel=1e-6)
-    assert min(base, lora) < loss(f"{adapter}=0.5") < max(base, lora)
-
-
 def test_adapters_of_different_bases_are_an_error(second: Path, run: Path, adapter: Path, here: Path) -> None:
     run_ok("train", second, "--out", "other", "--steps", 1, "--init-from", run, "--batch-size", 4)
     run_ok("finetune-lora", second, "-m", "other", "-o", "ad", "--steps", 1, "--batch-size", 4)
-    assert_error(
-        tinylm("sample", "--adapter", adapter, "--adapter", "ad"), 1, "was trained on another base model", sentences=3
-    )
+    result = tinylm("sample", "--adapter", adapter, "--adapter", "ad")
+    assert_error(result, 1, "was trained on another base model", sentences=3)
 
 
 def test_equal_prompts_get_different_samples(run: Path, here: Path) -> None:
@@ -84,7 +58,7 @@ def test_equal_prompts_get_different_samples(run: Path, here: Path) -> None:
     assert len(set(lines)) == 2
 
 
-def test_an_empty_prompt_starts_as_texts_of_its_adapter(
+def test_an_empty_prompt_starts_as_texts_do(
     second: Path, run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "two.jsonl").write_text("".join(json.dumps({"text": second.read_text()}) + "\n" for _ in range(2)))

@@ -5,23 +5,13 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-import transformers
 
-from tests.formats.peft_adapters import in_peft
 from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, same_tensors, snapshot, tinylm
-from tinylm.adapters.load import AdapterSpec, load_adapted_model
 from tinylm.run_directory.loading import load_model, read_config
 
 FILES = {"config.json", "tokenizer.json", "metrics.jsonl", "adapter.safetensors", "last"}
 PEFT_FILES = {"adapter_config.json", "adapter_model.safetensors"}
 SHORT = ("--steps", 2, "--batch-size", 4)
-
-
-@pytest.fixture
-def second(here: Path) -> Path:
-    path = here / "second.txt"
-    path.write_text("no joy, no joy; no bed\n" * 60)
-    return path
 
 
 def finetuned(second: Path, base: Path, out: str, *options: object) -> Path:
@@ -33,17 +23,7 @@ def saved_tensors(adapter: Path) -> dict[str, torch.Tensor]:
     return safetensors.torch.load_file(adapter / "adapter.safetensors")
 
 
-def test_stdout_is_the_path_and_nothing_else(second: Path, run: Path, here: Path) -> None:
-    result = run_ok("finetune-lora", second, "-m", run, "-o", "ad", *SHORT)
-    assert result.stdout == "ad\n"
-    assert {path.name for path in (here / "ad").iterdir()} == FILES | PEFT_FILES
-    assert "adapter:   " in result.stderr and "q_proj, k_proj, v_proj, o_proj" in result.stderr
-    assert run_ok("finetune-lora", second, "-m", run, "-o", "quiet", *SHORT, "--quiet").stderr == ""
-
-
-def test_the_default_folder_is_beside_the_base(
-    second: Path, run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapters_are_beside_their_base(second: Path, run: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = copied(run, here / "checkpoints/base")
     result = run_ok("finetune-lora", second, *SHORT)
     assert result.stdout == "checkpoints/base-lora\n"
@@ -53,38 +33,16 @@ def test_the_default_folder_is_beside_the_base(
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_json_counts_only_trained_parameters(second: Path, run: Path, here: Path) -> None:
-    last = records(run_ok("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--rank", 3, "--json"))[-1]
-    assert last["parameters"] == sum(tensor.numel() for tensor in saved_tensors(here / "ad").values())
-    again = records(run_ok("finetune-lora", "--resume", "ad", "-m", run, "--steps", 3, "--json"))[-1]
+def test_stdout_is_the_path_and_json_counts_only_trained_parameters(second: Path, run: Path, here: Path) -> None:
+    last = records(run_ok("finetune-lora", second, "-m", run, "-o", "three", *SHORT, "--rank", 3, "--json"))[-1]
+    assert last["parameters"] == sum(tensor.numel() for tensor in saved_tensors(here / "three").values())
+    again = records(run_ok("finetune-lora", "--resume", "three", "-m", run, "--steps", 3, "--json"))[-1]
     assert again["parameters"] == last["parameters"]
-
-
-def test_a_new_adapter_changes_no_output_and_training_lowers_the_loss(second: Path, run: Path, here: Path) -> None:
-    """The evaluation before the first step gives the loss of the base, whose files stay as they are."""
-    before = snapshot(run)
-    options = ("--steps", 20, "--lr", 0.05, "--batch-size", 4, "--dtype", "fp32", "--json")
-    lines = records(run_ok("finetune-lora", second, "-m", run, "-o", "ad", *options))
-    losses = [line["val_loss"] for line in lines if "val_loss" in line]
-    data = read_config(here / "ad").data
-    assert data is not None
-    (here / "val.txt").write_text(second.read_text()[data.train_characters :])
-    (base,) = records(run_ok("eval", "-m", run, "val.txt", "--json"))
-    assert losses[0] == pytest.approx(base["loss"], rel=1e-6)
-    assert losses[-1] < losses[0] - 0.1
-    assert snapshot(run) == before
-
-
-def test_peft_loads_the_folder_of_an_adapter_on_the_exported_base(adapter: Path, run: Path, here: Path) -> None:
-    run_ok("export", run, "--to", "hf", "--out", "base-hf")
-    base = transformers.AutoModelForCausalLM.from_pretrained("base-hf")
-    ids = torch.arange(16).unsqueeze(0)
-    with torch.inference_mode():
-        without = base(ids).logits
-        theirs = in_peft(base, adapter)(ids).logits
-        ours = load_adapted_model([AdapterSpec(adapter)], None, "cpu")[0]
-        torch.testing.assert_close(theirs, ours.logits(ours(ids).hidden), rtol=0, atol=1e-4)
-    assert not torch.allclose(theirs, without, atol=1e-2)
+    result = run_ok("finetune-lora", second, "-m", run, "-o", "ad", *SHORT)
+    assert result.stdout == "ad\n"
+    assert {path.name for path in (here / "ad").iterdir()} == FILES | PEFT_FILES
+    assert "adapter:   " in result.stderr and "q_proj, k_proj, v_proj, o_proj" in result.stderr
+    assert run_ok("finetune-lora", second, "-m", run, "-o", "quiet", *SHORT, "--quiet").stderr == ""
 
 
 def test_the_settings_of_an_adapter_are_recorded(second: Path, run: Path) -> None:
@@ -110,9 +68,8 @@ def test_a_renamed_base_is_found_and_a_moved_base_is_given_with_model(second: Pa
     commands = (("sample", "--adapter", "ad"), ("eval", "--adapter", "ad", second), ("finetune-lora", "--resume", "ad"))
     assert not (here / "base").exists()  # where it was when the adapter was trained
     for command in commands:
-        assert_error(
-            tinylm(*command), 2, "is neither beside it nor directly in checkpoints/", f"{here}/base", "--model"
-        )
+        message = "is neither beside it nor directly in checkpoints/"
+        assert_error(tinylm(*command), 2, message, f"{here}/base", "--model")
     assert run_ok("sample", "--adapter", "ad", "-m", moved, "-n", 20, "--seed", 1).stdout == expected
     run_ok("finetune-lora", "--resume", "ad", "--model", moved, "--steps", 3)
     run_ok("finetune-lora", "--resume", "ad", "--steps", 4)  # the new place of the base is known
@@ -163,6 +120,5 @@ def test_training_a_base_further_warns_that_its_adapters_no_longer_fit(adapter: 
     result = run_ok("train", "--resume", base, "--steps", 260, "--eval-every", 10)
     assert "Warning: lora was trained on the weights of" in result.stderr
     run_ok("cache", "bases", "--clear")  # which name the run that `base` is a copy of
-    assert_error(
-        tinylm("sample", "--adapter", lora), 2, "base does not have the weights that", "it was trained further"
-    )
+    result = tinylm("sample", "--adapter", lora)
+    assert_error(result, 2, "base does not have the weights that", "it was trained further")

@@ -74,10 +74,7 @@ def test_every_name_of_another_tool_leads_to_something_that_exists_and_is_not_a_
     assert named <= {*COMMANDS, "--help", "--version"}
 
 
-def test_a_name_like_no_other_gets_no_suggestion() -> None:
+def test_a_name_like_no_other_gets_no_suggestion_and_an_address_may_be_a_prompt(bpe_run: Path) -> None:
     assert "Did you mean" not in tinylm("train", "a.txt", "--zzz").output
     assert "Did you mean" not in tinylm("zzz").output
-
-
-def test_an_address_may_be_a_prompt(bpe_run: Path) -> None:
     assert run_ok("sample", "https://x.org", "-m", bpe_run, "-n", 1).stdout.startswith("https://x.org")

@@ -211,9 +211,7 @@ FORGERIES: dict[str, tuple[Forge, str, str]] = {
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_a_forged_part_is_an_error_where_it_is_read(
-    name: str, bad: Path, piped: Path, here: Path, canary: Path
-) -> None:
+def test_a_forged_part_is_an_error_when_it_is_read(name: str, bad: Path, piped: Path, here: Path, canary: Path) -> None:
     forge, reporting, message = FORGERIES[name]
     copied(piped, here / "checkpoints" / "good")
     forge(bad)
@@ -425,9 +423,7 @@ def test_invalid_lines_of_metrics_are_skipped_and_too_many_an_error(bad: Path, m
 # Adapters
 
 
-def test_the_base_of_an_adapter_is_found_by_its_digest_alone(
-    adapter: Path, run: Path, here: Path, canary: Path
-) -> None:
+def test_the_base_of_an_adapter_is_found_by_digest_alone(adapter: Path, run: Path, here: Path, canary: Path) -> None:
     lora = copied(adapter, here / "checkpoints" / "lora")
     for path in (str(canary), "/", "..", ".", "/dev/zero", "x" * 4000):
         edit_config(lora, adapter={"base": path})

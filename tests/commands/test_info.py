@@ -94,7 +94,7 @@ def test_the_commands_are_those_of_an_adapter_and_of_a_merged_model(adapter: Pat
     assert "resume" not in record["commands"] and record["curve"] == []
 
 
-def test_the_newest_model_is_the_default_and_a_dot_this_run(
+def test_info_is_of_the_newest_model_or_of_a_dot(
     run: Path, adapter: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied(run, here / "checkpoints/mine")
@@ -149,9 +149,7 @@ def test_several_runs_are_compared_in_columns_with_differing_settings(run: Path,
     assert marks.count("A") >= 4 and "B" in marks
 
 
-def test_json_of_several_runs_is_a_line_each_without_damaged_ones(
-    run: Path, bpe_run: Path, adapter: Path, here: Path
-) -> None:
+def test_json_of_several_runs_has_a_line_for_each(run: Path, bpe_run: Path, adapter: Path, here: Path) -> None:
     found = records(run_ok("info", run, bpe_run, adapter, run, "--json"))
     assert [record["run"] for record in found] == [str(run), str(bpe_run), str(adapter)]
     assert all(set(record) == KEYS for record in found)

@@ -131,7 +131,7 @@ FILTERED: tuple[tuple[tuple[str, ...], set[str]], ...] = (
 )
 
 
-def test_runs_are_sorted_by_a_key_and_filtered(
+def test_runs_are_sorted_and_filtered_by_keys(
     run: Path, bpe_run: Path, adapter: Path, encoder: Path, here: Path
 ) -> None:
     """The four runs have 200, 3, 20 and 30 steps. A key that has no column is added to the table."""

@@ -119,13 +119,6 @@ def test_a_corpus_may_be_a_glob_and_its_run_is_resumed_elsewhere(here: Path, mon
 # Formats
 
 
-def test_jsonl_on_standard_input_is_read_with_its_format(here: Path) -> None:
-    run_ok("train", "-", "--format", "jsonl", "--text-key", "body", *ONE_STEP, stdin=JSONL)
-    assert data_of(here / "checkpoints/stdin").documents == 3
-    run_ok("train", "-", "--format", "text", "--out", "raw", *ONE_STEP, stdin=JSONL)
-    assert data_of(here / "raw").characters == len(JSONL)
-
-
 def test_the_format_is_recorded_for_resuming(here: Path) -> None:
     (here / "names").write_text("\n".join(story(2000).split()))
     run_ok("train", "names", "--format", "lines", *ONE_STEP)
@@ -144,14 +137,6 @@ def test_options_of_texts_from_variables_apply_only_where_they_fit(corpus: Path,
     (here / "a.jsonl").write_text(JSONL)
     run_ok("train", "a.jsonl", *ONE_STEP, env={"TINYLM_TRAIN_TEXT_KEY": "body"})
     assert data_of(here / "checkpoints/a").documents == 3
-
-
-def test_pairs_on_standard_input_may_be_tsv_or_json(here: Path) -> None:
-    jsonl = "\n".join(json.dumps({"source": a, "target": b}) for a, b in REVERSED * 4)
-    for stdin in (pairs_file(here / "p.tsv").read_text(), jsonl):
-        for format in ("auto", "pairs"):
-            run_ok("train", "-", "--format", format, "--out", "run", "--force", "--steps", 1, *BOTH, stdin=stdin)
-            assert data_of(here / "run").train_pairs == len(REVERSED * 4) * 9 // 10
 
 
 def test_train_tokenizer_reads_pairs_with_format_pairs(here: Path) -> None:

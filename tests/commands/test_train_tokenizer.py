@@ -10,12 +10,15 @@ from tests.shell import TINY, assert_error, records, run_ok, snapshot, story, ti
 from tinylm.text.tokenizer import Tokenizer
 
 
-def test_stdout_is_the_path_and_nothing_else(corpus: Path, here: Path) -> None:
+def test_stdout_is_the_path_and_one_character_is_enough(corpus: Path, here: Path) -> None:
     result = run_ok("train-tokenizer", corpus)
     assert result.stdout == "tokenizer.json\n"
     assert "Vocabulary size: " in result.stderr
     assert Tokenizer.load(here / "tokenizer.json").kind == "bpe"
     assert run_ok("train-tokenizer", corpus, "-o", "t.json", "-q").stderr == ""
+    (here / "one.txt").write_text("x")
+    run_ok("train-tokenizer", "one.txt", "--kind", "char", "--force")
+    assert Tokenizer.load(here / "tokenizer.json").unknown_characters(story(100))[0] == "t"
 
 
 def test_decoding_the_encoded_text_gives_the_text(corpus: Path, here: Path) -> None:
@@ -65,13 +68,6 @@ def test_a_full_disk_leaves_the_old_file_alone(corpus: Path, here: Path, monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    assert_error(
-        tinylm("train-tokenizer", corpus, "--force"), 1, "Cannot write tokenizer.json: No space left on device"
-    )
+    result = tinylm("train-tokenizer", corpus, "--force")
+    assert_error(result, 1, "Cannot write tokenizer.json: No space left on device")
     assert snapshot(here) == before
-
-
-def test_one_character_is_enough_for_a_tokenizer(here: Path) -> None:
-    (here / "one.txt").write_text("x")
-    run_ok("train-tokenizer", "one.txt", "--kind", "char")
-    assert Tokenizer.load(here / "tokenizer.json").unknown_characters(story(100))[0] == "t"

@@ -93,7 +93,7 @@ def test_progress_shows_best_loss_step_tokens_and_epochs(started: Started, monke
     ]
 
 
-def test_a_sample_is_shown_with_line_breaks(
+def test_samples_are_shown_with_line_breaks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Regression: line breaks were printed as \\n. Elsewhere than on a terminal, and with --quiet, none is shown."""
@@ -148,9 +148,7 @@ def test_errors_of_report_and_trackers_reach_all_ranks(
     assert len(published) == 1 and message in published[0]
 
 
-def test_on_a_terminal_training_ends_with_a_sample_and_the_next_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_ends_with_a_sample_and_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.txt").write_text(story(3000))
     run = tmp_path / "run"
     command = ("train", tmp_path / "text.txt", "--out", run, "--force", "--steps", 5, *TINY)

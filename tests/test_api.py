@@ -225,19 +225,18 @@ def interrupt(event: Event) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_saves_and_returns_a_result_and_the_run_can_be_resumed(foreground: None) -> None:
+def test_ctrl_c_saves_a_run_that_can_be_resumed_or_before_the_first_leaves_no_files(
+    here: Path, foreground: None
+) -> None:
+    files = snapshot(here)
+    with pytest.raises(KeyboardInterrupt):
+        trained(callbacks=[lambda event: isinstance(event, Started) and interrupt(event)])
+    assert snapshot(here) == files
     before = signal.getsignal(signal.SIGINT)
     result = trained(steps=50, callbacks=[lambda e: isinstance(e, Stepped) and e.step == 4 and interrupt(e)])
     assert (result.stopped_by, result.step, result.signal_number) == ("signal", 4, signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) == before
     assert tinylm.train(resume="run", steps=8).stopped_by == "steps"
-
-
-def test_ctrl_c_before_the_first_save_raises_and_leaves_no_files(here: Path, foreground: None) -> None:
-    before = snapshot(here)
-    with pytest.raises(KeyboardInterrupt):
-        trained(callbacks=[lambda event: isinstance(event, Started) and interrupt(event)])
-    assert snapshot(here) == before
 
 
 # Adapters

@@ -309,21 +309,6 @@ def test_output_to_a_closed_stream_is_dropped(closed: str, stdout: str, here: Pa
     load_model(here / "run")
 
 
-ENDING = """
-import atexit, gc, sys
-from tinylm.__main__ import main
-
-atexit.register(lambda: print(gc.get_freeze_count()))  # comes after what main registers
-sys.argv = ["tinylm", "sample", "--no-such-option"]
-main()
-"""
-
-
-def test_at_exit_of_a_command_that_computes_the_garbage_collector_ignores_imported_objects() -> None:
-    result = run_child([sys.executable, "-c", ENDING])
-    assert int(result.stdout.splitlines()[-1]) > 1000  # gc.freeze has moved them out of its reach
-
-
 @posix
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int, code: int, here: Path) -> None:

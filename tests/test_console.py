@@ -272,7 +272,7 @@ def test_counting_shows_units_done_and_units_per_second(capsys: pytest.CaptureFi
     ]
 
 
-def test_a_table_aligns_numbers_right_and_truncates_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_aligns_numbers_and_truncates_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     Console().table(("name", "loss", "age"), [("a" * 200, "10.25", "-"), ("[b]", "9.5", "3s")])
     Console().table(("", ""), [("loss", "1.5")])
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
@@ -282,6 +282,8 @@ def test_a_table_aligns_numbers_right_and_truncates_nothing(capsys: pytest.Captu
         "[b]" + " " * 197 + "    9.5   3s",
         "loss  1.5",
     ]
+    texts = {0: "0", 999: "999", 1000: "1.0k", 1_234_567: "1.2M", 2e9: "2.0G", 999_999: "1.0M", 999_999_999: "1.0G"}
+    assert {number: shorten_number(number) for number in texts} == texts
 
 
 @posix
@@ -300,8 +302,3 @@ def test_a_table_too_wide_for_the_terminal_names_its_cells_on_lines_that_fit(mon
     first = lines.index("corpus")
     text = " ".join(line.strip() for line in lines[first + 1 : lines.index(r"b\u001b[2J")])
     assert re.sub(" +", " ", text) == "kind model parameters 748.4k validation loss 0.9137 age 5m 03s"
-
-
-def test_numbers_are_shortened_with_a_suffix() -> None:
-    texts = {0: "0", 999: "999", 1000: "1.0k", 1_234_567: "1.2M", 2e9: "2.0G", 999_999: "1.0M", 999_999_999: "1.0G"}
-    assert {number: shorten_number(number) for number in texts} == texts

@@ -29,7 +29,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return pretend
 
 
-def test_auto_is_cuda_then_mps_then_the_cpu_and_a_requested_device_is_used(machine: Callable[..., None]) -> None:
+def test_auto_is_the_fastest_device_and_a_requested_one_is_used_or_a_usage_error(machine: Callable[..., None]) -> None:
     for devices, chosen in ((("cuda", "mps"), "cuda"), (("cuda",), "cuda"), (("mps",), "mps")):
         machine(*devices)
         assert d.choose_device("auto") == d.Choice(chosen, "the fastest device found")
@@ -38,9 +38,6 @@ def test_auto_is_cuda_then_mps_then_the_cpu_and_a_requested_device_is_used(machi
     machine("cuda", "mps")
     for name in ("cuda", "mps", "cpu"):
         assert d.choose_device(name) == d.Choice(name, "requested")
-
-
-def test_an_absent_device_is_a_usage_error(machine: Callable[..., None]) -> None:
     for there, wanted, words in (
         ((), "cuda", '`device="cuda"` is not available to torch .* use one of: cpu'),
         (("cuda",), "mps", '`device="mps"` is not available to torch .* use one of: cuda, cpu'),

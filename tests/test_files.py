@@ -49,7 +49,10 @@ def test_only_regular_files_are_opened(kind: str, file: Path, tmp_path: Path, mo
     assert file.read_text() == '{"a": 1}'
 
 
-def test_a_regular_file_is_read_hashed_and_appended_to(file: Path) -> None:
+def test_a_regular_file_is_read_within_the_limit_hashed_and_appended_to(file: Path) -> None:
+    assert files.read_text(file, 8) == '{"a": 1}'
+    with pytest.raises(ValueError, match="it is larger than 0 MB"):
+        files.read_text(file, 7)
     assert files.read_json(file) == {"a": 1}
     assert files.hash_file(file) == hashlib.sha256(b'{"a": 1}').hexdigest()
     with files.open_append(file) as opened:
@@ -58,12 +61,6 @@ def test_a_regular_file_is_read_hashed_and_appended_to(file: Path) -> None:
     with files.open_append(file.with_name("new")) as opened:
         opened.write(b"first")
     assert file.with_name("new").read_text() == "first"
-
-
-def test_a_file_over_the_limit_is_not_read(file: Path) -> None:
-    assert files.read_text(file, 8) == '{"a": 1}'
-    with pytest.raises(ValueError, match="it is larger than 0 MB"):
-        files.read_text(file, 7)
 
 
 def test_invalid_json_and_half_of_a_surrogate_pair_are_value_errors() -> None:
@@ -116,16 +113,12 @@ def test_a_replaced_file_has_no_more_permissions_than_its_folder_and_the_umask_g
         assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
 
 
-def test_a_replaced_file_appears_when_it_is_complete(tmp_path: Path) -> None:
-    with files.replacing(tmp_path / "file") as unfinished:
+def test_a_file_appears_when_it_is_complete_and_replaces_a_link_but_not_its_target(tmp_path: Path, file: Path) -> None:
+    with files.replacing(tmp_path / "new") as unfinished:
         assert unfinished.parent == tmp_path
         unfinished.write_text("new")
-        assert not (tmp_path / "file").exists()
-    assert (tmp_path / "file").read_text() == "new"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
-
-
-def test_replacing_a_link_keeps_its_target_and_a_failure_keeps_the_file(file: Path, tmp_path: Path) -> None:
+        assert not (tmp_path / "new").exists()
+    assert (tmp_path / "new").read_text() == "new"
     (tmp_path / "link").symlink_to(file)
     with files.replacing(tmp_path / "link") as unfinished:
         unfinished.write_text("new")
@@ -134,7 +127,7 @@ def test_replacing_a_link_keeps_its_target_and_a_failure_keeps_the_file(file: Pa
         unfinished.write_text("half")
         raise KeyboardInterrupt
     assert file.read_text() == '{"a": 1}'
-    assert {entry.name for entry in tmp_path.iterdir()} == {"file", "link"}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"file", "link", "new"}
 
 
 def test_the_name_of_an_unfinished_file_is_random_and_recognised(tmp_path: Path) -> None:

@@ -19,16 +19,12 @@ TORCHRUN = {
 }
 
 
-def test_the_variables_of_torchrun_give_rank_size_and_the_address_of_its_store() -> None:
+def test_the_variables_of_torchrun_give_rank_size_and_store_or_an_error_with_their_names() -> None:
     local: dict[str, Any] = {"local_rank": 1, "local_size": 4}
     expected = Launch(rank=5, size=8, host="node-1", port=29500, run_id="job-7", has_store=True, **local)
     assert Launch.of(TORCHRUN) == expected
     assert Launch.of({"RANK": "5", "WORLD_SIZE": "8"}) == Launch(), "without torchrun there is one rank"
     assert Launch.of({"MASTER_ADDR": "node-1"}).size == 1
-
-
-def test_variables_that_are_missing_or_that_torchrun_does_not_set_are_an_error_with_their_names() -> None:
-    """Without LOCAL_RANK, as with several tasks of srun per machine, all processes would use one GPU."""
     for missing in (["MASTER_PORT"], ["LOCAL_RANK", "LOCAL_WORLD_SIZE"], ["RANK"]):
         variables = {name: value for name, value in TORCHRUN.items() if name not in missing}
         with pytest.raises(UsageError, match=f"WORLD_SIZE is 8, but {' and '.join(missing)} (is|are) not set"):

@@ -23,7 +23,7 @@ def test_passages_are_drawn_from_the_parts_of_all_documents(texts: list[str], se
     assert all(passage in remaining for passage in found)  # a subsequence: each part is drawn at most once, in order
 
 
-def test_passages_are_spread_over_the_text_and_depend_on_the_seed_only() -> None:
+def test_passages_are_spread_over_the_text_and_values_out_of_range_are_errors() -> None:
     text = "".join(f"{number:014d}" for number in range(1000))
     drawn = []
     for seed in range(200):
@@ -34,6 +34,13 @@ def test_passages_are_spread_over_the_text_and_depend_on_the_seed_only() -> None
     assert len(drawn) == 1000
     quarters = np.histogram(drawn, bins=4, range=(0, 1000))[0]
     assert quarters.min() > 200 and quarters.max() < 300  # 250 expected, with a standard deviation of 14
+    for settings, message in (
+        ({"min_match": 501}, "`min_match` is 501; it must be at most `sample_length`, 500"),
+        ({"min_match": 4}, "`min_match` is 4; it must be from 5"),
+        ({"num_samples": 0}, "`num_samples` is 0"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            MemorisationConfig(**settings)
 
 
 def test_shares_are_those_of_each_source_with_an_interval_over_its_texts() -> None:
@@ -51,13 +58,3 @@ def test_shares_are_those_of_each_source_with_an_interval_over_its_texts() -> No
     keys = ["source", "samples", "characters", "copied", "copied_low", "copied_high", "longest", "matches", "min_match"]
     assert list(record) == keys and record["min_match"] == 30
     assert list(record["matches"][0]) == ["sample", "characters", "text", "name", "line", "character"]
-
-
-def test_values_out_of_range_are_errors() -> None:
-    for settings, message in (
-        ({"min_match": 501}, "`min_match` is 501; it must be at most `sample_length`, 500"),
-        ({"min_match": 4}, "`min_match` is 4; it must be from 5"),
-        ({"num_samples": 0}, "`num_samples` is 0"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            MemorisationConfig(**settings)

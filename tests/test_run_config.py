@@ -208,24 +208,18 @@ def test_the_error_for_a_number_out_of_range_is_a_sentence() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_string_that_is_too_long_or_not_text_is_an_error() -> None:
+def test_texts_and_lists_that_are_too_long_and_truth_values_for_numbers_are_errors() -> None:
     for kind, make in MAKERS.items():
         for name in [field.name for field in dataclasses.fields(kind) if str(field.type) == "str"]:
             for value in ("x" * 5000, "a\0b", "\ud800"):
                 with pytest.raises(UsageError, match=f"`{name}`"):
                     make(**{name: value})
-
-
-def test_a_list_that_is_too_long_and_a_truth_value_for_a_number_are_errors() -> None:
     for make, name in ((adapter, "targets"), (small, "local_layers"), (dataset, "corpus")):
         with pytest.raises(UsageError, match=f"`{name}` has .* entries; it can have at most"):
             make(**{name: ("0",) * ((1 << 20) + 1)})
     for values in ({"lr": True}, {"average": False}, {"seed": True}):
         with pytest.raises(UsageError, match="it must be a number"):
             check_values(values)
-
-
-def test_the_message_about_a_long_value_is_short() -> None:
     for value in ("a" * 10**6, 10**5000, [[[]]] * 1000, {"a": 1}, b"x" * 1000):
         with pytest.raises(TypeError) as caught:
             from_json(float if isinstance(value, str) else str, value)

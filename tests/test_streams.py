@@ -80,7 +80,7 @@ def test_a_full_disk_is_one_error_and_later_writes_are_dropped() -> None:
 
 
 @posix
-def test_a_closed_pipe_or_terminal_is_a_closed_output_error() -> None:
+def test_a_closed_pipe_or_terminal_is_a_closed_output_and_a_failing_disk_an_error(tmp_path: Path) -> None:
     for ours, theirs in (os.pipe(), os.openpty()):
         os.close(ours)
         prepared(io.FileIO(theirs, "w", closefd=False))
@@ -89,9 +89,6 @@ def test_a_closed_pipe_or_terminal_is_a_closed_output_error() -> None:
         assert caught.value.exit_code == 0
         sys.stdout.flush()
         os.close(theirs)
-
-
-def test_an_io_error_of_a_disk_is_an_output_error(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as file:
         prepared(Disk(errno.EIO, descriptor=file.fileno()))
         with pytest.raises(OutputError) as caught:

@@ -48,7 +48,7 @@ def nats_by_definition(run: Path, ids: Any, length: int | None = None, stride: i
 # The metrics
 
 
-def test_json_has_the_documented_keys_with_consistent_values(run: Path, text: Path) -> None:
+def test_json_has_the_documented_keys_and_the_table_its_values(run: Path, text: Path) -> None:
     (record,) = records(run_ok("eval", "-m", run, text, "--json"))
     assert list(record) == KEYS
     assert (record["model"], record["text"]) == (str(run), str(text))
@@ -57,6 +57,14 @@ def test_json_has_the_documented_keys_with_consistent_values(run: Path, text: Pa
     assert record["perplexity"] == pytest.approx(math.exp(record["loss"]))
     assert record["bits_per_character"] == pytest.approx(record["loss"] / math.log(2))
     assert record["bits_per_byte"] == record["bits_per_character"]
+    result = run_ok("eval", "-m", run, text)
+    model, scored, *lines = result.stdout.splitlines()
+    assert (model.split(), scored.split()) == (["model", str(run)], ["text", str(text)])
+    names = "nats per token,perplexity,bits per character,bits per byte,tokens scored,characters scored,bytes scored"
+    assert [line.rpartition("  ")[0].strip() for line in lines] == names.split(",")
+    assert lines[0].split()[-1] == f"{record['loss']:.4f}"
+    assert result.stderr.startswith("On cpu (1 threads): no GPU was found; fp32: exact.\n")
+    assert run_ok("eval", "-m", run, text, "--quiet").stderr == ""
 
 
 def test_the_loss_is_the_mean_of_log_probabilities_in_windows(run: Path, text: Path) -> None:
@@ -74,18 +82,6 @@ def test_metrics_do_not_depend_on_the_batch_size(run: Path, bpe_run: Path, text:
         one, *others = (evaluated("-m", model, text, "--batch-size", rows) for rows in (1, 2, 5, 1000))
         for other in others:
             assert other == {key: pytest.approx(value, rel=1e-6) for key, value in one.items()}
-
-
-def test_without_json_a_table_is_printed(run: Path, text: Path) -> None:
-    record = evaluated("-m", run, text)
-    result = run_ok("eval", "-m", run, text)
-    model, scored, *lines = result.stdout.splitlines()
-    assert (model.split(), scored.split()) == (["model", str(run)], ["text", str(text)])
-    names = "nats per token,perplexity,bits per character,bits per byte,tokens scored,characters scored,bytes scored"
-    assert [line.rpartition("  ")[0].strip() for line in lines] == names.split(",")
-    assert lines[0].split()[-1] == f"{record['loss']:.4f}"
-    assert result.stderr.startswith("On cpu (1 threads): no GPU was found; fp32: exact.\n")
-    assert run_ok("eval", "-m", run, text, "--quiet").stderr == ""
 
 
 def test_a_long_text_has_an_interval_by_blocks_and_many_documents_one_by_documents(run: Path, here: Path) -> None:
@@ -122,7 +118,7 @@ def test_baselines_are_compressors_and_a_character_model(run: Path, text: Path, 
 # Documents
 
 
-def test_by_document_prints_the_loss_of_each_with_the_end_of_text_after_it(run: Path, here: Path) -> None:
+def test_documents_have_their_own_losses_in_json_and_in_a_table_by_loss(run: Path, here: Path) -> None:
     texts = ["the old man\nsaid it", "a cold morning", "by the sea"]
     (here / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ["", *texts]))
     *documents, total = records(run_ok("eval", "-m", run, "a.jsonl", "--by-document", "--json"))
@@ -142,9 +138,6 @@ def test_by_document_prints_the_loss_of_each_with_the_end_of_text_after_it(run: 
         bits = document["loss"] * length / document["bytes"] / math.log(2)
         assert document["bits_per_byte"] == pytest.approx(bits, rel=1e-9)
         start += length
-
-
-def test_the_table_of_documents_is_sorted_by_loss_and_names_lines_of_text(run: Path, here: Path) -> None:
     (here / "t.txt").write_text("the old man\n\n;;;;;;\nby the sea\n")
     table, metrics = run_ok("eval", "-m", run, "t.txt", "--format", "lines", "--by-document").stdout.split("\n\n")
     heading, *rows = table.splitlines()

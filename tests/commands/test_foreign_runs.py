@@ -242,21 +242,6 @@ def test_nothing_is_written_through_links_in_the_way(bad: Path, here: Path, cana
         assert snapshot(canary) == before
 
 
-def test_tokens_for_drafts_are_hashed_only_if_the_file_was_changed(bad: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model rejects wrong draft tokens, so that size and modification time suffice here, and only here."""
-    hashed: list[object] = []
-    digest = hashlib.file_digest
-    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: hashed.append(file) or digest(file, kind))
-    file = bad / "tokens" / "train.bin"
-    changed = file.stat().st_mtime_ns
-    edit_json(bad / "tokens/tokens.json", lambda index: index["train"].update(changed=changed))
-    run_ok(*COMMANDS["draft"])
-    assert hashed == []
-    os.utime(file)
-    run_ok(*COMMANDS["draft"])
-    assert len(hashed) == 1
-
-
 # Every file and every value, at the function that reads it
 
 

@@ -27,15 +27,12 @@ finally:
 """
 
 
-def test_each_help_text_is_one_short_line_in_terms_of_the_field() -> None:
+def test_help_texts_are_short_and_name_the_default_seed_and_both_lengths(corpus: Path) -> None:
     for command, found in COMMANDS.items():
         for parameter in found.params:
             assert len(parameter.help) <= 105, (command, parameter.name)
             assert parameter.help.endswith("."), (command, parameter.name)
             assert not any(word in parameter.help.lower() for word in PRIVATE), (command, parameter.name)
-
-
-def test_the_help_names_the_default_seed_and_tells_the_length_from_the_number_of_samples(corpus: Path) -> None:
     for name, default in (("train", "0"), ("sample", "a random one"), ("finetune-lora", "0")):
         (help_,) = (parameter.help for parameter in COMMANDS[name].params if parameter.name == "seed")
         assert f"(default: {default}" in help_
@@ -76,7 +73,7 @@ def test_the_examples_of_train_work(here: Path, monkeypatch: pytest.MonkeyPatch)
     run_example(f"{epochs} --force", tiny)
 
 
-def test_the_examples_of_sample_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_sample_work_and_fit_into_80_columns(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "book.txt").write_text("Once upon a time\n" + story(2000))
     run_ok("train", "book.txt", "--steps", 30, *TINY)
     continued, by_name, many, names = examples("sample", monkeypatch)
@@ -87,9 +84,6 @@ def test_the_examples_of_sample_work(here: Path, monkeypatch: pytest.MonkeyPatch
     (record,) = (json.loads(text) for text in run_example(f"{many} --seed 1").splitlines())
     assert (record["prompt"], record["tokens"]) == ("Once", 50)
     assert len(run_example(f"{names} -n 20 --seed 1").splitlines()) == 9
-
-
-def test_examples_fit_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("train", "sample"):
         assert examples(name, monkeypatch, 80) == examples(name, monkeypatch, 400)
 

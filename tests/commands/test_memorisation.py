@@ -69,14 +69,12 @@ def test_the_table_has_shares_and_places_and_the_same_seed_gives_the_same_figure
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_a_forged_corpus_path_is_not_opened(run: Path, here: Path) -> None:
+def test_without_its_text_a_run_needs_one_and_opens_no_forged_path(run: Path, here: Path, monkeypatch: Any) -> None:
     path = copied(run, here / "forged")
     edit_config(path, data={"corpus": [str(here / "secret.txt")]})
     (here / "secret.txt").write_text("secret " * 100)
     found = measured("-m", path, *FEW[:4], "--min-match", 8)
     assert not any("secret" in match["text"] for record in found.values() for match in record["matches"])
-
-
-def test_without_its_training_text_a_run_needs_one_by_name(run: Path, here: Path) -> None:
     (here / "t.txt").write_text(story(300))
+    monkeypatch.setenv("TINYLM_CACHE", str(here / "none"))
     assert_error(tinylm("eval", "--memorisation", "-m", run, "t.txt"), 1, "is no longer in the cache")

@@ -24,7 +24,9 @@ from tinylm.errors import (
 )
 
 
-def test_a_run_is_resumed_by_the_command_that_created_it(tmp_path: Path) -> None:
+def test_a_run_is_resumed_by_the_command_that_created_it_if_it_has_a_last_save(tmp_path: Path) -> None:
+    assert next_step(RunExistsError(tmp_path)) == ""
+    assert "continue" not in next_step(RunExistsError(tmp_path), ("tinylm", "import", "a", "--out", str(tmp_path)))
     (run := tmp_path / "my run").mkdir()
     for config, command in (
         ('{"adapter": null}', "train"),
@@ -38,7 +40,7 @@ def test_a_run_is_resumed_by_the_command_that_created_it(tmp_path: Path) -> None
         assert resume_command(run) == f"tinylm {command} --resume '{run}'"
 
 
-def test_the_next_step_is_a_sentence_with_a_command_or_nothing() -> None:
+def test_the_next_step_is_a_sentence_with_a_command_that_reads_the_same_text() -> None:
     A, unknown = Path("a"), ("my b.txt",)
     for error, words in (
         (NoRunError("There is no run."), "tinylm runs."),
@@ -58,9 +60,6 @@ def test_the_next_step_is_a_sentence_with_a_command_or_nothing() -> None:
         sentence = next_step(error)
         assert words in sentence and sentence.endswith(".") if words else sentence == ""
         assert "tinylm " not in str(error)
-
-
-def test_the_copy_with_new_characters_is_trained_on_the_same_text_read_in_the_same_way() -> None:
     error = UnknownCharactersError("It has no id.", Path("a"), ("b.jsonl",))
     command = ("finetune-lora", "b.jsonl", "--train-on", "last", "--unknown=skip", "--chat-template=c", "--rank", "4")
     expected = "tinylm train b.jsonl --train-on last --chat-template=c --init-from a --extend-vocab."
@@ -87,11 +86,6 @@ def test_where_a_run_exists_the_commands_to_keep_replace_or_continue_it_work(out
     assert resume == ["train", "--resume", "checkpoints/my book"]
     for words in (keep, replace, [*resume, "--steps", "2"]):
         run_ok(*words)
-
-
-def test_a_run_without_a_last_save_is_not_continued(tmp_path: Path) -> None:
-    assert next_step(RunExistsError(tmp_path)) == ""
-    assert "continue" not in next_step(RunExistsError(tmp_path), ("tinylm", "import", "a", "--out", str(tmp_path)))
 
 
 def test_every_command_adds_the_next_step_to_errors() -> None:

@@ -45,7 +45,7 @@ def test_a_command_with_a_hyphen_has_environment_variables(run: Path) -> None:
     assert adapter(TINYLM_FINETUNE_LORA_RANK="6") == 3 * adapter(TINYLM_FINETUNE_LORA_RANK="2")
 
 
-def test_a_file_names_options_with_hyphens_or_underscores(here: Path) -> None:
+def test_a_file_names_options_with_hyphens_or_underscores_and_sets_lists_and_switches(here: Path, run: Path) -> None:
     (here / "my.toml").write_text(
         'steps = 1\nbatch-size = 7\nmicro_batch = 3\nlr = 1\nnorm-gain = false\nseed = 4\nout = "o"'
     )
@@ -54,9 +54,6 @@ def test_a_file_names_options_with_hyphens_or_underscores(here: Path) -> None:
     assert config.training is not None
     assert (config.training.batch_size, config.training.micro_batch, config.training.seed) == (7, 3, 4)
     assert (config.training.lr, config.model.norm_gain) == (1.0, False)
-
-
-def test_a_file_can_set_lists_texts_and_switches(here: Path, run: Path) -> None:
     (here / "train.toml").write_text('corpus = ["corpus.txt"]\ntime = "5m"\nquiet = true\ndry-run = true\n')
     assert run_ok("train", "--config", "train.toml").stderr == ""
     (here / "train.toml").write_text('corpus = "corpus.txt"\ntime = 300\ndry-run = true\n')
@@ -92,7 +89,7 @@ def test_a_config_file_named_by_a_variable_may_set_debug(here: Path) -> None:
 # Unknown variables
 
 
-def test_an_unknown_variable_is_a_warning_with_the_nearest_name() -> None:
+def test_unknown_variables_alone_cause_a_warning_with_the_nearest_name() -> None:
     """Every command warns, also about variables of other commands, and with --quiet."""
     nearest = {
         "TINYLM_TRAIN_STEP": "; did you mean TINYLM_TRAIN_STEPS?",
@@ -110,9 +107,6 @@ def test_an_unknown_variable_is_a_warning_with_the_nearest_name() -> None:
             warning = f"Warning: tinylm does not read the environment variable {name}{meant}"
             assert warning in result.stderr.splitlines()
         assert result.stdout == ""
-
-
-def test_known_variables_cause_no_warning() -> None:
     named = {"TINYLM_VERSION"}
     for path in Path(tinylm.__file__).parent.rglob("*.py"):
         named |= set(re.findall(r'environ(?:\.get\(|\[)"(TINYLM_[A-Z_]+)"', path.read_text(encoding="utf-8")))

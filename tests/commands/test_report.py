@@ -26,7 +26,7 @@ def report(*arguments: object, memorisation: str = "--no-memorisation") -> Any:
     return content["runs"]
 
 
-def test_a_decoder_has_curves_settings_parameters_plan_passage_attention_and_evaluation(run: Path) -> None:
+def test_a_decoder_has_curves_settings_plan_attention_evaluation_and_the_loss_of_each_token(run: Path) -> None:
     (found,) = report(run)
     assert found["problems"] == []
     assert found["name"] == "run"
@@ -44,10 +44,6 @@ def test_a_decoder_has_curves_settings_parameters_plan_passage_attention_and_eva
     (attention,) = found["attention"]
     assert len(attention["layers"]) == 1
     assert attention["rows"] == attention["columns"]
-
-
-def test_the_loss_of_each_token_is_that_of_evaluation_in_windows(run: Path) -> None:
-    (found,) = report(run)
     tokens = found["passage"]["tokens"]
     text = "".join(token["text"] for token in tokens)
     assert len(tokens) > 3 * 16
@@ -155,21 +151,20 @@ def test_an_adapter_has_the_norm_of_each_update(adapter: Path) -> None:
         assert update["relative"] == pytest.approx(norm / math.sqrt((base @ base).item()), rel=1e-4)
 
 
-def test_several_runs_are_overlaid_and_a_damaged_one_is_left_out(run: Path, bpe_run: Path, here: Path) -> None:
+def test_without_its_text_or_a_damaged_run_the_rest_is_there(
+    run: Path, here: Path, monkeypatch: Any, bpe_run: Path
+) -> None:
+    monkeypatch.setenv("TINYLM_CACHE", str(here / "empty"))
+    (found,) = report(run, "--prompt", "the sea")
+    assert [text.partition(":")[0] for text in found["problems"]] == ["No passage, no evaluation and no memorisation"]
+    assert found["attention"]
+    assert "passage" not in found
     damaged = copied(run, here / "damaged")
     (damaged / "config.json").write_text("{")
     result = run_ok("report", run, bpe_run, damaged, "--no-memorisation", "--out", "r.html", "--json")
     assert records(result) == [{"report": "r.html", "runs": ["run", "bpe"]}]
     assert "damaged is left out" in result.stderr
     assert_error(tinylm("report", damaged), 1, "config.json")
-
-
-def test_without_the_encoded_text_the_other_sections_remain(run: Path, here: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("TINYLM_CACHE", str(here / "empty"))
-    (found,) = report(run, "--prompt", "the sea")
-    assert [text.partition(":")[0] for text in found["problems"]] == ["No passage, no evaluation and no memorisation"]
-    assert found["attention"]
-    assert "passage" not in found
 
 
 def test_forged_strings_and_logs_neither_end_the_report_nor_reach_the_page_as_markup(run: Path, here: Path) -> None:

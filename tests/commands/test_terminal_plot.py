@@ -29,7 +29,7 @@ def dots(lines: list[str]) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("columns", [40, 200])
-def test_known_points_are_at_their_places(columns: int) -> None:
+def test_known_points_are_at_their_places_and_labels_are_the_values_of_their_rows(columns: int) -> None:
     """From 1 to e^4 on a logarithmic axis of 5 rows: e^k is k quarters of the way up."""
     points = [(100.0 * k, math.exp(k)) for k in range(5)]
     lines = draw([Curve(points, "o", line=False)], columns, 5, "steps")
@@ -40,10 +40,7 @@ def test_known_points_are_at_their_places(columns: int) -> None:
         assert y == 4 - k
         assert abs(x - k / 4 * (width - 1)) <= 1
     assert lines[-1].split() == ["0", "400", "steps"]
-
-
-def test_the_labels_are_the_values_of_their_rows() -> None:
-    """19 dots between the ends of a linear axis from -19 to 0: the middle of the rows is at -1.5 and -13.5."""
+    # 19 dots between the ends of a linear axis from -19 to 0: the middle of the rows is at -1.5 and -13.5.
     lines = draw([Curve([(0.0, 0.0), (1.0, -19.0)])], 30, 5, "steps")
     assert [line.split()[0] for line in lines[:5] if "┤" in line] == ["-1.5", "-13.5"]
     assert [index for index, line in enumerate(lines[:5]) if "┤" in line] == [0, 3]
@@ -59,15 +56,12 @@ def test_a_line_joins_its_points_without_gaps() -> None:
         assert any((x - dx, y - dy) in found for dx, dy in itertools.product((0, 1), (-1, 0, 1)) if (dx, dy) != (0, 0))
 
 
-def test_a_single_point_a_constant_and_nothing_can_be_drawn() -> None:
+def test_a_single_point_a_constant_nothing_and_extreme_values_can_be_drawn() -> None:
     assert draw([], 40, 5, "steps") == draw([Curve([])], 40, 5, "steps") == []
     for points in ([(3.0, 1.5)], [(3.0, 1.5), (9.0, 1.5)]):
         lines = draw([Curve(points)], 40, 5, "steps")
         assert lines[2].startswith("1.5 ┤") and dots(lines)
         assert {y // 4 for _, y in dots(lines)} == {2}
-
-
-def test_extreme_values_are_drawn_in_the_frame() -> None:
     for points, columns in itertools.product(
         (
             [(0.0, 1e30), (2.0**53, 1e-30)],

@@ -79,7 +79,7 @@ def test_skipped_files_are_a_note_or_if_they_are_most_of_a_folder_a_warning(here
     assert "Warning: Skipped in texts: 2 binary" in run_ok("train", "texts", "--out", "more", "-q", *ONE_STEP).stderr
 
 
-def test_a_text_that_is_named_twice_is_read_once(here: Path) -> None:
+def test_a_text_named_twice_is_read_once_and_one_of_both_splits_is_a_warning(here: Path) -> None:
     (here / "a.txt").write_text(story(2000))
     (here / "b.txt").symlink_to("a.txt")
     (once,) = records(run_ok("train", "a.txt", "--dry-run", "--json", *ONE_STEP))
@@ -87,10 +87,7 @@ def test_a_text_that_is_named_twice_is_read_once(here: Path) -> None:
         result = run_ok("train", "a.txt", *others, "--dry-run", "--json", *ONE_STEP)
         assert f"{names.count(',') + 1} named twice ({names}). Read: " in result.stderr
         assert records(result)[0]["data"]["characters"] == once["data"]["characters"]
-
-
-def test_a_text_for_training_and_validation_is_a_warning(here: Path) -> None:
-    (here / "a.txt").write_text(story(2000))
+    (here / "b.txt").unlink()
     (here / "b.txt").write_text(story(2000, 1))
     words = "Warning: a.txt is text for training and for validation"
     options = ("--dry-run", *ONE_STEP)

@@ -233,14 +233,11 @@ def test_a_run_ends_by_patience_or_after_its_epochs(corpus: Path, here: Path) ->
     assert (last["stopped_by"], last["step"]) == ("epochs", -(-data.train_tokens // (2 * 4 * 16)))
 
 
-def test_divergence_exits_with_3_and_keeps_the_last_saved_weights(corpus: Path, here: Path) -> None:
+def test_divergence_exits_with_3_and_keeps_the_last_weights_and_overfitting_warns(corpus: Path, here: Path) -> None:
     options = ("--steps", 50, "--lr", 1000, "--warmup-steps", 0, "--schedule", "constant", *TINY)
     result = tinylm("train", corpus, *options)
     assert_error(result, 3, "is not finite", "--lr (it is 1000)", sentences=3)
     load_model(here / "checkpoints/corpus")
-
-
-def test_overfitting_is_a_warning(here: Path) -> None:
     (here / "twice.txt").write_text("abcdefgh" * 30 + "hgfedcba" * 4)
     options = ("--steps", 60, "--eval-every", 20, "--lr", "0.05", "--warmup-steps", 0, *TINY)
     result = run_ok("train", "twice.txt", *options, "--quiet")

@@ -66,7 +66,7 @@ def test_a_run_trained_on_standard_input_keeps_its_tokens_and_can_be_resumed(her
     assert_error(tinylm("train", "--resume", moved, "--steps", 3), 1, "is no longer in the cache", "standard input")
 
 
-def test_init_from_takes_weights_shape_and_tokenizer_of_another_run(run: Path, corpus: Path, here: Path) -> None:
+def test_init_from_takes_weights_shape_tokenizer_and_schedule_of_a_run(run: Path, corpus: Path, here: Path) -> None:
     before = snapshot(run)
     options = ("--steps", 1, "--batch-size", 4, "--lr", "1e-20", "--dtype", "fp32")
     run_ok("train", corpus, "--init-from", run, *options)
@@ -77,6 +77,10 @@ def test_init_from_takes_weights_shape_and_tokenizer_of_another_run(run: Path, c
     for name, tensor in old.state_dict().items():
         assert tensor.allclose(new.state_dict()[name], rtol=0, atol=1e-12), name
     assert snapshot(run) == before
+    run_ok("train", corpus, "--steps", 1, "--preset", "gpt2", *TINY, "--out", "first")
+    run_ok("train", corpus, "--steps", 1, "--init-from", "first", "--out", "second")
+    training = read_config(here / "second").training
+    assert training is not None and training.schedule == "cosine"
 
 
 def test_extend_vocab_adds_new_characters_to_the_model(run: Path, here: Path) -> None:
@@ -106,10 +110,3 @@ def test_the_last_evaluation_is_part_of_the_last_save(corpus: Path, here: Path) 
     state = RunDirectory(run).load_last(read_config(run)).state
     best = (last["best_step"], last["best_val_loss"])
     assert (state["last_eval_step"], state["best_step"], state["best_loss"]) == (6, *best)
-
-
-def test_init_from_uses_the_schedule_of_the_preset(corpus: Path, here: Path) -> None:
-    run_ok("train", corpus, "--steps", 1, "--preset", "gpt2", *TINY)
-    run_ok("train", corpus, "--steps", 1, "--init-from", "checkpoints/corpus", "--out", "second")
-    training = read_config(here / "second").training
-    assert training is not None and training.schedule == "cosine"

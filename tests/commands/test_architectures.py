@@ -182,14 +182,3 @@ def test_options_of_other_architectures_from_variables_are_ignored(translator: P
     assert run_ok("sample", *sources, env=variables).stdout == run_ok("sample", *sources).stdout
     variables = {"TINYLM_EVAL_STRIDE": "3", "TINYLM_EVAL_BASELINES": "1"}
     assert run_ok("eval", "-m", encoder, env=variables).stdout == run_ok("eval", "-m", encoder).stdout
-
-
-def test_routing_metrics_are_logged_and_local_layers_are_chosen_by_index(here: Path) -> None:
-    (here / "t.txt").write_text("the old man said it\n" * 60)
-    flags = ("--layers", 2, "--local-window", 4, "--local-layers", 1, "--experts", 3, "--log-gradients")
-    result = run_ok("train", "t.txt", "--out", "run", "--steps", 2, "--json", *TINY[2:], *flags, "--log-every", 1)
-    (first, *_) = [record for record in records(result) if "loss" in record]
-    assert all(sum(layer) == pytest.approx(1) and len(layer) == 3 for layer in first["expert_shares"])
-    assert 0 < first["router_entropy"] <= 1.0987
-    assert {"layers.0", "layers.1", "embedding"} <= first["gradient_norms"].keys()
-    assert read_config(here / "run").model.local_layers == (1,)

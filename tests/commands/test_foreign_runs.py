@@ -23,7 +23,7 @@ from tinylm.errors import TinyLMError
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights
 from tinylm.run_directory.metrics_log import iterate_metrics
-from tinylm.run_directory.tensor_files import Shard, read_tensors, write_tensors
+from tinylm.run_directory.tensor_files import read_tensors, write_tensors
 from tinylm.run_directory.weights import read_header, write_weights
 from tinylm.text.run_tokens import reopen_tokens
 from tinylm.training.state import TrainerState
@@ -129,17 +129,6 @@ def set_token(run: Path, file: str) -> None:
     index.write_text(index.read_text().replace(*hashes))
 
 
-def divide_last(run: Path, ranks: int) -> None:
-    """Divide the tensors of last/ among the files of several ranks."""
-    directory, config = RunDirectory(run), read_config(run)
-    save = directory.load_last(config)
-    folder, hashes = directory.begin_last(), {}
-    for shard in (Shard(index, ranks) for index in range(ranks)):
-        parts = save.read_weights(shard), save.read_optimizer(shard)
-        hashes |= directory.write_last(folder, *parts, save.state, config, shard)
-    directory.commit_last(folder, hashes, save.state)
-
-
 def change_optimizer(run: Path, change: Callable[[Tensors], object]) -> None:
     file = run / "last" / "optimizer.safetensors"
     tensors = read_tensors([file])
@@ -167,46 +156,16 @@ FORGERIES: dict[str, tuple[Forge, str, str]] = {
     "nothing": (lambda run: None, "", ""),
     "a link for the config": (lambda run: replace(run / "config.json", "link"), ALL, "a symbolic link"),
     "a pipe for the weights": (lambda run: replace(run / "model.safetensors", "pipe"), f"info {BEST}", NOT_REGULAR),
-    "a device for the tokenizer": (lambda run: replace(run / "tokenizer.json", "device"), ALL, "a symbolic link"),
     "a folder for the state": (lambda run: replace(run / "last/state.json", "folder"), "info resume", NOT_REGULAR),
-    "a link for the last save": (lambda run: replace(run / "last", "link"), "info resume", "last is damaged"),
     "a link for the tokens": (lambda run: replace(run / "tokens", "link"), f"draft {TOKENS}", "is damaged"),
-    "deep JSON": (lambda run: replace(run / "config.json", "deep"), ALL, "config.json"),
     "deep metrics": (lambda run: replace(run / "metrics.jsonl", "deep"), "", ""),
     "a token that is none": (lambda run: set_token(run, "val.bin"), TOKENS, "val.bin has an id that is not in the voc"),
-    "a later token that is none": (
-        lambda run: (divide_tokens(run), set_token(run, "train-00001.bin")),
-        "draft resume",
-        "train-00001.bin has an id that is not in the vocabulary",
-    ),
-    "a type that is an object": (
-        lambda run: edit_json(run / "tokens/tokens.json", lambda index: index["val"].update(dtype="O")),
-        TOKENS,
-        "is damaged",
-    ),
     "a recorded path": (
         lambda run: edit_config(run, data={"corpus": ["/dev/zero"], "tokens_in_run": False}),
         f"draft {TOKENS}",
         "is no longer in the cache",
     ),
-    "another tensor": (
-        lambda run: resave(run, lambda t: t.update(more=torch.ones(2))),
-        f"{BEST} resume",
-        "does not fit its config",
-    ),
     "an infinite loss": (lambda run: set_metadata(run, val_loss="NaN"), f"info {BEST}", "model.safetensors is damaged"),
-    "a state without a step": (lambda run: set_state(run, step="x"), "info resume", "is damaged"),
-    "a negative step": (lambda run: set_state(run, step=-7), "info resume", "is damaged"),
-    "an optimizer that does not fit": (
-        lambda run: change_optimizer(run, lambda t: t.pop(f"{NORM}/exp_avg")),
-        "resume",
-        "The saved optimizer does not fit the model",
-    ),
-    "a file of another rank": (
-        lambda run: (divide_last(run, 2), (run / "last/model-00002-of-00002.safetensors").unlink()),
-        "resume",
-        "last is damaged",
-    ),
 }
 
 

@@ -160,24 +160,3 @@ def test_json_of_several_runs_has_a_line_for_each(run: Path, bpe_run: Path, adap
     result = run_ok("info", bad, run, bpe_run)
     assert "bad is left out" in result.stderr and "\n  B " in result.stdout and "\n  C " not in result.stdout
     assert_error(tinylm("info", bad, bad / "."), 1, "config.json")
-
-
-def test_forged_metrics_end_no_command_and_pass_no_control_codes(run: Path, here: Path) -> None:
-    forged = copied(run, here / "forged\x1b[2J")
-    lines = [
-        '{"step": 1, "loss": NaN}',
-        '{"step": 2, "loss": 1e999, "tokens_per_second": "\\u001b[2J"}',
-        '{"step": 3, "loss": -5, "tokens_per_second": 1e300}',
-        '{"step": 9007199254740992, "val_loss": 1e299}',
-        '{"step": 4, "val_loss": "\\u001b[2J"}',
-        '{"loss": 1}',
-        "[]",
-        '{"step": 5, "loss": [1], "tokens_per_second": null}',
-        '{"step": 6, "val_loss": 2.5}',
-    ]
-    (forged / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    edit_config(forged, data={"corpus": ["\x1b[2J\nx"]})
-    for words in ((forged,), (forged, run), (forged, run, "--json")):
-        result = run_ok("info", *words)
-        assert "nan" not in result.stdout.lower() and "inf " not in result.stdout
-        assert "[2J" not in "".join(drawing(result.stdout))

@@ -1,9 +1,13 @@
-"""The machine of a run, chosen by capabilities and by measurements that are made once."""
+"""The machine of a run, chosen by capabilities and by measurements that are made once, and the load of others."""
 
 import itertools
+import os
 import platform
+import re
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,15 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.machines import LAYER_SECONDS, MATMUL_RATE
+from tests.shell import TINY, child_process, run_ok, story
 from tinylm import machine as module
-from tinylm.machine import (
-    COMPARED_DTYPES,
-    choose_machine,
-    matmul_rates_entry,
-    measure_layer_seconds,
-    measure_matmul_rates,
-    round_measured,
-)
+from tinylm import machine_load
+from tinylm.doctor import diagnose
+from tinylm.machine_load import LoadMeter, LoadNotes, slows_training
+from tinylm.reporter import LogReporter
 from tinylm.run_config import RuntimeConfig
 
 posix_clock = pytest.mark.skipif(sys.platform == "win32", reason="thread time has a resolution of 16 ms there")
@@ -36,14 +37,14 @@ class Recorder:
 def test_a_machine_has_the_rate_of_the_profile_and_a_run_records_it(monkeypatch: pytest.MonkeyPatch) -> None:
     reporter = Recorder()
     monkeypatch.setattr(module, "free_memory", lambda device: 123)
-    found = choose_machine("cpu", "fp32", reporter)
+    found = module.choose_machine("cpu", "fp32", reporter)
     assert (found.device, found.dtype) == ("cpu", "fp32")
     assert found.threads == torch.get_num_threads()
     assert found.reasons.startswith("cpu (")
     assert "requested; fp32: requested" in found.reasons
-    assert found.matmul_rate == round_measured(MATMUL_RATE)
+    assert found.matmul_rate == module.round_measured(MATMUL_RATE)
     assert found.free_memory == 123
-    assert found.layer_seconds == round_measured(LAYER_SECONDS)
+    assert found.layer_seconds == module.round_measured(LAYER_SECONDS)
     measured = {"matmul_rate": found.matmul_rate, "layer_seconds": found.layer_seconds}
     expected = RuntimeConfig(device="cpu", dtype="fp32", compile=True, threads=found.threads, **measured)
     assert found.runtime(compile=True) == expected
@@ -74,10 +75,10 @@ def test_the_number_format_is_the_faster_one_unless_capabilities_determine_it(mo
         monkeypatch.setattr(platform, "machine", lambda: "x86_64")
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda bf16=bf16: bf16)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
-        for names in (COMPARED_DTYPES, ("fp32",), ("bf16",)):
-            matmul_rates_entry("cpu", names).write({name: rates[name] for name in names})
-        found = choose_machine("cpu", "auto", Recorder())
-        assert (found.dtype, found.matmul_rate) == (dtype, round_measured(rates[dtype]))
+        for names in (module.COMPARED_DTYPES, ("fp32",), ("bf16",)):
+            module.matmul_rates_entry("cpu", names).write({name: rates[name] for name in names})
+        found = module.choose_machine("cpu", "auto", Recorder())
+        assert (found.dtype, found.matmul_rate) == (dtype, module.round_measured(rates[dtype]))
 
 
 def test_formats_are_timed_in_turns_and_the_best_rate_of_each_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +91,7 @@ def test_formats_are_timed_in_turns_and_the_best_rate_of_each_counts(monkeypatch
 
     monkeypatch.setattr(module, "_measure_matmul_rate", rate)
     monkeypatch.setattr(module, "MEASURE_SECONDS", 0.0)
-    assert measure_matmul_rates("cpu", COMPARED_DTYPES) == {"fp32": 2e11, "bf16": 4e11}
+    assert module.measure_matmul_rates("cpu", module.COMPARED_DTYPES) == {"fp32": 2e11, "bf16": 4e11}
     assert timed == ["fp32", "bf16"] * module.MIN_ROUNDS
 
 
@@ -109,20 +110,128 @@ def test_rates_and_times_are_the_shortest_processor_time_of_one_thread(monkeypat
     ticks: Iterator[float] = (0.002 * i for i in itertools.count())
     torch.set_num_threads(2)
     try:
-        rates = measure_matmul_rates("cpu", ("fp32",))
+        rates = module.measure_matmul_rates("cpu", ("fp32",))
     finally:
         torch.set_num_threads(threads)
     assert rates["fp32"] == pytest.approx(2 * 2 * 2048 * 512 * 512 / 0.002)  # of two threads
     ticks = itertools.accumulate(itertools.chain.from_iterable((1, 2 if i == 1 else 4) for i in range(5)), initial=0)
     next(ticks)
     before = torch.get_rng_state()
-    assert measure_layer_seconds("fp32") == {"fp32": 2 / (8 * 256) / 2}  # tokens, layers
+    assert module.measure_layer_seconds("fp32") == {"fp32": 2 / (8 * 256) / 2}  # tokens, layers
     assert seen == {1} and torch.get_num_threads() == threads
     assert torch.get_rng_state().equal(before)
 
 
 @given(st.floats(1e6, 1e18), st.floats(-0.04, 0.04))
 def test_a_rounded_rate_is_close_and_mostly_equal_in_another_measurement(rate: float, error: float) -> None:
-    assert 2**-0.126 < round_measured(rate) / rate < 2**0.126
-    middle = round_measured(rate)
-    assert round_measured(middle * (1 + error)) == middle
+    assert 2**-0.126 < module.round_measured(rate) / rate < 2**0.126
+    middle = module.round_measured(rate)
+    assert module.round_measured(middle * (1 + error)) == middle
+
+
+BUSY_LOOP = (sys.executable, "-c", "while True: pass")
+needs_proc = pytest.mark.skipif(not machine_load.PROC_STAT.exists(), reason="needs /proc/stat")
+
+
+class Clock:
+    """The time, processor time and cores of a made-up machine with cores 0 to 3, of which this process may use 1 and 3.
+
+    A tick is 10 ms.
+    """
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.seconds, self.own, self.stat = 100.0, 7.0, folder / "stat"
+        patch.setattr(machine_load, "PROC_STAT", self.stat)
+        patch.setattr(machine_load.os, "sched_getaffinity", lambda pid: {1, 3}, raising=False)
+        patch.setattr(machine_load.os, "sysconf", lambda name: 100, raising=False)
+        patch.setattr(machine_load.os, "getloadavg", lambda: (1.75, 9.0, 9.0), raising=False)
+        patch.setattr(machine_load.time, "monotonic", lambda: self.seconds)
+        patch.setattr(machine_load.time, "process_time", lambda: self.own)
+        self.show(())
+
+    def show(self, ticks: tuple[int, ...]) -> None:
+        """Write /proc/stat: every core with the given ticks of each kind, in the order of the manual page."""
+        fields = " ".join(map(str, ticks or (0,) * 10))
+        self.stat.write_text("".join(f"cpu{core} {fields}\n" for core in ("", 0, 1, 2, 3)) + "intr 5 0 0\nctxt 7\n")
+
+
+def test_the_load_of_others_is_the_busy_time_less_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(tmp_path, monkeypatch)
+    for processes, expected in ((1, 0.9), (2, 0.4)):
+        clock.show(())
+        meter = LoadMeter(processes)
+        clock.seconds, clock.own = clock.seconds + 10, clock.own + 5
+        # user 300, nice 200, system 100, idle 200, iowait 100, irq 40, softirq 30, steal 30, guests, within user: 150
+        clock.show((300, 200, 100, 200, 100, 40, 30, 30, 150, 0))
+        # 7.0 s busy on each of two cores in 10 s are 1.4 cores, of which each process uses 0.5.
+        assert meter.read() == pytest.approx(expected)
+    clock.seconds, clock.own = clock.seconds + 10, clock.own + 30
+    assert meter.read() == 0.0
+
+
+def test_without_proc_stat_it_is_the_load_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(tmp_path, monkeypatch)
+    for content in ("", "cpu 1 2 3\n", "cpu1 a b c d e f g h\ncpu3 1 2 3 4 5 6 7 8\n", None):
+        clock.stat.unlink() if content is None else clock.stat.write_text(content)
+        meter = LoadMeter()
+        clock.seconds, clock.own = clock.seconds + 10, clock.own + 5
+        assert meter.read() == pytest.approx(1.25), content
+    monkeypatch.delattr(os, "getloadavg", raising=False)
+    assert meter.read() is None
+
+
+def test_training_is_slowed_by_load_on_the_cores_that_it_needs() -> None:
+    rows = ((2, 2, 0.2, False), (2, 2, 0.3, True), (64, 32, 10, False), (64, 32, 20, True), (8, 1, 1, False))
+    for cores, threads, others, slow in rows:
+        assert slows_training(others, threads, cores) == slow
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_others_that_slow_training_are_noted(timed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(tmp_path, monkeypatch)
+    monkeypatch.setattr(machine_load, "usable_cores", lambda: 2)
+    said: list[str] = []
+    notes = LoadNotes(said.append, meter := LoadMeter(), threads=2, timed=timed, planned_steps=5000)
+    load = 0.05
+    monkeypatch.setattr(meter, "read", lambda: load)
+    loads = {0: 0.05, 201: 1.0, 400: 1.3, 500: 1.8, 700: 0.3, 801: 0.0}
+    spoken = []
+    for step in range(1000):
+        load = loads.get(step, load)
+        clock.seconds += 2 if 201 <= step < 801 else 1
+        notes.step(step + 1, step / 1000)
+        spoken += [step] * (len(said) - len(spoken))
+    # Readings are 10 s apart before the first note, then 60 s.
+    assert spoken == [205, 505, 715, 810]
+    assert said[0].startswith(
+        "Other processes take 1.0 of the 2 cores, which slows training: at the speed of the last "
+    )
+    assert said[0].endswith(" The plan is for an idle machine. The command top shows those processes.")
+    assert said[3].startswith("Other processes no longer slow training: at the speed of the last ")
+    if timed:
+        assert "10s, about 1,001 steps fit into the time; 5,000 were planned." in said[0]
+    else:
+        assert "10s, it ends in about 26m 30s." in said[0]  # 795 steps of two seconds
+
+
+@needs_proc
+def test_the_doctor_warns_of_a_process_that_keeps_a_core_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_load, "usable_cores", lambda: 1)  # however many there are
+    with child_process(BUSY_LOOP):
+        time.sleep(0.2)
+        diagnosis = diagnose("cpu", LogReporter())
+    assert diagnosis.sections["threads"]["cores_of_other_processes"] > 0.6
+    (message,) = [problem.message for problem in diagnosis.problems if problem.subject == "load"]
+    assert message.startswith("Other processes take") and "renice -n 19" in message and "top shows them" in message
+
+
+@pytest.mark.slow
+@needs_proc
+def test_a_training_beside_a_busy_process_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_load, "usable_cores", lambda: 1)
+    monkeypatch.setattr(machine_load, "FIRST_SECONDS", 0.3)
+    (tmp_path / "text.txt").write_text(story(3000))
+    with child_process(BUSY_LOOP):
+        result = run_ok("train", tmp_path / "text.txt", "--steps", 500, "--out", tmp_path / "run", *TINY)
+    (note,) = [line for line in result.stderr.splitlines() if "Other processes" in line]
+    assert re.search(r", it ends in about [\dms ]+\. The plan is for an idle machine\.", note)

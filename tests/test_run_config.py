@@ -13,32 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.variants import small
+from tinylm import model_config as model
+from tinylm import run_config, training_config
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.model.build import build_empty_model, build_model
-from tinylm.model_config import (
-    ACTIVATIONS,
-    ARCHITECTURES,
-    INITIALISATIONS,
-    NORM_PLACEMENTS,
-    NORMS,
-    POSITIONS,
-    ROPE_SCALINGS,
-    ModelConfig,
-    RopeScaling,
-)
-from tinylm.run_config import (
-    DEVICES,
-    DTYPES,
-    FORMAT,
-    AdapterConfig,
-    DataConfig,
-    RunConfig,
-    RuntimeConfig,
-    SpecialTokens,
-    TokenizerConfig,
-)
+from tinylm.model_config import ARCHITECTURES, ROPE_SCALINGS, ModelConfig, RopeScaling
+from tinylm.run_config import AdapterConfig, DataConfig, RunConfig, RuntimeConfig, SpecialTokens, TokenizerConfig
 from tinylm.serialization import from_json, non_defaults
-from tinylm.training_config import OBJECTIVES, OPTIMIZERS, SCHEDULES, Budget, TrainingConfig, corpora_of, objective_for
+from tinylm.training_config import OBJECTIVES, Budget, TrainingConfig, corpora_of, objective_for
 from tinylm.validation import RANGES, Range, check_values
 
 INFINITE, NAN = math.inf, math.nan
@@ -89,9 +71,9 @@ PAIRS: dict[str, Any] = {"architecture": "encoder-decoder", "encoder_layers": 1}
 MULTIPLIER: dict[str, Any] = {"attention_multiplier": 0.1, "attention_scale": False}
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "position": POSITIONS, "norm": NORMS, "norm_placement": NORM_PLACEMENTS, "activation": ACTIVATIONS,
-    "initialisation": INITIALISATIONS, "schedule": SCHEDULES, "optimizer": OPTIMIZERS, "device": DEVICES,
-    "dtype": DTYPES,
+    "position": model.POSITIONS, "norm": model.NORMS, "norm_placement": model.NORM_PLACEMENTS,
+    "activation": model.ACTIVATIONS, "initialisation": model.INITIALISATIONS, "schedule": training_config.SCHEDULES,
+    "optimizer": training_config.OPTIMIZERS, "device": run_config.DEVICES, "dtype": run_config.DTYPES,
 }  # fmt: skip
 
 # A call that raises an error, its arguments, the setting that the message names, and other words of the message.
@@ -415,8 +397,14 @@ def test_a_document_with_unknown_keys_or_wrong_values_is_an_error() -> None:
 def test_the_error_says_what_is_wrong_in_the_document() -> None:
     """Of a newer format it says nothing else; numbers of many digits are not in it."""
     for values, words in (
-        (document("format", value=FORMAT + 1), rf"format {FORMAT + 1}, this one reads {FORMAT}.*upgrade tinylm"),
-        ({"format": FORMAT + 1, "surprise": 1}, rf"format {FORMAT + 1}, this one reads {FORMAT}.*upgrade tinylm"),
+        (
+            document("format", value=run_config.FORMAT + 1),
+            rf"format {run_config.FORMAT + 1}, this one reads {run_config.FORMAT}.*upgrade tinylm",
+        ),
+        (
+            {"format": run_config.FORMAT + 1, "surprise": 1},
+            rf"format {run_config.FORMAT + 1}, this one reads {run_config.FORMAT}.*upgrade tinylm",
+        ),
         ({"format": 10**4000}, "format a number of more than 40 digits, this one reads"),
         ({**document(), "surprise": 1, "oddity": 2}, "unknown: oddity, surprise"),
         (document("model", "width", value="16"), "expected int, found '16'"),

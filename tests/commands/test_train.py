@@ -12,18 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.shell import (
-    FILES,
-    TINY,
-    assert_error,
-    copied,
-    edit_config,
-    records,
-    run_ok,
-    snapshot,
-    story,
-    tinylm,
-)
+from tests.shell import FILES, TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
 from tinylm.ranks import Ranks
 from tinylm.run_directory.loading import load_model, read_config, summarise
 from tinylm.training.graceful_stop import StopRequest

@@ -1,20 +1,22 @@
 """The evaluation loop, compared with models in float64: on one window per token, and on masked windows."""
 
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from tests import reference, reference_parts
+from tests.training.trainer_bench import rows_at_most
 from tests.variants import randomised, small
 from tinylm.errors import TinyLMError
 from tinylm.evaluation.loop import EvaluationLoss, evaluate_loss
 from tinylm.evaluation.masked import masked_losses_and_accuracy
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
-from tinylm.objectives.loss import LanguageModel, Loss, next_token
-from tinylm.text.batches import Batch, evaluation_batches
+from tinylm.objectives.loss import next_token
+from tinylm.text.batches import evaluation_batches
 from tinylm.text.token_masking import masked_evaluation_batches
 
 CONFIG = small(context=8, dropout=0.5)
@@ -51,46 +53,26 @@ def test_the_loss_equals_the_formula_at_every_stride(stride: int) -> None:
     assert result.loss == pytest.approx(expected_loss(model, stride), rel=1e-12)
 
 
-class LimitedMemory:
-    """An objective that runs out of memory for more than `max_rows` rows, and records the rows of each batch."""
-
-    def __init__(self, max_rows: int, error: type[BaseException] = torch.OutOfMemoryError) -> None:
-        self.max_rows, self.error = max_rows, error
-        self.rows: list[int] = []
-
-    def __call__(self, model: LanguageModel, batch: Batch) -> Loss:
-        self.rows.append(len(batch))
-        if len(batch) > self.max_rows:
-            raise self.error("CUDA out of memory.")
-        return next_token(model, batch)
-
-
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
 def test_if_memory_runs_out_the_same_tokens_are_scored_in_fewer_rows(error: type[BaseException]) -> None:
-    model, limited = decoder(), LimitedMemory(2, error)
+    model, rows, progress = decoder(), [], []
     numbers = np.random.default_rng(0).integers(0, CONFIG.vocab_size, 100).astype(np.uint8)
-    progress: list[int] = []
-    found = evaluate_loss(model, limited, evaluation_batches(numbers, CONFIG.context, 6, 3), progress=progress.append)
-    expected = evaluate_loss(model, next_token, evaluation_batches(numbers, CONFIG.context, 6, 3))
-    assert found.tokens == expected.tokens == sum(progress) == 99
+    found, expected = (
+        evaluate_loss(model, loss, evaluation_batches(numbers, CONFIG.context, 6, 3), progress=progress.append)
+        for loss in (rows_at_most(2, rows, error), next_token)
+    )
+    assert found.tokens == expected.tokens == sum(progress) // 2 == 99
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
-    assert limited.rows[:4] == [6, 3, 2, 1]
-    assert max(limited.rows[3:]) == 2  # batches that are too large are not tried again
+    assert rows[:4] == [6, 3, 2, 1]
+    assert max(rows[3:]) == 2  # batches that are too large are not tried again
 
 
-def test_one_row_that_does_not_fit_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(
-        TinyLMError, match="Out of memory while evaluating a single sequence; choose a smaller `context`"
-    ):
-        evaluate_loss(decoder(), LimitedMemory(0), evaluation_batches(TOKENS, CONFIG.context, 3))
-
-
-def test_other_errors_are_not_taken_for_lack_of_memory() -> None:
-    def broken(model: LanguageModel, batch: Batch) -> Loss:
-        raise RuntimeError("a bug")
-
-    with pytest.raises(RuntimeError, match="a bug"):
-        evaluate_loss(decoder(), broken, evaluation_batches(TOKENS, CONFIG.context, 3))
+def test_one_row_that_does_not_fit_is_an_error_that_says_what_to_do_unlike_other_errors() -> None:
+    message = "Out of memory while evaluating a single sequence; choose a smaller `context`"
+    bug = Mock(side_effect=RuntimeError("a bug"))
+    for objective, error, match in ((rows_at_most(0, []), TinyLMError, message), (bug, RuntimeError, "a bug")):
+        with pytest.raises(error, match=match):
+            evaluate_loss(decoder(), objective, evaluation_batches(TOKENS, CONFIG.context, 3))
 
 
 @pytest.mark.parametrize("training", [True, False])

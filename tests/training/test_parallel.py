@@ -53,7 +53,9 @@ def test_a_parameter_without_a_gradient_on_one_rank_gets_that_of_the_other_and_n
     assert parameters[2].grad is None
 
 
-def test_ranks_have_the_threads_of_one_process_unless_more_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_have_the_threads_of_one_process_unless_more_are_set_and_share_its_memory_but_no_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ranks, "usable_cores", lambda: 16)
     monkeypatch.setattr(ranks, "physical_cores", lambda: 8)
     found = {}
@@ -62,9 +64,6 @@ def test_ranks_have_the_threads_of_one_process_unless_more_are_set(monkeypatch: 
         found |= {(threads, local): machine_threads(Launch(size=4, local_size=local)) for local in (1, 4)}
     cores = 8 if torch.backends.mkl.is_available() else 16
     assert found == {(1, 1): 1, (1, 4): cores, (3, 1): 3, (3, 4): 12}
-
-
-def test_the_ranks_of_a_machine_share_its_memory_but_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "free_memory", lambda device: 1000)
     two = Ranks(Launch(size=2, local_size=2))
     assert [parallel.rank_memory(device, two) for device in ("cuda", "cpu")] == [1000, 500]
@@ -152,34 +151,26 @@ def test_signals_in_several_processes_may_be_seconds_apart(monkeypatch: pytest.M
 # Prefetched batches are those of the function, in any order.
 
 
-def batch_of(number: int) -> Batch:
-    if number == 7:
-        raise OSError("the disk is gone")
-    return Batch(torch.tensor([[number]]), torch.tensor([[number + 1]]))
-
-
-def test_batches_are_those_asked_for_in_any_order_and_an_error_is_raised_when_its_batch_is() -> None:
-    prefetched = BatchPrefetcher(batch_of)
-    numbers = [0, 1, 2, 2, 3, 5, 4, 0, 1, 6]  # a resumed run starts anywhere, and a repeated step asks again
-    assert [int(prefetched(number).ids) for number in numbers] == numbers
-    with pytest.raises(OSError, match="the disk is gone"):
-        prefetched(7)
-
-
-def test_the_next_batch_is_made_in_a_thread_without_being_asked_for() -> None:
+def test_batches_are_made_ahead_in_a_thread_and_an_error_is_raised_when_its_batch_is_asked_for() -> None:
     made, threads = threading.Event(), []
 
     def batch(number: int) -> Batch:
         threads.append(threading.current_thread())
         if number == 4:
             made.set()
-        return batch_of(number)
+        if number == 7:
+            raise OSError("the disk is gone")
+        return Batch(torch.tensor([[number]]), torch.tensor([[number + 1]]))
 
     prefetched = BatchPrefetcher(batch)
     assert int(prefetched(3).ids) == 3
     assert made.wait(timeout=30)
     assert int(prefetched(4).ids) == 4
     assert len(threads) >= 2 and threading.current_thread() not in threads
+    numbers = [0, 1, 2, 2, 3, 5, 4, 0, 1, 6]  # a resumed run starts anywhere, and a repeated step asks again
+    assert [int(prefetched(number).ids) for number in numbers] == numbers
+    with pytest.raises(OSError, match="the disk is gone"):
+        prefetched(7)
 
 
 class PinnableTensor(torch.Tensor):
@@ -193,16 +184,11 @@ class PinnableTensor(torch.Tensor):
         return self
 
 
-def pinnable_batch(number: int) -> Batch:
-    batch = random_batch(number)
-    return Batch(batch.ids.as_subclass(PinnableTensor), batch.targets.as_subclass(PinnableTensor))
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_only_the_rows_of_this_rank_are_pinned_and_only_for_cuda(device: str) -> None:
-    ranks = ProcessRanks(Launch(rank=1, size=4), Rendezvous(None, None, 0), 1)
-    whole, own = prefetch(pinnable_batch, torch.device(device), ranks)(3)
     expected = random_batch(3)
+    pinnable = Batch(expected.ids.as_subclass(PinnableTensor), expected.targets.as_subclass(PinnableTensor))
+    whole, own = prefetch({3: pinnable, 4: pinnable}.__getitem__, torch.device(device), process_ranks(4)[1])(3)
     for part, all_rows, rows in ((own.ids, whole.ids, expected.ids), (own.targets, whole.targets, expected.targets)):
         assert isinstance(part, PinnableTensor) and isinstance(all_rows, PinnableTensor)
         assert part.equal(rows[1::4]) and all_rows.equal(rows)

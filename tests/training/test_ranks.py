@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,8 @@ from tinylm.run_directory.metrics_log import read_metrics
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no torch.distributed")
 
 STEPS = 30
+LOSSES = ("loss", "val_loss")
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 END_SECONDS = 30.0  # within which all processes end after a signal or a kill
 MODEL = {"layers": 1, "heads": 2, "width": 16, "context": 16, "dropout": 0.0, "tokenizer": "char"}
 TRAINING = {"steps": STEPS, "log_every": 1, "eval_every": 15, "dtype": "fp32", "compile": "off"}
@@ -63,7 +64,6 @@ ONCE = ("pairs twice", "merged experts", "continued", "shared B", "multi-token")
 BY_KIND = {
     kind: OPTIMIZERS[:1] if kind in ONCE else ADAMS if kind in ADAPTED else OPTIMIZERS for kind in (*NEW, *ADAPTED)
 }
-ALL = [(kind, optimizer) for kind, optimizers in BY_KIND.items() for optimizer in optimizers]
 
 
 def each_kind(shift: int) -> list[tuple[str, str]]:
@@ -108,12 +108,10 @@ def runs(texts: Path, out: Path, cases: list[tuple[str, str]], base: Path | None
     return made
 
 
-def losses(run: Path) -> list[float]:
-    return [record.get("loss", record.get("val_loss")) for record in read_metrics(run)]
-
-
-def gradient_norms(run: Path) -> list[float]:
-    return [record["grad_norm"] for record in read_metrics(run) if "grad_norm" in record]
+def logged(run: Path, *names: str) -> list[float]:
+    """The numbers of the records that have the first of these names that a record has."""
+    found = ([record[name] for name in names if name in record] for record in read_metrics(run))
+    return [numbers[0] for numbers in found if numbers]
 
 
 def weights_files(last: Path) -> list[Path]:
@@ -121,12 +119,10 @@ def weights_files(last: Path) -> list[Path]:
     return [file for file in last.glob("*.safetensors") if not file.name.startswith("optimizer")]
 
 
-def best_weights(run: Path) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(run / weights_file(read_config(run)))
-
-
-def last_weights(run: Path) -> dict[str, torch.Tensor]:
-    return RunDirectory(run).load_last(read_config(run)).read_weights()
+def weights_of(run: Path) -> tuple[dict[str, torch.Tensor], ...]:
+    """The last and the best weights."""
+    config = read_config(run)
+    return RunDirectory(run).load_last(config).read_weights(), safetensors.torch.load_file(run / weights_file(config))
 
 
 @pytest.mark.slow
@@ -139,35 +135,27 @@ def last_weights(run: Path) -> dict[str, torch.Tensor]:
 def test_ranks_have_the_losses_of_one(
     texts: Path, tmp_path: Path, ranks: int, parallel: str, cases: list[tuple[str, str]]
 ) -> None:
-    """Each kind of training with one optimizer in each mode; TINYLM_ALL=1 takes all, and needs --timeout 2000."""
-    cases, folder = ALL if "TINYLM_ALL" in os.environ else cases, tmp_path
-    base = folder / "base"
+    """Each kind of training with one optimizer in each mode."""
+    base = tmp_path / "base"
     train([["train", [str(texts / "text.txt")], {**MODEL, **TRAINING, "steps": 5, "out": str(base)}]], ONE_RANK)
-    train(runs(texts, folder / "one", cases, base), ONE_RANK)
-    run_worker(folder, ranks, *runs(texts, folder / "several", cases, base, parallel))
+    train(runs(texts, tmp_path / "one", cases, base), ONE_RANK)
+    run_worker(tmp_path, ranks, *runs(texts, tmp_path / "several", cases, base, parallel))
     for kind, optimizer in cases:
         name = f"{kind} {optimizer}"
-        one, several = folder / "one" / name, folder / "several" / name
-        expected, found = losses(one), losses(several)
-        assert len(expected) == STEPS + 3, name
-        assert found == pytest.approx(expected, rel=1e-5), name
+        one, several = tmp_path / "one" / name, tmp_path / "several" / name
         # Adam and Muon undo a factor of the gradient, so the losses alone do not show one.
-        expected, found = gradient_norms(one), gradient_norms(several)
-        assert len(expected) == STEPS and found == pytest.approx(expected, rel=1e-3), name
+        for names, count, tolerance in ((LOSSES, STEPS + 3, 1e-5), (("grad_norm",), STEPS, 1e-3)):
+            expected, found = logged(one, *names), logged(several, *names)
+            assert len(expected) == count and found == pytest.approx(expected, rel=tolerance), name
         assert len(weights_files(several / "last")) == (ranks if parallel == "fsdp" and kind not in ADAPTED else 1)
         assert saved_state(several)["best_step"] == saved_state(one)["best_step"], name
-        for read in (last_weights, best_weights):
-            weights, expected_weights = read(several), read(one)
-            assert weights.keys() == expected_weights.keys()
-            for tensor in expected_weights:
-                torch.testing.assert_close(weights[tensor], expected_weights[tensor], rtol=0, atol=0.02)
+        torch.testing.assert_close(weights_of(several), weights_of(one), rtol=0, atol=0.02)
 
 
 def run_worker(folder: Path, ranks: int, *made: list[Any]) -> None:
     """Train runs in several processes."""
     (folder / "runs.json").write_text(json.dumps(made))
-    limit = 1700 if "TINYLM_ALL" in os.environ else 400
-    done = run_child(torchrun(ranks, Path(__file__).parent / "ranks_worker.py", folder / "runs.json"), limit)
+    done = run_child(torchrun(ranks, Path(__file__).parent / "ranks_worker.py", folder / "runs.json"), 400)
     assert done.returncode == 0, done.stderr
 
 
@@ -200,8 +188,8 @@ def test_runs_go_on_in_other_numbers_of_ranks_and_modes_with_the_losses_of_one(t
             assert len(weights_files(run / "last")) == (ranks if parallel == "fsdp" and kind != "lora" else 1)
     for kind, optimizer in RESUMED:
         found, expected = (folder / f"{kind} {optimizer}" for folder in (several, one))
-        assert losses(found) == pytest.approx(losses(expected), rel=1e-5), kind
-        assert gradient_norms(found) == pytest.approx(gradient_norms(expected), rel=1e-3), kind
+        assert logged(found, *LOSSES) == pytest.approx(logged(expected, *LOSSES), rel=1e-5), kind
+        assert logged(found, "grad_norm") == pytest.approx(logged(expected, "grad_norm"), rel=1e-3), kind
     found, expected = (folder / "averaged normuon" for folder in (several, one))
     for record, one_record in zip(read_metrics(found), read_metrics(expected), strict=True):
         if "gradient_norms" in one_record:
@@ -287,8 +275,7 @@ def test_a_program_trains_again_after_calls_that_failed(texts: Path, tmp_path: P
 def test_a_signal_of_torchrun_saves_and_resuming_in_one_process_goes_on(texts: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train = ["train", texts / "text.txt", "--out", run, "--steps", 100_000, "--parallel", "fsdp", *OPTIONS]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with child_process(with_faults(tmp_path, ["none", 0, 0, None, train]), **pipes) as child:
+    with child_process(with_faults(tmp_path, ["none", 0, 0, None, train]), **PIPES) as child:
         wait_for_save(run, 10, child)
         os.kill(child.pid, signal.SIGTERM)
         out, err = child.communicate(timeout=END_SECONDS)
@@ -396,52 +383,30 @@ def test_restarts_continue_a_resumed_run_and_an_adapter_from_their_last_saves(te
     load(base, adapters=[adapter])
 
 
-@contextlib.contextmanager
-def two_machines(restarts: int, *arguments: object) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
-    """The torchrun agents of two machines, with one process each."""
-    with socket.create_server(("localhost", 0)) as server:
-        endpoint = f"localhost:{server.getsockname()[1]}"
-    options = f"--nnodes 2 --max-restarts {restarts} --rdzv-id run --rdzv-conf join_timeout=60"
-    command = [endpoint if part == "localhost:0" else part for part in torchrun(1, *arguments)]
-    command[3:3] = options.split()
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with child_process(command, 200, **pipes) as one, child_process(command, 200, **pipes) as other:
-        yield one, other
-
-
 @needs_proc
 @pytest.mark.slow
 def test_two_machines_restart_together_also_if_only_one_of_them_counts_a_failure(texts: Path, tmp_path: Path) -> None:
-    """A kill during start-up: torchrun on the other machine restarts its rank and does not count that."""
+    """A kill during start-up: torchrun on the other machine restarts its rank and does not count that. At the end,
+    Ctrl-C at one machine saves the run and ends both."""
     run = tmp_path / "run"
-    arguments = ["-m", "tinylm", "train", texts / "text.txt", "--out", run, "--steps", 60, *OPTIONS]
-    with two_machines(9, *arguments) as machines:
+    arguments = ["-m", "tinylm", "train", texts / "text.txt", "--out", run, "--steps", 100_000, *OPTIONS]
+    with socket.create_server(("localhost", 0)) as server:
+        endpoint = f"localhost:{server.getsockname()[1]}"
+    command = [endpoint if part == "localhost:0" else part for part in torchrun(1, *arguments)]
+    command[3:3] = ["--nnodes", "2", "--max-restarts", "9", "--rdzv-id", "run", "--rdzv-conf", "join_timeout=60"]
+    with child_process(command, 200, **PIPES) as one, child_process(command, 200, **PIPES) as other:
         for killed in (1, 0):
             limit = time.monotonic() + 100
-            while len(ranks := ranks_of(machines[0]) | ranks_of(machines[1])) < 2:
+            while len(ranks := ranks_of(one) | ranks_of(other)) < 2:
                 assert time.monotonic() < limit
                 time.sleep(0.02)
             os.kill(ranks[killed], signal.SIGKILL)
-            if killed:
-                wait_for_save(run, 10, machines[0])
-        out = "".join(child.communicate()[0] for child in machines)
-        assert [child.returncode for child in machines] == [0, 0]
-    assert set(out.split()) == {str(run)}  # printed again if a rank is killed after the end of the training
-    assert [record["step"] for record in read_metrics(run) if "loss" in record] == list(range(1, 61))
-
-
-@needs_proc
-@pytest.mark.slow
-def test_ctrl_c_at_one_of_two_machines_saves_and_ends_both(texts: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    arguments = ["-m", "tinylm", "train", texts / "text.txt", "--out", run, "--steps", 100_000, *OPTIONS]
-    with two_machines(0, *arguments) as machines:
-        wait_for_save(run, 10, machines[0])
-        os.kill(machines[1].pid, signal.SIGINT)
-        messages = "".join(child.communicate()[1] for child in machines)
+            wait_for_save(run, saved_step(run) + 10, one)
+        os.kill(other.pid, signal.SIGINT)
+        messages = "".join(child.communicate()[1] for child in (one, other))
     step = saved_step(run)
     assert step >= 10 and messages.count(f"Stopped at step {step}; the run is saved.") == 1
-    run_ok("train", "--resume", run, "--steps", step + 5)
+    check_steps(run, step)
 
 
 @needs_proc
@@ -471,7 +436,5 @@ def test_random_kills_lose_nothing_where_torchrun_restarts(texts: Path, tmp_path
     assert child.returncode == 0
     assert set(out.split()) == {str(run)}  # printed again if a rank is killed after the end of the training
     assert saved_step(run) == steps
-    assert losses(run) == losses(tmp_path / "whole")
-    found, expected = (last_weights(folder) for folder in (run, tmp_path / "whole"))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert logged(run, *LOSSES) == logged(tmp_path / "whole", *LOSSES)
+    torch.testing.assert_close(weights_of(run), weights_of(tmp_path / "whole"), rtol=0, atol=0)

@@ -37,44 +37,39 @@ SIGNALS = {"signal": signal.SIGTERM, "kill": signal.SIGKILL}
 def fail_from(step: int, fault: str) -> Iterator[None]:
     """Replace the method that fails."""
     accumulate, save = trainer.Trainer._accumulate_once, directory.RunDirectory.write_last
+    errors = {"memory": MemoryError(), "error": RuntimeError("injected")}
+    full_disk = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "optimizer.safetensors")
 
     def accumulate_or_fail(self: trainer.Trainer, *arguments: Any) -> Any:
-        if self.state.step < step:
+        if self.state.step < step or fault == "disk":
             return accumulate(self, *arguments)
-        if fault == "memory":
-            raise MemoryError
-        if fault == "error":
-            raise RuntimeError("injected")
+        if fault in errors:
+            raise errors[fault]
         if fault in SIGNALS:
             os.kill(os.getpid(), SIGNALS[fault])
             return accumulate(self, *arguments)
         return math.inf, accumulate(self, *arguments)[1]
 
     def save_or_fail(self: directory.RunDirectory, *arguments: Any, **options: Any) -> dict[str, str]:
-        if arguments[3]["step"] < step:
+        if fault != "disk" or arguments[3]["step"] < step:
             return save(self, *arguments, **options)
-        with patch.object(directory, "write_tensors", full_disk):
+        with patch.object(directory, "write_tensors", side_effect=full_disk):
             return save(self, *arguments, **options)
 
-    def full_disk(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "optimizer.safetensors")
-
-    replaced: contextlib.AbstractContextManager[object]
-    if fault == "disk":
-        replaced = patch.object(directory.RunDirectory, "write_last", save_or_fail)
-    else:
-        replaced = patch.object(trainer.Trainer, "_accumulate_once", accumulate_or_fail)
-    with replaced:
+    with (
+        patch.object(directory.RunDirectory, "write_last", save_or_fail),
+        patch.object(trainer.Trainer, "_accumulate_once", accumulate_or_fail),
+    ):
         yield
 
 
 def run(arguments: list[str]) -> int:
     """The exit code of a command line."""
-    sys.argv = ["tinylm", *arguments]
-    try:
-        main()
-    except SystemExit as error:
-        return int(error.code or 0)
+    with patch.object(sys, "argv", ["tinylm", *arguments]):
+        try:
+            main()
+        except SystemExit as error:
+            return int(error.code or 0)
     return 0
 
 

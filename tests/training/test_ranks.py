@@ -376,9 +376,8 @@ def test_restarts_continue_a_resumed_run_and_an_adapter_from_their_last_saves(te
     done = run_child(command)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("RuntimeError: injected") == 2
-    assert done.stderr.count(f"Resuming {resumed} at step 10") == 1
-    assert done.stderr.count(f"Resuming {adapter} at step 10") == 1
     for path in (resumed, adapter):
+        assert done.stderr.count(f"Resuming {path} at step 10") == 1
         check_steps(path, 30)
     load(base, adapters=[adapter])
 
@@ -386,10 +385,9 @@ def test_restarts_continue_a_resumed_run_and_an_adapter_from_their_last_saves(te
 @needs_proc
 @pytest.mark.slow
 def test_two_machines_restart_together_also_if_only_one_of_them_counts_a_failure(texts: Path, tmp_path: Path) -> None:
-    """A kill during start-up: torchrun on the other machine restarts its rank and does not count that. At the end,
-    Ctrl-C at one machine saves the run and ends both."""
+    """A kill during start-up: torchrun on the other machine restarts its rank and does not count that."""
     run = tmp_path / "run"
-    arguments = ["-m", "tinylm", "train", texts / "text.txt", "--out", run, "--steps", 100_000, *OPTIONS]
+    arguments = ["-m", "tinylm", "train", texts / "text.txt", "--out", run, "--steps", 60, *OPTIONS]
     with socket.create_server(("localhost", 0)) as server:
         endpoint = f"localhost:{server.getsockname()[1]}"
     command = [endpoint if part == "localhost:0" else part for part in torchrun(1, *arguments)]
@@ -401,12 +399,12 @@ def test_two_machines_restart_together_also_if_only_one_of_them_counts_a_failure
                 assert time.monotonic() < limit
                 time.sleep(0.02)
             os.kill(ranks[killed], signal.SIGKILL)
-            wait_for_save(run, saved_step(run) + 10, one)
-        os.kill(other.pid, signal.SIGINT)
-        messages = "".join(child.communicate()[1] for child in (one, other))
-    step = saved_step(run)
-    assert step >= 10 and messages.count(f"Stopped at step {step}; the run is saved.") == 1
-    check_steps(run, step)
+            if killed:
+                wait_for_save(run, 10, one)
+        out = "".join(child.communicate()[0] for child in (one, other))
+    assert (one.returncode, other.returncode) == (0, 0)
+    assert set(out.split()) == {str(run)}  # printed again if a rank is killed after the end of the training
+    check_steps(run, 60)
 
 
 @needs_proc

@@ -4,6 +4,7 @@ import errno
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -43,9 +44,7 @@ def test_the_micro_batch_is_that_of_the_save_unless_it_cannot_fit() -> None:
 def test_a_save_that_cannot_be_recovered_is_an_error_with_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
+    refuse = Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
     monkeypatch.setattr(restart, "recover_last", refuse)
     request = train_request(tmp_path / "text.txt", tmp_path / "run", {})
     with pytest.raises(TinyLMError, match=r"Cannot continue .*run after a restart: Read-only file system\."):

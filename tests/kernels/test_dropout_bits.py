@@ -17,13 +17,21 @@ def test_entries_are_zero_with_probability_p_and_scaled_otherwise(p: float, dtyp
     assert torch.equal(x.grad != 0, y != 0)
 
 
-def test_neighbouring_entries_and_calls_are_independent() -> None:
+def test_neighbouring_entries_and_calls_are_independent_and_a_seed_determines_any_number_of_them() -> None:
     """Four entries share 64 random bits, 16 each."""
     torch.manual_seed(0)
     one, other = ((dropout(torch.ones(400_000), 0.5) != 0).double() for _ in range(2))
-    for lag in (1, 2, 3, 4, 8):
-        assert torch.corrcoef(torch.stack((one[lag:], one[:-lag])))[0, 1].abs() < 0.01
-    assert torch.corrcoef(torch.stack((one, other)))[0, 1].abs() < 0.01
+    for pair in ((one, other), *((one[lag:], one[:-lag]) for lag in (1, 2, 3, 4, 8))):
+        assert torch.corrcoef(torch.stack(pair))[0, 1].abs() < 0.01
+    for size in (0, 1, 3, 5, 1000):
+        first, again = (dropout(torch.ones(size, 1), 0.3) for _ in range(2) if torch.manual_seed(1))
+        assert first.shape == (size, 1) and torch.equal(first, again)
+
+
+def test_other_devices_use_the_dropout_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinylm.kernels.dropout_bits.F.dropout", lambda x, p: (x, p))
+    x = torch.empty(3, device="meta")
+    assert dropout(x, 0.3) == (x, 0.3)
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # raised by imports of torch's compiler
@@ -37,18 +45,3 @@ def test_compiled_code_draws_once_for_each_call_and_keeps_the_mask_for_the_gradi
     (one + 3 * other).sum().backward()
     assert x.grad is not None
     torch.testing.assert_close(x.grad, (one + 3 * other).detach())
-
-
-def test_the_seed_determines_the_result_of_any_number_of_entries() -> None:
-    for size in (0, 1, 3, 5, 1000):
-        x, found = torch.ones(size, 1), []
-        for _ in range(2):
-            torch.manual_seed(1)
-            found.append(dropout(x, 0.3))
-        assert found[0].shape == (size, 1) and torch.equal(*found)
-
-
-def test_other_devices_use_the_dropout_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinylm.kernels.dropout_bits.F.dropout", lambda x, p: (x, p))
-    x = torch.empty(3, device="meta")
-    assert dropout(x, 0.3) == (x, 0.3)

@@ -1,15 +1,11 @@
+import itertools
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from tinylm.kernels import thread_latency as module
-from tinylm.kernels.thread_latency import (
-    ThreadLatency,
-    measure_thread_latency,
-    thread_latency,
-    thread_latency_entry,
-)
+from tinylm.kernels.thread_latency import ThreadLatency, measure_thread_latency, thread_latency, thread_latency_entry
 from tinylm.reporter import SilentReporter
 
 
@@ -24,14 +20,8 @@ def test_the_wake_up_latency_is_the_time_of_all_threads_less_their_share_of_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a clock on which all work takes 10 us with one thread and 8 us with two."""
-    now = 0.0
-
-    def clock() -> float:
-        nonlocal now
-        now += 10e-6 if torch.get_num_threads() == 1 else 8e-6
-        return now
-
-    monkeypatch.setattr(module.time, "perf_counter", clock)
+    ticks = itertools.accumulate(10e-6 if torch.get_num_threads() == 1 else 8e-6 for _ in itertools.count())
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(ticks))
     for threads, wake_up in ((2, 3e-6), (1, 0.0)):
         torch.set_num_threads(threads)
         found = measure_thread_latency()

@@ -24,22 +24,19 @@ class Machine:
         self.busy: float | None = 0.0
         self.teams = 0  # second teams that exist
 
-        def count(change: int) -> None:
+        def count(change: int) -> SimpleNamespace:
             self.teams += change
-
-        def team() -> SimpleNamespace:
-            count(1)
             return SimpleNamespace(end=lambda: count(-1))
 
-        tasks = SimpleNamespace(iterdir=lambda: iter([TASKS / str(task) for task in self.cores]))
+        def place(task: int, cores: set[int]) -> None:
+            self.cores[task] = set(cores)
 
-        monkeypatch.setattr(thread_placement, "_SecondTeam", team)
+        tasks = SimpleNamespace(iterdir=lambda: iter([TASKS / str(task) for task in self.cores]))
+        monkeypatch.setattr(thread_placement, "_SecondTeam", lambda: count(1))
         monkeypatch.setattr(thread_placement, "TASKS", tasks)
         monkeypatch.setattr(thread_placement, "can_place_threads", lambda: True)
         monkeypatch.setattr(os, "sched_getaffinity", lambda task: self.cores[task or 11], raising=False)
-        monkeypatch.setattr(
-            os, "sched_setaffinity", lambda task, cores: self.cores.update({task: set(cores)}), raising=False
-        )
+        monkeypatch.setattr(os, "sched_setaffinity", place, raising=False)
 
     def placement(self) -> ThreadPlacement:
         return ThreadPlacement(lambda: self.busy, lambda busy: busy >= 0.5)
@@ -58,15 +55,10 @@ def intervals(placement: ThreadPlacement, count: int, spread: float, confined: f
         yield before
 
 
-def test_threads_stay_where_they_are_without_busy_processes(machine: Machine) -> None:
-    placement = machine.placement()
-    assert not any(intervals(placement, 100, spread=100, confined=900))
-    machine.busy = None  # the system does not tell
-    assert not any(intervals(placement, 100, spread=100, confined=900))
-
-
 def test_threads_share_the_free_cores_beside_a_busy_process_while_that_is_faster(machine: Machine) -> None:
     with machine.placement() as placement:
+        for machine.busy in (0.0, None):  # the system may not tell
+            assert not any(intervals(placement, 100, spread=100, confined=900))
         machine.busy = 1.0
         found = [*intervals(placement, 3 + HOLD, spread=100, confined=300)]
         assert found == [False, False] + [True] * (HOLD + 1)
@@ -102,6 +94,9 @@ def test_as_many_cores_are_left_as_other_processes_use_and_all_are_used_again_af
 
 @two_cores
 def test_all_threads_of_the_process_move_and_return_and_compute_the_same() -> None:
+    def cores_of_threads() -> set[frozenset[int]]:
+        return {frozenset(os.sched_getaffinity(int(task.name))) for task in TASKS.iterdir()}
+
     cores, before = os.sched_getaffinity(0), len(list(TASKS.iterdir()))
     torch.set_num_threads(2)
     try:
@@ -110,11 +105,9 @@ def test_all_threads_of_the_process_move_and_return_and_compute_the_same() -> No
         with ThreadPlacement(lambda: len(cores) - 1, lambda busy: True) as placement:
             [*intervals(placement, 2, spread=100, confined=100)]
             assert placement.confined
-            assert {len(os.sched_getaffinity(int(task.name))) for task in TASKS.iterdir()} == {1}
+            assert {*map(len, cores_of_threads())} == {1}
             assert torch.equal(x @ x.T, expected)
-        assert {*map(frozenset, (os.sched_getaffinity(int(task.name)) for task in TASKS.iterdir()))} == {
-            frozenset(cores)
-        }
+        assert cores_of_threads() == {frozenset(cores)}
         assert torch.equal(x @ x.T, expected)
         limit = time.monotonic() + 20  # libgomp ends the threads of the second team after the end of their first one
         while len(list(TASKS.iterdir())) > before + 1:  # the second thread of torch, where it was not yet started

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests import reference, reference_parts
-from tests.training.trainer_bench import rows_at_most
+from tests.training.trainer_bench import rows_at_most, watched
 from tests.variants import randomised, small
 from tinylm.errors import TinyLMError
 from tinylm.evaluation.loop import EvaluationLoss, evaluate_loss
@@ -87,32 +87,19 @@ def test_the_loss_is_the_same_at_any_batch_size_without_dropout_and_the_mode_is_
 
 
 def test_progress_gets_the_tokens_of_each_batch_and_may_stop_the_evaluation() -> None:
-    counts: list[int] = []
-    evaluate_loss(decoder(), next_token, evaluation_batches(TOKENS, 8, 2), progress=counts.append)
+    counts, model, stop = [], decoder().train(), Mock(side_effect=KeyboardInterrupt)
+    evaluate_loss(model, next_token, evaluation_batches(TOKENS, 8, 2), progress=counts.append)
     assert counts == [16, 8, 5]
-
-    def stop(tokens: int) -> None:
-        raise KeyboardInterrupt
-
-    model = decoder().train()
     with pytest.raises(KeyboardInterrupt):
         evaluate_loss(model, next_token, evaluation_batches(TOKENS, 8, 2), progress=stop)
     assert model.training
 
 
 def test_evaluation_uses_the_given_number_format_and_no_gradients() -> None:
-    model = decoder()
-    dtypes: list[torch.dtype] = []
-
-    def objective(model: Decoder, batch: object) -> object:
-        loss = next_token(model, batch)
-        dtypes.append(model.logits(torch.ones(1, CONFIG.width)).dtype)
-        assert not loss.total.requires_grad
-        return loss
-
+    model, seen = decoder(), []
+    objective = watched(lambda m, batch: seen.append((m.logits(torch.ones(1, 16)).dtype, torch.is_grad_enabled())))
     fp32, bf16 = (evaluate_loss(model, objective, evaluation_batches(TOKENS, 8, 2), name) for name in ("fp32", "bf16"))
-    assert set(dtypes[:3]) == {torch.float32}
-    assert set(dtypes[3:]) == {torch.bfloat16}
+    assert seen == [(torch.float32, False)] * 3 + [(torch.bfloat16, False)] * 3
     assert 0 < abs(bf16.loss - fp32.loss) < 0.1
 
 

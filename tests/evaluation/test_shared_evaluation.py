@@ -10,52 +10,37 @@ from tests.shell import story
 from tests.thread_ranks import in_ranks
 from tests.trained_runs import pairs_file
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.result import Evaluation
 from tinylm.loaded_model import load
-from tinylm.ranks import Ranks
 from tinylm.text.corpus_loading import TextSource
-
-CHAT = [
-    {"messages": [{"role": "user", "content": "a" * length}, {"role": "assistant", "content": "so it was " * length}]}
-    for length in range(1, 8)
-]
 
 
 def check(model: Path, source: TextSource | None, **settings: Any) -> None:
     """Compare the metrics of 2 and 3 ranks with those of one process."""
     expected = load(model).evaluate(source, **settings)
-
-    def evaluate(ranks: Ranks) -> Evaluation:
-        return load(model).evaluate(source, ranks=ranks, **settings)
-
     numbers = {name: value for name, value in vars(expected).items() if isinstance(value, int | float)}
     for size in (2, 3):
-        for found in in_ranks(size, evaluate):
+        for found in in_ranks(size, lambda ranks: load(model).evaluate(source, ranks=ranks, **settings)):
             assert {name: vars(found)[name] for name in numbers} == pytest.approx(numbers, rel=1e-12, abs=0)
             assert (found.baselines, found.documents) == (expected.baselines, expected.documents)
 
 
-def text_file(folder: Path) -> TextSource:
-    (folder / "text.txt").write_text(story(900, seed=3))
-    (folder / "other.txt").write_text(story(200, seed=4))
-    return TextSource(paths=(str(folder / "text.txt"), str(folder / "other.txt")))
-
-
-def test_ranks_share_a_text(run: Path, encoder: Path, tmp_path: Path) -> None:
-    """Also one of a single batch, which leaves the other ranks without work, and masked tokens."""
-    check(run, text_file(tmp_path), batch_size=3, stride=5, by_document=True)
-    check(run, text_file(tmp_path))
-    check(encoder, text_file(tmp_path), batch_size=2)
-
-
 @pytest.mark.usefixtures("shelf_cache")
-def test_ranks_share_the_validation_text_and_have_the_same_baselines(run: Path) -> None:
+def test_ranks_share_a_text(run: Path, encoder: Path, tmp_path: Path) -> None:
+    """Also one of a single batch, which leaves the other ranks without work, masked tokens and the validation text."""
+    for number in (1, 2):
+        (tmp_path / str(number)).write_text(story(1000 // number, seed=number))
+    source = TextSource(paths=(str(tmp_path / "1"), str(tmp_path / "2")))
+    check(run, source, batch_size=3, stride=5, by_document=True)
+    check(run, source)
+    check(encoder, source, batch_size=2)
     check(run, None, batch_size=2, baselines=True, by_document=True)
 
 
 def test_ranks_share_conversations(run: Path, tmp_path: Path) -> None:
     file, template = tmp_path / "chat.jsonl", tmp_path / "template.jinja"
-    file.write_text("".join(json.dumps(line) + "\n" for line in CHAT))
+    said = [{"user": "a" * length, "assistant": "so it was " * length} for length in range(1, 8)]
+    lines = [{"messages": [{"role": role, "content": text} for role, text in pair.items()]} for pair in said]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     template.write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
     choices: dict[str, Any] = {"format": "chat", "chat_template": str(template), "train_on": "all", "unknown": "skip"}
     check(run, TextSource(paths=(str(file),), **choices), batch_size=1)

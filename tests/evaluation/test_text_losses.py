@@ -15,7 +15,6 @@ from tinylm.evaluation.chat import evaluate_chat
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.masked import evaluate_masked
 from tinylm.evaluation.pairs import evaluate_pairs
-from tinylm.evaluation.result import Evaluation
 from tinylm.evaluation.text_losses import TextLosses, text_losses
 from tinylm.evaluation.units import MAX_BLOCKS, MAX_UNITS
 from tinylm.model.build import build_model
@@ -75,29 +74,25 @@ def test_each_pair_has_the_loss_that_it_has_alone() -> None:
     )
 
 
-def evaluations() -> dict[str, tuple[Evaluation, Evaluation]]:
-    """Evaluations of few and of many texts."""
-    config, rest = EvaluationConfig(beams=1), ("fp32", LogReporter())
-    end, rng = [TOKENIZER.end_of_text_id], np.random.default_rng(4)
-    codes = [EvaluationTokens("chat", np.concatenate([chat_codes(rng) for _ in range(count)])) for count in (9, 40)]
-    pairs = [EvaluationTokens("pairs", np.array([1, 2, *end, 3, *end] * count)) for count in (9, 40)]
-    text = [EvaluationTokens("text", rng.integers(1, 11, CONTEXT * count)) for count in (9, 40)]
-    chat, translator, encoder = (model_of(name).float() for name in ("decoder", "encoder-decoder", "encoder"))
-    return {
-        "conversations": tuple(evaluate_chat(chat, TOKENIZER, part, config, *rest) for part in codes),
-        "pairs": tuple(evaluate_pairs(translator, TOKENIZER, part, config, *rest) for part in pairs),
-        "windows": tuple(evaluate_masked(encoder, TOKENIZER, part, config, *rest) for part in text),
-    }
+KINDS = {
+    "conversations": ("chat", "decoder", evaluate_chat),
+    "pairs": ("pairs", "encoder-decoder", evaluate_pairs),
+    "windows": ("text", "encoder", evaluate_masked),
+}
 
 
-def chat_codes(rng: np.random.Generator) -> np.ndarray:
-    codes = 4 * rng.integers(1, 11, 12) + 2
-    codes[0] += 1
-    return codes.astype(np.uint32)
+def codes(kind: str, count: int) -> np.ndarray:
+    """The codes of texts: a conversation of 12 tokens, a pair, or a window."""
+    rng, end = np.random.default_rng(4), TOKENIZER.end_of_text_id
+    if kind == "chat":
+        return (4 * rng.integers(1, 11, 12 * count) + np.array([3, *[2] * 11] * count)).astype(np.uint32)
+    return np.array([1, 2, end, 3, end] * count) if kind == "pairs" else rng.integers(1, 11, CONTEXT * count)
 
 
 def test_conversations_pairs_and_windows_have_an_interval_from_ten_on() -> None:
-    for name, (few, many) in evaluations().items():
+    for name, (kind, architecture, evaluate) in KINDS.items():
+        model, rest = model_of(architecture).float(), (EvaluationConfig(beams=1), "fp32", LogReporter())
+        few, many = (evaluate(model, TOKENIZER, EvaluationTokens(kind, codes(kind, count)), *rest) for count in (9, 40))
         assert (few.loss_low, few.loss_high, few.resampled) == (None, None, None), name
         assert many.resampled == f"40 {name}"
         assert many.loss_low is not None and many.loss_high is not None

@@ -1,6 +1,7 @@
 """Verbatim matches, compared with a search of all substrings."""
 
-import numpy as np
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,15 +13,25 @@ from tinylm.text.corpus import Stream
 
 
 def documents_of(texts: list[str], chunk: int = 7) -> Documents:
-    """Documents named a, b, ..., in chunks of a few characters."""
+    """Documents named a, b, ..., in chunks of a few characters. Reports the size of all as progress."""
 
-    def stream(progress: object) -> Stream:
+    def stream(progress: Callable[[int], object] | None) -> Stream:
         for number, text in enumerate(texts):
             if number:
                 yield None
             yield from (text[at : at + chunk] for at in range(0, len(text), chunk))
+        if progress:
+            progress(5)
 
-    return Documents(stream, lambda index: chr(ord("a") + index), None, "characters")
+    return Documents(stream, lambda index: chr(ord("a") + index), 5, "characters")
+
+
+def test_repetitive_text_takes_little_time_and_has_an_exact_share_and_progress_is_that_of_the_documents() -> None:
+    done: list[int] = []
+    found = find_matches(["-" * 300, "x"], documents_of(["-" * 20_000], chunk=1000), 50, done.append)
+    assert found.copied.tolist() == [300, 0] and found.longest[0].characters == 300
+    assert done == [5]
+    assert find_matches([], documents_of(["abc"]), 2).copied.tolist() == []
 
 
 def brute_force(texts: list[str], documents: list[str], k: int) -> tuple[list[int], list[int]]:
@@ -77,20 +88,3 @@ def test_equal_hashes_of_other_text_and_text_across_documents_are_no_match(monke
     assert find_matches([f"abc{verbatim.SEPARATOR}def"], documents_of(["abc", "def"]), 4).copied.tolist() == [0]
     monkeypatch.setattr(verbatim, "MULTIPLIER", 1)  # the hash is then the sum of the characters
     assert find_matches(["abba"], documents_of(["baab"]), 4).copied.tolist() == [0]
-
-
-def test_repetitive_text_takes_little_time_and_has_an_exact_share() -> None:
-    found = find_matches(["-" * 300, "x"], documents_of(["-" * 20_000], chunk=1000), 50)
-    assert found.copied.tolist() == [300, 0] and found.longest[0].characters == 300
-
-
-def test_progress_is_that_of_the_documents() -> None:
-    done: list[int] = []
-
-    def stream(progress: object) -> Stream:
-        progress(5)
-        yield "abcde"
-
-    find_matches(["abc"], Documents(stream, str, 5, "characters"), 2, done.append)
-    assert done == [5]
-    assert np.array_equal(find_matches([], documents_of(["abc"]), 2).copied, [])

@@ -47,12 +47,12 @@ def test_bf16_is_read_from_the_capabilities_if_torch_has_no_private_names_for_it
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/cpuinfo")
 def test_the_features_equal_those_in_proc_cpuinfo() -> None:
-    with Path("/proc/cpuinfo").open() as lines:
-        flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = {*next((line.split() for line in lines if line.startswith("flags")), [])}
     assert cpu_features.has_amx() == ("amx_tile" in flags)
-    assert cpu_features.computes_bf16() == bool({"avx512_bf16", "amx_tile"} & {*flags})
-    assert cpu_features.computes_fp16() == bool({"avx512_fp16", "amx_fp16"} & {*flags})
-    assert cpu_features.has_avx512() == ({"avx512vl", "avx512bw", "avx512dq"} <= {*flags})
+    assert cpu_features.computes_bf16() == bool({"avx512_bf16", "amx_tile"} & flags)
+    assert cpu_features.computes_fp16() == bool({"avx512_fp16", "amx_fp16"} & flags)
+    assert cpu_features.has_avx512() == ({"avx512vl", "avx512bw", "avx512dq"} <= flags)
 
 
 def test_the_identity_changes_with_threads_and_the_version_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:

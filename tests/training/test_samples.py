@@ -73,21 +73,20 @@ def test_a_sample_takes_at_most_its_share_of_a_time_budget(clock: list[float], m
 def test_a_run_stores_its_samples_and_a_resumed_one_draws_those_after_its_save_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "MIN_SECONDS", 0.0)
-    monkeypatch.setattr(samples, "SECONDS_PER_PARAMETER", 0.0)
-    monkeypatch.setattr(samples, "MAX_SHARE", 1e9)
-    monkeypatch.setattr(samples, "MIN_GROWTH", 0.0)
+    for name, value in {"MIN_SECONDS": 0.0, "SECONDS_PER_PARAMETER": 0.0, "MAX_SHARE": 1e9, "MIN_GROWTH": 0.0}.items():
+        monkeypatch.setattr(samples, name, value)
     (tmp_path / "text").write_text(story(3000))
     out = tmp_path / "run"
-    run_ok("train", tmp_path / "text", "--out", out, "--steps", 4, "--eval-every", 2, "--save-every", 2, *TINY)
 
     def stored() -> list[int]:
-        return [json.loads(line)["step"] for line in (out / "samples.jsonl").read_text().splitlines()]
+        found = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+        assert all(sample["text"] for sample in found)
+        return [sample["step"] for sample in found]
 
+    run_ok("train", tmp_path / "text", "--out", out, "--steps", 4, "--eval-every", 2, "--save-every", 2, *TINY)
     assert stored() == [2, 4]
     planned = read_config(out).planned
     assert planned is not None and planned.steps == 4 and planned.seconds > 0 and planned.memory > 0
     RunDirectory(out).append_sample({"step": 9, "val_loss": 1.0, "text": "lost"})
     run_ok("train", "--resume", out, "--steps", 6)
     assert stored() == [2, 4, 6]
-    assert all(json.loads(line)["text"] for line in (out / "samples.jsonl").read_text().splitlines())

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.variants import every_variant, randomised, small
-from tinylm.model.build import build_model
+from tests.model.test_architectures import exact
+from tests.variants import every_variant, small
 from tinylm.model.decoder import Decoder
 from tinylm.model.kv_cache import KVCache
 from tinylm.model_config import ModelConfig
@@ -12,18 +12,8 @@ LENGTH = 12
 CHUNKS = ([1] * 12, [3, 1, 5, 2, 1], [9, 1, 1, 1], [12])
 
 
-def exact(config: ModelConfig) -> Decoder:
-    return randomised(build_model(config)).double()
-
-
 def tokens(batch: int) -> Tensor:
     return torch.randint(13, (batch, LENGTH), generator=torch.Generator().manual_seed(3))
-
-
-def through_cache(model: Decoder, ids: Tensor, chunks: list[int], starts: Tensor | None = None) -> Tensor:
-    cache = model.make_cache(len(ids), ids.shape[1], starts)
-    with torch.no_grad():
-        return torch.cat([model(part, cache).hidden for part in ids.split(chunks, dim=1)], dim=1)
 
 
 def uncached(model: Decoder, ids: Tensor) -> Tensor:
@@ -32,24 +22,19 @@ def uncached(model: Decoder, ids: Tensor) -> Tensor:
 
 
 @every_variant
-def test_cached_decoding_equals_uncached_decoding(config: ModelConfig) -> None:
-    model, ids = exact(config), tokens(batch=2)
-    expected = uncached(model, ids)
-    for chunks in CHUNKS:
-        torch.testing.assert_close(through_cache(model, ids, chunks), expected, rtol=0, atol=1e-12)
-
-
-@every_variant
-def test_left_padded_rows_equal_each_row_alone(config: ModelConfig) -> None:
-    """The rows have 12, 1, 7 and 10 tokens. Some chunks are padding only in some rows."""
+def test_cached_decoding_equals_uncached_decoding_also_of_left_padded_rows(config: ModelConfig) -> None:
+    """The rows have 12, 1, 7 and 10 tokens, or 12 each without padding. Some chunks are padding only in some rows."""
     model, ids = exact(config), tokens(batch=4)
-    starts = torch.tensor([0, 11, 5, 2])
-    alone = [uncached(model, ids[row : row + 1, start:])[0] for row, start in enumerate(starts.tolist())]
-    for chunks in CHUNKS:
-        together = through_cache(model, ids, chunks, starts)
-        assert together.isfinite().all()
-        for row, expected in enumerate(alone):
-            torch.testing.assert_close(together[row, starts[row] :], expected, rtol=0, atol=1e-12)
+    for starts in (None, torch.tensor([0, 11, 5, 2])):
+        first = [0] * 4 if starts is None else starts.tolist()
+        alone = [uncached(model, ids[row : row + 1, start:])[0] for row, start in enumerate(first)]
+        for chunks in CHUNKS:
+            cache = model.make_cache(4, LENGTH, starts)
+            with torch.no_grad():
+                together = torch.cat([model(part, cache).hidden for part in ids.split(chunks, dim=1)], dim=1)
+            assert together.isfinite().all()
+            for row, expected in enumerate(alone):
+                torch.testing.assert_close(together[row, first[row] :], expected, rtol=0, atol=1e-12)
 
 
 def test_caches_hold_only_key_and_value_heads_and_one_of_a_sliding_window_no_more_than_its_window() -> None:

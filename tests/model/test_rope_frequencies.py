@@ -51,9 +51,3 @@ def test_yarn_of_few_pairs_or_a_short_context_keeps_or_divides_each_frequency() 
         plain, scaled = (rope_rotation(width, 10.0, one).frequencies for one in (None, scaling))
         assert scaled.isfinite().all()
         assert ((scaled >= plain / 2 - 1e-12) & (scaled <= plain + 1e-12)).all(), scaling
-
-
-def test_without_scaling_frequencies_fall_from_one_by_powers_of_the_base() -> None:
-    frequencies, magnitude = rope_rotation(6, 1000.0)
-    np.testing.assert_allclose(frequencies.numpy(), [1, 0.1, 0.01], rtol=1e-12)
-    assert magnitude == 1.0

@@ -1,7 +1,6 @@
 """Short training runs on disk, which can be interrupted, resumed and compared."""
 
 import dataclasses
-import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from tinylm.model_config import ModelConfig
 from tinylm.run_config import AdapterConfig, RunConfig, RuntimeConfig, TokenizerConfig
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights, restore_model
+from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Event, Stepped
@@ -115,16 +115,17 @@ def contents(path: Path) -> dict[str, Any]:
     def bytes_of(tensors: dict[str, Tensor]) -> dict[str, bytes]:
         return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
+    def untimed(record: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in record.items() if "seconds" not in name and "per_second" not in name}
+
     config = read_config(path)
     save, best = RunDirectory(path).load_last(config), read_weights(path, config)
-    timed = ("seconds", "setup_seconds", "step_seconds", "eval_seconds", "save_seconds", "tokens_per_second")
-    metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     return {
         "weights": bytes_of(save.read_weights()),
         "optimizer": bytes_of(save.read_optimizer()),
-        "state": {name: value for name, value in save.state.items() if name not in timed},
+        "state": untimed(save.state),
         "best": (bytes_of(best.tensors), best.step, best.val_loss),
-        "metrics": [{name: value for name, value in record.items() if name not in timed} for record in metrics],
+        "metrics": [untimed(record) for record in read_metrics(path)],
         "config": config,
     }
 
@@ -132,7 +133,5 @@ def contents(path: Path) -> dict[str, Any]:
 def adapter_for(path: Path, tokens: TokenFolder, **shape: Any) -> AdapterConfig:
     """Train a base model at `path`; returns the configuration of a LoRA on it."""
     RunSession(path, tokens).begin(config_of(model=dataclasses.replace(SHAPE, **shape), budget=Budget(steps=2)))
-    digest = load_model(path)[3].digest
-    return AdapterConfig(
-        base=str(path), base_digest=digest, rank=2, alpha=4.0, dropout=0.2, targets=("q_proj", "v_proj", "down_proj")
-    )
+    lora: dict[str, Any] = {"rank": 2, "alpha": 4.0, "dropout": 0.2, "targets": ("q_proj", "v_proj", "down_proj")}
+    return AdapterConfig(base=str(path), base_digest=load_model(path)[3].digest, **lora)

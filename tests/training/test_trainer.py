@@ -174,21 +174,6 @@ def test_training_stops_after_patience_evaluations_without_improvement(patience:
     assert outcome.state.step == bench.saved[-1] == last
 
 
-def test_extra_metrics_are_computed_with_the_gradients_and_logged() -> None:
-    bench = Bench(budget=Budget(steps=4), log_every=2, lr=0.01)
-    seen: list[float] = []
-
-    def extra_metrics() -> dict[str, float]:
-        assert bench.model.embedding.weight.grad is not None
-        seen.append(bench.model.embedding.weight.grad.norm().item())
-        return {"of_embedding": seen[-1]}
-
-    bench.hooks.extra_metrics = extra_metrics
-    bench.run()
-    assert [event.metrics for event in bench.reported(Logged)] == [{"of_embedding": value} for value in seen]
-    assert len(seen) == 2
-
-
 def test_each_step_minimises_the_objective_of_its_progress() -> None:
     """The loss of the two SGD steps is next_token's times 1 and 0.5, their progress subtracted from 1."""
     bench = Bench(budget=Budget(steps=2), lr=0.01)

@@ -384,7 +384,7 @@ def test_restarts_continue_a_resumed_run_and_an_adapter_from_their_last_saves(te
 
 @needs_proc
 @pytest.mark.slow
-def test_two_machines_restart_together_and_ctrl_c_at_one_of_them_saves_and_ends_both(texts: Path, tmp_path: Path) -> None:
+def test_two_machines_restart_together_and_ctrl_c_at_one_saves_and_ends_both(texts: Path, tmp_path: Path) -> None:
     """A kill during start-up: torchrun on the other machine restarts its rank and does not count that. At the end,
     Ctrl-C at one machine saves the run and ends both."""
     run = tmp_path / "run"

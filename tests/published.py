@@ -13,6 +13,7 @@ TEXT = (
     "  Zwölf große Boxkämpfer\t\t日本語の文章と漢字 👩‍👩‍👧 e\u0301 naïve — “quoted”…\n\n\n    indented    text\n"
 )
 
+Part = dict[str, Any]
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -45,21 +46,17 @@ BYTES_ALONE = {**BYTE_LEVEL, "use_regex": False}
 NFC = {"type": "NFC"}
 METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
 TO_METASPACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-FROM_METASPACE: list[dict[str, Any]] = [
-    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-    {"type": "ByteFallback"},
-    {"type": "Fuse"},
-    {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-]
+FROM_METASPACE: list[Part] = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}]
+FROM_METASPACE += [{"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]
 
 
-def published() -> dict[str, dict[str, Any]]:
+def published() -> dict[str, Part]:
     """The JSON values of the files by model; the caller may modify them."""
     return copy.deepcopy(_published())
 
 
 @functools.cache
-def _published() -> dict[str, dict[str, Any]]:
+def _published() -> dict[str, Part]:
     end, unknown, bos = added("<|endoftext|>", 0), added("<unk>", 0), added("<bos>", 1)
     spaces = [added(" " * (24 - i), 300 + i, special=False, normalized=True) for i in range(22)]
     begin = {"type": "Sequence", "processors": [BYTE_LEVEL, _template("<|begin_of_text|>", 300)]}
@@ -70,10 +67,10 @@ def _published() -> dict[str, dict[str, Any]]:
     flags = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
     words = {"type": "WordLevel", "vocab": {"[UNK]": 0, "the": 1, "cat": 2}, "unk_token": "[UNK]"}
 
-    def byte_level(pre_tokenizer: dict[str, Any], *more: str, **parts: Any) -> dict[str, Any]:
+    def byte_level(pre_tokenizer: Part, *more: str, **parts: Any) -> Part:
         return layout(_byte_level(), [end, *_more(*more)], pre_tokenizer, BYTE_LEVEL, **parts)
 
-    def pieces(pre_tokenizer: dict[str, Any] | None, steps: int = 4, **parts: Any) -> dict[str, Any]:
+    def pieces(pre_tokenizer: Part | None, steps: int = 4, **parts: Any) -> Part:
         return layout(
             _byte_fallback(), [unknown, bos], pre_tokenizer, _sequence("decoders", *FROM_METASPACE[:steps]), **parts
         )
@@ -111,41 +108,41 @@ def _published() -> dict[str, dict[str, Any]]:
 
 
 def layout(
-    model: dict[str, Any],
-    added_tokens: list[dict[str, Any]],
-    pre_tokenizer: dict[str, Any] | None,
-    decoder: dict[str, Any] | None,
-    normalizer: dict[str, Any] | None = None,
-    post_processor: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    steps = {"pre_tokenizer": pre_tokenizer, "post_processor": post_processor, "decoder": decoder, "model": model}
-    header: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None}
+    model: Part,
+    added_tokens: list[Part],
+    pre: Part | None,
+    decoder: Part | None,
+    normalizer: Part | None = None,
+    post_processor: Part | None = None,
+) -> Part:
+    steps = {"pre_tokenizer": pre, "post_processor": post_processor, "decoder": decoder, "model": model}
+    header: Part = {"version": "1.0", "truncation": None, "padding": None}
     return {**header, "added_tokens": added_tokens, "normalizer": normalizer, **steps}
 
 
-def added(content: str, i: int, special: bool = True, normalized: bool = False) -> dict[str, Any]:
+def added(content: str, i: int, special: bool = True, normalized: bool = False) -> Part:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": normalized, "special": special}
     return {"id": i, "content": content, **flags}
 
 
-def _more(*contents: str) -> list[dict[str, Any]]:
+def _more(*contents: str) -> list[Part]:
     """Added tokens behind a vocabulary of 300."""
     return [added(content, 300 + i) for i, content in enumerate(contents)]
 
 
-def _split(pattern: str) -> dict[str, Any]:
+def _split(pattern: str) -> Part:
     return {"type": "Split", "pattern": {"Regex": PATTERNS[pattern]}, "behavior": "Isolated", "invert": False}
 
 
-def _sequence(key: str, *steps: dict[str, Any]) -> dict[str, Any]:
+def _sequence(key: str, *steps: Part) -> Part:
     return {"type": "Sequence", key: list(steps)}
 
 
-def _words(*patterns: str) -> dict[str, Any]:
+def _words(*patterns: str) -> Part:
     return _sequence("pretokenizers", *map(_split, patterns), BYTES_ALONE)
 
 
-def _template(token: str, i: int) -> dict[str, Any]:
+def _template(token: str, i: int) -> Part:
     before = {"SpecialToken": {"id": token, "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB"))
     return {
@@ -156,13 +153,13 @@ def _template(token: str, i: int) -> dict[str, Any]:
     }
 
 
-def _trained(library: tokenizers.Tokenizer, trainer: Any) -> dict[str, Any]:
+def _trained(library: tokenizers.Tokenizer, trainer: Any) -> Part:
     library.train_from_iterator([TEXT] * 3, trainer)
-    model: dict[str, Any] = json.loads(library.to_str())["model"]
+    model: Part = json.loads(library.to_str())["model"]
     return model
 
 
-def _byte_level(untyped: bool = False) -> dict[str, Any]:
+def _byte_level(untyped: bool = False) -> Part:
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -179,7 +176,7 @@ def _byte_level(untyped: bool = False) -> dict[str, Any]:
     return model
 
 
-def _byte_fallback() -> dict[str, Any]:
+def _byte_fallback() -> Part:
     library = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     library.pre_tokenizer = pre_tokenizers.Metaspace()
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -187,7 +184,7 @@ def _byte_fallback() -> dict[str, Any]:
     return _trained(library, trainer)
 
 
-def _word_piece() -> dict[str, Any]:
+def _word_piece() -> Part:
     characters = sorted(set("".join(TEXT.lower().split())))
     words = ["[UNK]", "[CLS]", "[SEP]", "the", "cat", "dog", "##s", *characters, *(f"##{c}" for c in characters)]
     return {
@@ -199,7 +196,7 @@ def _word_piece() -> dict[str, Any]:
     }
 
 
-def _unigram() -> dict[str, Any]:
+def _unigram() -> Part:
     characters = sorted(set(TEXT.replace(" ", "▁")))
     vocabulary = [["<unk>", 0.0], ["▁the", -3.0], ["▁cat", -4.0], *([c, -8.0] for c in characters)]
     return {"type": "Unigram", "unk_id": 0, "vocab": vocabulary, "byte_fallback": False}

@@ -13,19 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.reference import (
-    Array,
-    Precision,
-    _affine,
-    gelu,
-    layer_norm,
-    relu,
-    rms_norm,
-    rotate_pair,
-    silu,
-    sinusoid,
-    softmax,
-)
+from tests import reference
+from tests.reference import Array, Precision, _affine, gelu, layer_norm, relu, rms_norm, silu, softmax
 
 Weights = dict[str, Array]
 Visible = Callable[[int, int], bool]
@@ -156,7 +145,7 @@ def rotary_part(
     turned = x.copy()
     for i, rate in enumerate(rates):
         angle = position * rate
-        turned[i], turned[i + half] = rotate_pair(x[i], x[i + half], angle, table, magnitude)
+        turned[i], turned[i + half] = reference.rotate_pair(x[i], x[i + half], angle, table, magnitude)
     return turned
 
 
@@ -294,7 +283,7 @@ class _Stack:
             if self.config.position == "learned":
                 x[p] += self.weights[f"{self.prefix}position.weight"][p]
             if self.config.position == "sinusoidal":
-                x[p] += np.array([sinusoid(p, i, width) for i in range(width)]).astype(self.table)
+                x[p] += np.array([reference.sinusoid(p, i, width) for i in range(width)]).astype(self.table)
         return x
 
     def heads(self, x: Array, name: str, norm_name: str | None, rotated: bool) -> list[Array]:
@@ -505,12 +494,7 @@ def penalised(total: float, length: int, length_penalty: float) -> float:
 
 
 def beam_search(
-    next_log_probabilities: Callable[[Prefix], Array],
-    start: int,
-    end: int,
-    beams: int,
-    max_tokens: int,
-    length_penalty: float,
+    next_log_probabilities: Callable[[Prefix], Array], start: int, end: int, beams: int, max_tokens: int, penalty: float
 ) -> tuple[list[int], float]:
     """The best sequence found, without `start`, and its penalised score.
 
@@ -536,14 +520,11 @@ def beam_search(
             break
         if len(finished) >= beams:
             best, hope = (
-                max(penalised(total, len(tokens) - 1, length_penalty) for tokens, total in part)
-                for part in (finished, opened)
+                max(penalised(total, len(tokens) - 1, penalty) for tokens, total in part) for part in (finished, opened)
             )
             if best >= hope:
                 break
-    scored = [
-        (list(tokens[1:]), penalised(total, len(tokens) - 1, length_penalty)) for tokens, total in finished or opened
-    ]
+    scored = [(list(tokens[1:]), penalised(total, len(tokens) - 1, penalty)) for tokens, total in finished or opened]
     return max(scored, key=lambda hypothesis: hypothesis[1])
 
 

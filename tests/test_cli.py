@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import typer.main
@@ -122,11 +123,7 @@ def test_version_is_printed_and_no_argument_prints_the_usage() -> None:
 
 def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """A command that raises the error."""
-
-    def fail(path: Path) -> None:
-        raise error
-
-    monkeypatch.setattr("tinylm.run_directory.loading.read_config", fail)
+    monkeypatch.setattr("tinylm.run_directory.loading.read_config", Mock(side_effect=error))
     return functools.partial(shell, "info", ".")
 
 

@@ -6,8 +6,9 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -33,8 +34,7 @@ def entry(**identity: object) -> Measurement:
     return Measurement("speeds", {"processor": "a", **identity}, BOUNDS)
 
 
-def never() -> dict[str, float]:
-    raise AssertionError("measured again")
+never = Mock(side_effect=AssertionError("measured again"))
 
 
 def only_file() -> Path:
@@ -116,12 +116,8 @@ def test_without_a_private_cache_folder_each_call_measures_and_warns_once() -> N
 def test_a_file_that_the_system_cannot_read_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     entry().get(lambda: VALUES)
     reported = Reported()
-
-    def too_many(path: Path, limit: int) -> object:
-        raise OSError(errno.EMFILE, "Too many open files")
-
     with monkeypatch.context() as patch:
-        patch.setattr(module, "read_json", too_many)
+        patch.setattr(module, "read_json", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
         assert entry().get(lambda: AGAIN, reported) == AGAIN
     assert len(reported.warnings) == 1 and "Too many open files" in reported.warnings[0]
     assert entry().get(never) == VALUES
@@ -148,16 +144,13 @@ def test_processes_that_start_together_use_one_measurement() -> None:
 
 
 def test_a_file_that_cannot_be_written_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path) -> Iterator[Path]:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     def measure() -> dict[str, float]:
         private_folder("machine").chmod(0o777)
         return VALUES
 
     first, second = Reported(), Reported()
     with monkeypatch.context() as patch:
-        patch.setattr(module, "replacing", full)
+        patch.setattr(module, "replacing", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         assert entry().get(lambda: VALUES, first) == VALUES
     assert entry().get(measure, second) == VALUES
     ((disk,), (folder,)) = first.warnings, second.warnings
@@ -166,14 +159,11 @@ def test_a_file_that_cannot_be_written_is_one_warning(monkeypatch: pytest.Monkey
 
 
 def test_of_two_measurements_without_file_locks_the_first_recorded_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise NotImplementedError("this file system has no locks")
-
     def measure_slowly() -> dict[str, float]:
         entry().write(VALUES)  # by the other process
         return AGAIN
 
-    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    monkeypatch.setattr("filelock.FileLock.acquire", Mock(side_effect=NotImplementedError("no locks")))
     assert entry(processor="b").get(lambda: AGAIN) == entry(processor="b").get(never) == AGAIN
     assert entry().get(measure_slowly) == entry().get(never) == VALUES
 

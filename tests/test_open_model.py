@@ -17,7 +17,6 @@ import tinylm
 from tests.formats.peers import EOS, SMALL, VOCABULARY, save_peer, save_tokenizer
 from tests.published import published
 from tests.shell import story
-from tinylm.adapters.merge import merge_adapter
 from tinylm.chat_session import ChatSession
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.generation_config import GenerationConfig
@@ -128,19 +127,6 @@ def test_a_wrong_import_is_not_kept(halved: tuple[Any, Path], tmp_path: Path, mo
     with pytest.raises(TinyLMError, match="its content does not match its digest"):
         import_model(halved[1], tmp_path / "run", reporter=LogReporter())
     assert not (tmp_path / "run").exists()
-
-
-def test_an_adapter_is_trained_on_a_foreign_base_and_merged(halved: tuple[Any, Path], tmp_path: Path) -> None:
-    _, folder = halved
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text(TEXT * 3)
-    trained = tinylm.finetune_lora(corpus, model=folder, out=tmp_path / "lora", steps=8, lr=1e-2, eval_every=4, seed=1)
-    base, adapted = tinylm.load(folder), tinylm.load(folder, adapters=[trained.run])
-    loss = adapted.evaluate(text=TEXT).loss
-    assert trained.load().evaluate(text=TEXT).loss == loss < base.evaluate(text=TEXT).loss
-    merged = merge_adapter(trained.run, tmp_path / "merged", folder, LogReporter())
-    assert tinylm.load(merged.run).evaluate(text=TEXT).loss == pytest.approx(loss, rel=2e-2)
-    assert open_model(merged.run).config.family == "llama"
 
 
 @pytest.mark.parametrize(

@@ -396,15 +396,11 @@ def test_a_document_with_unknown_keys_or_wrong_values_is_an_error() -> None:
 
 def test_the_error_says_what_is_wrong_in_the_document() -> None:
     """Of a newer format it says nothing else; numbers of many digits are not in it."""
+    newer = run_config.FORMAT + 1
+    message = f"format {newer}, this one reads {run_config.FORMAT}.*upgrade tinylm"
     for values, words in (
-        (
-            document("format", value=run_config.FORMAT + 1),
-            rf"format {run_config.FORMAT + 1}, this one reads {run_config.FORMAT}.*upgrade tinylm",
-        ),
-        (
-            {"format": run_config.FORMAT + 1, "surprise": 1},
-            rf"format {run_config.FORMAT + 1}, this one reads {run_config.FORMAT}.*upgrade tinylm",
-        ),
+        (document("format", value=newer), message),
+        ({"format": newer, "surprise": 1}, message),
         ({"format": 10**4000}, "format a number of more than 40 digits, this one reads"),
         ({**document(), "surprise": 1, "oddity": 2}, "unknown: oddity, surprise"),
         (document("model", "width", value="16"), "expected int, found '16'"),

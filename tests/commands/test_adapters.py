@@ -63,24 +63,6 @@ def test_the_settings_of_an_adapter_are_recorded(second: Path, run: Path) -> Non
         assert (settings.alpha, settings.dropout) == (3.0, 0.2)
 
 
-def test_a_renamed_base_is_found_and_a_moved_base_is_given_with_model(second: Path, run: Path, here: Path) -> None:
-    copied(run, here / "base")
-    finetuned(second, here / "base", "ad")
-    expected = run_ok("sample", "--adapter", "ad", "-n", 20, "--seed", 1).stdout
-    (here / "base").rename(here / "renamed")
-    assert run_ok("sample", "--adapter", "ad", "-n", 20, "--seed", 1).stdout == expected
-    (here / "elsewhere").mkdir()
-    moved = (here / "renamed").rename(here / "elsewhere" / "base")
-    commands = (("sample", "--adapter", "ad"), ("eval", "--adapter", "ad", second), ("finetune-lora", "--resume", "ad"))
-    assert not (here / "base").exists()  # where it was when the adapter was trained
-    for command in commands:
-        message = "is neither beside it nor directly in checkpoints/"
-        assert_error(tinylm(*command), 2, message, f"{here}/base", "--model")
-    assert run_ok("sample", "--adapter", "ad", "-m", moved, "-n", 20, "--seed", 1).stdout == expected
-    run_ok("finetune-lora", "--resume", "ad", "--model", moved, "--steps", 3)
-    run_ok("finetune-lora", "--resume", "ad", "--steps", 4)  # the new place of the base is known
-
-
 @pytest.mark.usefixtures("shelf_cache")
 def test_an_adapter_with_another_base_is_an_error(adapter: Path, run: Path, second: Path, here: Path) -> None:
     other = copied(run, here / "other")
@@ -271,29 +253,6 @@ def test_without_recorded_steps_an_undone_merge_has_step_0(adapter: Path, here: 
         result = run_ok("merge-lora", adapter, "--undo", "--model", "merged", "--out", "undone", "--force")
         assert "does not record the step of its base" in result.stderr
         assert step_of(here / "undone") == 0
-
-
-def test_adapters_of_the_base_fit_after_a_merge_is_undone(adapter: Path, run: Path, shelf: Path, here: Path) -> None:
-    options = ("--steps", 5, "--lr", "0.05", "--seed", 1)
-    run_ok("finetune-lora", shelf / "two.txt", "-m", run, "--out", "other", *options)
-    run_ok("merge-lora", adapter, "--out", "merged")
-    assert_error(tinylm("sample", "-m", "merged", "--adapter", "other"), 1, "was trained on other weights")
-    assert run_ok("merge-lora", adapter, "--undo", "--model", "merged", "--out", "undone").stdout == "undone\n"
-    undone, weights = load_model(here / "undone")[0].state_dict(), load_model(run)[0].state_dict()
-    for name, weight in weights.items():
-        torch.testing.assert_close(undone[name], weight, rtol=0, atol=1e-5)
-    run_ok("merge-lora", "other", "--model", "undone", "--out", "switched")
-    run_ok("merge-lora", "other", "--out", "straight")
-    switched, straight, base = (
-        load_model(path)[0].state_dict() for path in (here / "switched", here / "straight", run)
-    )
-    for name, weight in straight.items():
-        torch.testing.assert_close(switched[name], weight, rtol=0, atol=1e-5)
-    assert any((straight[name] - weight).abs().max() > 0.001 for name, weight in base.items())
-    run_ok("merge-lora", "other", "--undo", "--model", "switched", "--out", "again")
-    run_ok("sample", "-m", "again", "--adapter", adapter, "-n", 1)
-    run_ok("finetune-lora", shelf / "two.txt", "-m", "undone", "--out", "third", *options)
-    run_ok("sample", "-m", "again", "--adapter", "third", "--adapter", adapter, "-n", 1)
 
 
 def test_either_of_two_merged_adapters_can_be_removed(adapter: Path, run: Path, shelf: Path, here: Path) -> None:

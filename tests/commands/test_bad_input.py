@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import safetensors.torch
@@ -86,12 +87,10 @@ def test_a_missing_device_is_an_error(run: Path, here: Path, monkeypatch: pytest
 
 
 def test_out_of_memory_names_the_options_that_reduce_memory(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*sizes: object, **how: object) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes.")
-
+    error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes.")
     (here / "text.txt").write_text(story(1000))
     before = snapshot(here)
-    monkeypatch.setattr(RunDirectory, "create", refuse)
+    monkeypatch.setattr(RunDirectory, "create", Mock(side_effect=error))
     message = "Out of memory. Reduce one of: --size, --context, --batch-size, --micro-batch."
     assert_error(tinylm("train", "text.txt", *ONE_STEP), 1, message)
     assert snapshot(here) == before
@@ -139,11 +138,8 @@ def test_a_disk_full_at_first_leaves_a_whole_run_or_nothing(here: Path, monkeypa
 @pytest.mark.usefixtures("shelf_cache")
 def test_a_write_error_names_the_command_that_continues(run: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = copied(run, here / "again")
-
-    def fail(*arguments: object) -> None:
-        raise safetensors.SafetensorError(f"Error while serializing: I/O error: {FULL} (os error 28)")
-
-    monkeypatch.setattr(safetensors.torch, "save_file", fail)
+    error = safetensors.SafetensorError(f"Error while serializing: I/O error: {FULL} (os error 28)")
+    monkeypatch.setattr(safetensors.torch, "save_file", Mock(side_effect=error))
     result = tinylm("train", "--resume", path, "--steps", 202)
     continued = f"then continue: tinylm train --resume {path}"
     assert_error(result, 1, f"Cannot write {path}: ", FULL, "; the last save is intact.", continued)

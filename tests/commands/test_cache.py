@@ -1,6 +1,7 @@
 """tinylm cache."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -59,8 +60,6 @@ def test_links_and_missing_caches_are_left_alone(cache: Path, tmp_path: Path, mo
 
 
 def test_a_file_that_cannot_be_deleted_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path / "one"))
-
-    monkeypatch.setattr("shutil.rmtree", fail)
+    error = PermissionError(13, "Permission denied", str(cache / "tokens/one"))
+    monkeypatch.setattr("shutil.rmtree", Mock(side_effect=error))
     assert_error(tinylm("cache", "tokens", "--clear"), 1, "tokens/one: Permission denied")

@@ -245,17 +245,6 @@ def test_the_tokenizer_is_the_one_that_train_makes_or_takes(corpus: Path, here: 
         assert (here / "tokenizer.json").read_bytes() == (here / name / "tokenizer.json").read_bytes()
 
 
-def test_texts_may_be_standard_input_folders_and_jsonl(corpus: Path, here: Path) -> None:
-    text = corpus.read_text()
-    (here / "folder").mkdir()
-    (here / "folder/a.txt").write_text(text)
-    (here / "a.jsonl").write_text(json.dumps({"body": text}) + "\n")
-    for name, source in (("0", corpus), ("1", "-"), ("2", "folder")):
-        run_ok("train-tokenizer", source, "--out", name, stdin=text)
-    run_ok("train-tokenizer", "a.jsonl", "--out", "3", "--text-key", "body")
-    assert len({(here / name).read_bytes() for name in "0123"}) == 1
-
-
 def test_an_existing_file_is_replaced_only_with_force(corpus: Path, here: Path) -> None:
     (here / "tokenizer.json").write_text("precious")
     assert_error(tinylm("train-tokenizer", corpus), 2, "tokenizer.json is already there", "--force", "--out")

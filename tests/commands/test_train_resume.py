@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shell import FILES, TINY, assert_error, copied, records, run_ok, same_tensors, snapshot, story, tinylm
+from tests.shell import TINY, assert_error, copied, records, run_ok, same_tensors, snapshot, tinylm
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.run_directory.lock import lock_run
@@ -57,18 +57,6 @@ def test_resuming_needs_the_corpus_only_if_the_cache_was_deleted(here: Path, cor
     assert_error(tinylm(*resume, 4), 1, "is no longer in the cache; name its training text", "corpus.txt")
     (here / "moved.txt").write_text(text)
     run_ok(*resume, 4, "moved.txt")
-
-
-def test_a_run_trained_on_standard_input_keeps_its_tokens_and_can_be_resumed(here: Path) -> None:
-    text = story(1500)
-    assert run_ok("train", "-", "--steps", 1, *TINY, stdin=text).stdout == "checkpoints/stdin\n"
-    path = here / "checkpoints/stdin"
-    assert {entry.name for entry in path.iterdir()} == FILES | {"tokens"}
-    assert not (Path(os.environ["TINYLM_CACHE"]) / "tokens").exists()
-    moved = path.rename(here / "moved")
-    run_ok("train", "--resume", moved, "--steps", 2)
-    shutil.rmtree(moved / "tokens")
-    assert_error(tinylm("train", "--resume", moved, "--steps", 3), 1, "is no longer in the cache", "standard input")
 
 
 def test_init_from_takes_weights_shape_tokenizer_and_schedule_of_a_run(run: Path, corpus: Path, here: Path) -> None:

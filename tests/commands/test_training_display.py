@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -30,12 +31,8 @@ def test_a_sample_during_training_changes_no_state_and_compiles_nothing() -> Non
     config = RunConfig.new(model=shape, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256))
     model = randomised(build_model(shape)).train()
     expected = generate_sample(model, tokenizer, config, 40)
-
-    def never(*arguments: object, **choices: object) -> None:
-        raise AssertionError("compiled")
-
     for layer in model.layers:
-        layer.compile(backend=never)
+        layer.compile(backend=Mock(side_effect=AssertionError("compiled")))
     before = torch.get_rng_state()
     assert generate_sample(model, tokenizer, config, 40) == expected
     assert model.training
@@ -135,11 +132,8 @@ def test_errors_of_report_and_trackers_reach_all_ranks(
             published.append(str(error))
             raise
 
-    def begin(request: object, session: object) -> None:
-        raise TinyLMError("began")
-
     monkeypatch.setattr("tinylm.ranks.join_ranks", join)
-    monkeypatch.setattr("tinylm.training.restart.start_run", begin)
+    monkeypatch.setattr("tinylm.training.restart.start_run", Mock(side_effect=TinyLMError("began")))
     for name, value in {"MASTER_ADDR": "x", "MASTER_PORT": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     for name in ("RANK", "LOCAL_RANK"):
@@ -162,10 +156,6 @@ def test_training_ends_with_a_sample_and_the_next_command(tmp_path: Path, monkey
     assert shown.stderr.endswith(f"{title}\n{sample}{use}\n")
     assert [result.stdout for result in (quiet, logged, shown)] == [f"{run}\n"] * 3
     assert not any(text in result.stderr for text in (title, "To use it") for result in (quiet, logged))
-
-    def fail(*arguments: object, **options: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("tinylm.loaded_model.load", fail)
+    monkeypatch.setattr("tinylm.loaded_model.load", Mock(side_effect=MemoryError))
     failed = run_ok(*command)
     assert failed.stdout == f"{run}\n" and failed.stderr.endswith(f"{use}\n") and title not in failed.stderr

@@ -1,4 +1,4 @@
-"""Losses of conversations, pairs and windows, and intervals, compared with each text alone."""
+"""Losses of conversations, pairs and windows, intervals, compared with each text alone; the scored part of a text."""
 
 import dataclasses
 from typing import Any
@@ -8,13 +8,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.shell import story
 from tests.text.test_chat_batches import random_tokens
 from tests.variants import randomised, small
+from tinylm.evaluation.baselines import baseline_bits_per_byte
 from tinylm.evaluation.bootstrap import ratio_interval
 from tinylm.evaluation.chat import evaluate_chat
 from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.evaluation.excerpt import first_bytes, first_pairs
 from tinylm.evaluation.masked import evaluate_masked
 from tinylm.evaluation.pairs import evaluate_pairs
+from tinylm.evaluation.text import evaluate_text
 from tinylm.evaluation.text_losses import TextLosses, text_losses
 from tinylm.evaluation.units import MAX_BLOCKS, MAX_UNITS
 from tinylm.model.build import build_model
@@ -24,7 +28,7 @@ from tinylm.reporter import LogReporter
 from tinylm.text.chat_batches import ChatRows
 from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
-from tinylm.text.tokenizer import train_char
+from tinylm.text.tokenizer import train_bpe, train_char
 
 TOKENIZER = train_char("abcdefghij").with_mask_token()
 SIZE = TOKENIZER.vocab_size
@@ -123,3 +127,32 @@ def test_many_texts_are_grouped_at_random_and_many_windows_in_order() -> None:
     assert blocks.nats.tolist() == [sum(range(start, start + 5)) for start in range(0, 1000, 5)]
     few = TextLosses(np.arange(3.0), np.ones(3)).blocks()
     assert (few.nats.tolist(), few.tokens.tolist()) == ([0, 1, 2], [1, 1, 1])
+
+
+def test_a_text_of_control_tokens_has_a_loss_but_no_bits_per_character_and_no_baselines() -> None:
+    tokenizer = train_char("abc")
+    ends = np.full(4, tokenizer.end_of_text_id)
+    model = build_model(small(vocab_size=tokenizer.vocab_size))
+    result = evaluate_text(model, tokenizer, EvaluationTokens("text", ends), EvaluationConfig(), "fp32", LogReporter())
+    assert result.loss > 0 and (result.tokens, result.characters, result.bytes) == (3, 0, 0)
+    assert not {"bits_per_character", "bits_per_byte"} & result.to_json().keys()
+    assert baseline_bits_per_byte(tokenizer, ends, ends, LogReporter()) == {}
+
+
+PAIRS = np.array([1, 9, 2, 2, 9, 3, 9, 4, 9, 5, 9, 6, 6, 6])  # the last target has no end
+
+
+def test_the_first_pairs_are_whole_within_the_limits_and_the_last_one_may_lack_its_end() -> None:
+    expected = {(1, 100): 5, (2, 100): 9, (3, 100): 14, (9, 100): 14, (9, 13): 9, (9, 7): 5, (9, 4): 0}
+    found = {limits: first_pairs(PAIRS, 9, *limits).tolist() for limits in expected}  # by pairs and tokens
+    assert found == {limits: PAIRS[:length].tolist() for limits, length in expected.items()}
+
+
+def test_tokenizers_score_the_same_text_up_to_one_token() -> None:
+    text = story(4000) + " ä"
+    for tokenizer in (train_char("".join(sorted(set(text)))), train_bpe([text], 400)):
+        tokens = np.asarray(tokenizer.encode(text))
+        found = first_bytes(tokenizer, tokens, 1000)
+        assert 1000 - 20 <= len(tokenizer.decode(found).encode()) <= 1000
+        assert len(tokenizer.decode(tokens[: len(found) + 1]).encode()) > 1000
+        assert first_bytes(tokenizer, tokens, 10**6).tolist() == tokens.tolist()

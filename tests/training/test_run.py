@@ -1,38 +1,54 @@
-"""Training runs on disk. Reference for a resumed run: the uninterrupted run, bit for bit."""
+"""Training runs on disk. Reference for a resumed run: the uninterrupted run, bit for bit. test_ranks.py restarts runs."""
 
 import dataclasses
+import errno
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from tests.kernels.test_openmp_spin import two_cores
+from tests.machines import machine
+from tests.planning.planned import data
 from tests.shell import snapshot
 from tests.training.conftest import Begin
 from tests.training.run_sessions import SHAPE, TOKENIZER, Killed, RunSession, adapter_for, config_of, contents
+from tests.variants import small
 from tinylm.adapters.bottleneck import SUBLAYERS
 from tinylm.adapters.load import add_adapter
 from tinylm.device import DTYPES
-from tinylm.errors import UsageError
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.loop import evaluate_loss
 from tinylm.kernels import thread_placement
 from tinylm.machine_load import LoadMeter
 from tinylm.model.build import build_model
 from tinylm.model.stack import Transformer
 from tinylm.objectives.loss import next_token
+from tinylm.planning.memory import TrainingMemory
+from tinylm.planning.memory_plan import MemoryPlan
+from tinylm.planning.plan_request import PlanRequest
+from tinylm.planning.recipes import MEMORY_ERROR, MEMORY_SHARE
+from tinylm.ranks import Ranks
 from tinylm.run_config import AdapterConfig, RunConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.token_files import TokenFolder
+from tinylm.training import restart
 from tinylm.training.events import Evaluated, Logged, Notice, Stepped
+from tinylm.training.pipeline import Session
+from tinylm.training.restart import start_run
+from tinylm.training.resumed_plan import ResumedPlan
 from tinylm.training.run import TrainingRun, set_weights_dtype
 from tinylm.training.trainer import StopTraining
+from tinylm.training.training_request import train_request
 from tinylm.training_config import Budget
 
 
@@ -323,3 +339,30 @@ def test_a_save_without_the_step_of_its_best_loss_counts_from_step_0(tokens: Tok
     save = LastSave((), (), {"step": 3, "best_loss": 1.5})
     run = TrainingRun(RunDirectory(tmp_path), config_of(), build_model(SHAPE), TOKENIZER, tokens, save)
     assert run.best == (0, 1.5)
+
+
+def test_the_micro_batch_is_that_of_the_save_unless_it_cannot_fit() -> None:
+    memory = TrainingMemory(state=1000, gradients=400, per_sequence=100)
+    plan = MemoryPlan(parallel="ddp", checkpointing=False, memory=memory, checkpointed=memory)
+    request = PlanRequest(data=data(1000), vocab_size=100, base=small())
+
+    def resumed(notices: list[str], **properties: Any) -> int:
+        return ResumedPlan(machine(**properties), request, plan, 64).micro_batch(64, notices)
+
+    assert resumed([], free_memory=None) == 64
+    for share, kept in ((1.0, True), (1.01 - MEMORY_ERROR, True), (0.99 - MEMORY_ERROR, False)):
+        notices: list[str] = []
+        free = int(share * memory.needed(64, 64))
+        found = resumed(notices, free_memory=free)
+        assert ((found == 64), len(notices)) == (kept, 0 if kept else 1)
+        assert kept or memory.needed(found, 64) <= MEMORY_SHARE * free < memory.needed(found + 1, 64)
+
+
+def test_a_save_that_cannot_be_recovered_is_an_error_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse = Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
+    monkeypatch.setattr(restart, "recover_last", refuse)
+    request = train_request(tmp_path / "text.txt", tmp_path / "run", {})
+    with pytest.raises(TinyLMError, match=r"Cannot continue .*run after a restart: Read-only file system\."):
+        start_run(request, Session(ranks=Ranks(job="a", restarts=1)))

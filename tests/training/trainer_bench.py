@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -50,31 +49,6 @@ def with_auxiliary(model: Decoder, batch: Batch) -> Loss:
     return loss._replace(aux=model(batch.ids).hidden.square().mean(dim=(1, 2)).sum())
 
 
-@dataclass
-class FakeTask:
-    """A task with the given batches and objective. `validate` returns the validation loss."""
-
-    batch: Callable[[int], Batch]
-    loss: Callable[..., Loss]
-    validate: Callable[[], float]
-    steps_per_epoch: float = 1
-    validating: bool = False
-
-    def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
-        self.validating = True
-        return iter([random_batch(0, 1)])
-
-    def objective(self, progress: float) -> Callable[..., Loss]:
-        return self.loss
-
-    def validation_objective(self, model: Decoder, batch: Batch) -> Loss:
-        return Loss(torch.tensor(self.validate(), dtype=torch.float64), 1, torch.zeros(()))
-
-
-def sgd(model: Decoder) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=1.0)
-
-
 class Bench:
     """A trainer under test: records its events and saves. Each of its parts and settings can be replaced."""
 
@@ -85,7 +59,7 @@ class Bench:
         objective: Callable[..., Loss] = next_token,
         batches: Callable[[int], Batch] = random_batch,
         validate: Callable[[], float] | None = None,
-        optimizer: Callable[[Decoder], torch.optim.Optimizer] = sgd,
+        optimizer: Callable[[Decoder], torch.optim.Optimizer] = lambda model: torch.optim.SGD(model.parameters(), lr=1),
         dtype: str = "fp32",
         check_stop: Callable[[], object] = lambda: None,
         started: float | None = None,
@@ -102,14 +76,25 @@ class Bench:
         self.best_values: list[dict[str, Tensor]] = []
         self.saved: list[int] = []
         self.save_seconds = 0.0
-        task = FakeTask(batches, objective, validate or (lambda: 1.0 / (1 + self.state.step)))
-        job = TrainingJob(self.model, cast(Any, task), optimizer(self.model), self.config, dtype, ranks, graphed)
+        self.validating = False
+        validate = validate or (lambda: 1.0 / (1 + self.state.step))
+
+        def validation_batches(rows: int, max_tokens: int) -> Iterator[Batch]:
+            self.validating = True
+            return iter([random_batch(0, 1)])
+
+        def validation_objective(model: Decoder, batch: Batch) -> Loss:
+            return Loss(torch.tensor(validate(), dtype=torch.float64), 1, torch.zeros(()))
 
         def check() -> None:
             """Call the given function, except after the only batch of an evaluation."""
-            if not task.validating:
+            if not self.validating:
                 check_stop()
-            task.validating = False
+            self.validating = False
+
+        validation = {"validation_batches": validation_batches, "validation_objective": validation_objective}
+        task = SimpleNamespace(batch=batches, objective=lambda progress: objective, steps_per_epoch=1, **validation)
+        job = TrainingJob(self.model, cast(Any, task), optimizer(self.model), self.config, dtype, ranks, graphed)
 
         self.hooks = TrainerHooks(self.events.append, check)
         started = vars(trainer_module)["time"].monotonic() if started is None else started

@@ -32,8 +32,7 @@ def test_training_does_not_import_the_compiler_if_nothing_is_compiled(
 ) -> None:
     (tmp_path / "corpus.txt").write_text(story(3000))
     words = f"--steps 4 --eval-every 2 --save-every 3 --optimizer {optimizer} --dropout {dropout}".split()
-    command = [sys.executable, "-c", TRAINING, *TINY, *words]
-    result = run_child(command, cwd=tmp_path)
+    result = run_child([sys.executable, "-c", TRAINING, *TINY, *words], cwd=tmp_path)
     assert (result.returncode, result.stdout) == (0, "run\nFalse\n"), result.stderr
 
 
@@ -41,8 +40,8 @@ def test_training_does_not_import_the_compiler_if_nothing_is_compiled(
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     if request.param == "unwrapped":
         return optimizers
-    for kind, name in ((torch.optim.Optimizer, "add_param_group"), (torch.optim.Optimizer, "zero_grad")):
-        monkeypatch.setattr(kind, name, inspect.unwrap(getattr(kind, name)))
+    for name in ("add_param_group", "zero_grad"):
+        monkeypatch.setattr(torch.optim.Optimizer, name, inspect.unwrap(getattr(torch.optim.Optimizer, name)))
     return loaded_again(optimizers)
 
 

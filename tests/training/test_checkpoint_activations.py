@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,8 +34,7 @@ def batch_for(config: ModelConfig, rows: int = 3) -> Batch:
     ids = torch.randint(config.vocab_size, (rows, config.context + 1), generator=torch.Generator().manual_seed(1))
     inputs, targets, mask = ids[:, :-1], ids[:, 1:], ids[:, 1:] > 3
     if config.architecture == "encoder-decoder":
-        lengths = torch.arange(config.context - rows + 1, config.context + 1)
-        return Batch(inputs, targets, mask, targets, lengths)
+        return Batch(inputs, targets, mask, targets, torch.arange(config.context - rows + 1, config.context + 1))
     return Batch(inputs, targets, mask if config.architecture == "encoder" else None)
 
 
@@ -49,42 +47,33 @@ def losses_and_gradients(model: Transformer, config: ModelConfig, dtype: str = "
     return [loss.total.detach(), loss.aux.detach(), *(parameter.grad for parameter in model.parameters())]
 
 
-def assert_equal_with_and_without(
-    config: ModelConfig, dtype: str = "fp32", prepare: Callable[[Transformer], object] = lambda model: None
-) -> None:
+COMPILED = (pytest.mark.slow, pytest.mark.filterwarnings("ignore"))  # the warnings of torch's compiler
+
+
+@pytest.mark.parametrize(
+    ("block", "dtype", "compiled"),
+    [
+        *((block, dtype, False) for block in BLOCKS for dtype in ("fp32", "bf16")),
+        pytest.param("modern", "fp32", True, marks=COMPILED),
+    ],
+)
+def test_losses_and_gradients_are_those_without_checkpointing(block: str, dtype: str, compiled: bool) -> None:
+    """With dropout: the second pass has the same masks and number format. If the call of `checkpoint` were itself
+    compiled, the gradients of compiled blocks would differ: its masks would be new ones."""
+    config = small(**BLOCKS[block], **DROPOUT)
     plain = build_model(config, 0).train()
     checkpointed = copy.deepcopy(plain)
     checkpoint_activations(checkpointed)
     assert list(checkpointed.state_dict()) == list(plain.state_dict())
-    copied = copy.deepcopy(checkpointed)  # has its own parameters
-    prepare(plain)
-    expected = losses_and_gradients(plain, config, dtype)
-    for model in (checkpointed, copied):
-        prepare(model)
-        found = losses_and_gradients(model, config, dtype)
-        for one, other in zip(found, expected, strict=True):
-            assert (one is None) == (other is None)
-            assert one is None or other is None or torch.equal(one, other)
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("block", BLOCKS)
-def test_losses_and_gradients_are_those_without_checkpointing(block: str, dtype: str) -> None:
-    """With dropout: the second pass has the same masks and number format."""
-    assert_equal_with_and_without(small(**BLOCKS[block], **DROPOUT), dtype)
-
-
-@pytest.mark.filterwarnings("ignore")  # of torch's compiler
-@pytest.mark.slow
-def test_compiled_blocks_draw_the_same_dropout_in_the_second_pass() -> None:
-    """If the call of `checkpoint` were itself compiled, the gradients would differ: its masks would be new ones."""
-
-    def compile(model: Transformer) -> None:
-        for layer in model.layers:
+    found = []
+    for model in (plain, checkpointed, copy.deepcopy(checkpointed)):  # the copy has its own parameters
+        for layer in model.layers if compiled else ():
             layer.compile(backend="aot_eager")
-
-    assert_equal_with_and_without(small(**DROPOUT), prepare=compile)
-    torch.compiler.reset()
+        found.append(losses_and_gradients(model, config, dtype))
+    for expected, *others in zip(*found, strict=True):
+        assert all(other is expected is None or torch.equal(other, expected) for other in others)
+    if compiled:
+        torch.compiler.reset()
 
 
 @pytest.mark.parametrize("block", ["modern", "experts", "sandwich"])

@@ -1,7 +1,9 @@
 """Saves of shards, with ranks that are threads of one process. Reference: the tensors that were divided among them."""
 
+import contextlib
 import errno
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -36,25 +38,24 @@ def trained(step: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-class Rank:
-    """A rank that saves its rows of the models of `trained`, in the background."""
+@contextlib.contextmanager
+def saving(path: Path, ranks: Ranks) -> Iterator[tuple[RunStore, Callable[[int], None]]]:
+    """A store in the background, and a function that saves the rows of this rank of the model of a step."""
+    shard = Shard(ranks.launch.rank, ranks.size)
+    run = RunDirectory.create(path, CONFIG, TOKENIZER) if ranks.is_first else ShardOnlyRun(path)
 
-    def __init__(self, path: Path, ranks: Ranks) -> None:
-        self.ranks = ranks
-        self.shard = Shard(ranks.launch.rank, ranks.size)
-        run = RunDirectory.create(path, CONFIG, TOKENIZER) if ranks.is_first else ShardOnlyRun(path)
-        self.opened = open_store(run, CONFIG, ranks, self.shard, -1, 0.0)
-
-    def save(self, store: RunStore, step: int) -> None:
+    def save(step: int) -> None:
         model, optimizer = trained(step)
         rows: Any = nn.Linear(4, 5)
         for name, parameter in model.named_parameters():
-            part = nn.Parameter(self.shard.rows(parameter.detach()).clone())
+            part = nn.Parameter(shard.rows(parameter.detach()).clone())
             setattr(rows, name, part)
-            optimizer.state[part] = {
-                quantity: self.shard.rows(value).clone() for quantity, value in optimizer.state.pop(parameter).items()
-            }
+            state = optimizer.state.pop(parameter)
+            optimizer.state[part] = {quantity: shard.rows(value).clone() for quantity, value in state.items()}
         store.save_last(rows, optimizer, TrainerState(step=step, val_loss=1.0))
+
+    with open_store(run, CONFIG, ranks, shard, -1, 0.0) as store:
+        yield store, save
 
 
 @pytest.fixture
@@ -83,10 +84,9 @@ def check_saved(path: Path, step: int) -> None:
 @pytest.mark.usefixtures("writing")
 def test_the_rows_of_all_ranks_are_one_save_that_any_number_of_ranks_reads(tmp_path: Path) -> None:
     def work(ranks: Ranks) -> int:
-        rank = Rank(tmp_path / "run", ranks)
-        with rank.opened as store:
+        with saving(tmp_path / "run", ranks) as (store, save):
             for step in (1, 2, 3):
-                rank.save(store, step)
+                save(step)
         return store.saved_step
 
     assert in_ranks(SIZE, work) == [3] * SIZE
@@ -106,10 +106,9 @@ def test_a_save_is_committed_when_all_ranks_have_written_their_rows(tmp_path: Pa
     writing.side_effect = wait
 
     def work(ranks: Ranks) -> tuple[int, int]:
-        rank = Rank(tmp_path / "run", ranks)
-        with rank.opened as store:
-            rank.save(store, 1)
-            rank.save(store, 2)
+        with saving(tmp_path / "run", ranks) as (store, save):
+            save(1)
+            save(2)
             for _ in range(3):
                 store.check()
             before = store.saved_step
@@ -137,11 +136,10 @@ def test_a_full_disk_of_one_rank_leaves_the_save_before_and_no_files_of_the_new_
     writing.side_effect = fill
 
     def work(ranks: Ranks) -> None:
-        rank = Rank(run, ranks)
-        with rank.opened as store:
+        with saving(run, ranks) as (store, save):
             try:
-                rank.save(store, 1)
-                rank.save(store, 2)
+                save(1)
+                save(2)
                 store.finish()
             except SaveError as error:
                 messages.append(str(error))

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from tests.thread_ranks import in_ranks
-from tests.training.run_sessions import SHAPE, TOKENIZER, RunSession, config_of
+from tests.training.conftest import Begin
+from tests.training.run_sessions import SHAPE, TOKENIZER, config_of
 from tests.training.trainer_bench import Bench, assert_same, random_batch, rows_at_most, trained, values
 from tinylm.device import Choice
 from tinylm.errors import TinyLMError
@@ -104,33 +105,30 @@ def test_patience_is_decided_by_the_loss_of_all_ranks(monkeypatch: pytest.Monkey
 
 
 def test_ranks_compile_only_if_all_of_them_can(
-    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only rank 0 can compile; it then discards what it compiled, and the losses are those of one process. Of the four
     ranks, one has no row of a batch of 3.
     """
-    shape, runtime = dataclasses.replace(SHAPE, dropout=0.0, attention_dropout=0.0), {"compile": True}
+    shape = dataclasses.replace(SHAPE, dropout=0.0, attention_dropout=0.0)
     settings: dict[str, Any] = {"model": shape, "log_every": 1, "lr": 1e-3, "batch_size": 3, "budget": Budget(steps=6)}
-    one, compiled = RunSession(tmp_path / "one", tokens), config_of(runtime=runtime, **settings)
-    one.begin(config_of(**settings))
+    one, compiled = begin("one", **settings), config_of(runtime={"compile": True}, **settings)
     discarded: list[str] = []
     monkeypatch.setattr(run_module, "compile_layers", lambda *_: threading.current_thread().name == "rank 0")
     monkeypatch.setattr(run_module, "discard_compiled", lambda _: discarded.append(threading.current_thread().name))
     models = [one._model(compiled) for _ in range(4)]  # here, since all threads share torch's global generator
+    path = tmp_path / "several"
 
     def train(ranks: Ranks) -> None:
         threading.current_thread().name = f"rank {ranks.launch.rank}"
-        path = tmp_path / "several"
         directory = RunDirectory.create(path, compiled, TOKENIZER) if ranks.is_first else ShardOnlyRun(path)
         run = TrainingRun(directory, compiled, models[ranks.launch.rank], TOKENIZER, tokens, ranks=ranks)
         run.train(started=time.monotonic())
 
     in_ranks(4, train)
     assert discarded == ["rank 0"]
-    saved = read_config(tmp_path / "several")
-    assert saved.runtime is not None and not saved.runtime.compile
+    assert not read_config(path).runtime.compile
     found, expected = (
-        [record.get("loss", record.get("val_loss")) for record in read_metrics(path)]
-        for path in (tmp_path / "several", tmp_path / "one")
+        [record.get("loss", record.get("val_loss")) for record in read_metrics(folder)] for folder in (path, one.path)
     )
     assert found == pytest.approx(expected, rel=1e-5)

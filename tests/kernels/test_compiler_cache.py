@@ -3,13 +3,12 @@
 import getpass
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.shell import ROOT
+from tests.shell import ROOT, run_child
 from tinylm.device import can_compile
 from tinylm.errors import TinyLMError
 from tinylm.kernels.compiler_cache import FOLDERS, prepare_compiler, use_private_folders
@@ -84,12 +83,11 @@ def test_precompiled_headers_are_in_the_private_folder_or_switched_off(monkeypat
 @pytest.mark.skipif(not can_compile("cpu"), reason="there is no C++ compiler")
 def test_compilers_use_no_folder_that_another_user_could_create(tmp_path: Path) -> None:
     cache, temporary, here = (tmp_path / name for name in ("cache", "tmp", "here"))
-    for folder in (temporary, here):
-        folder.mkdir()
-    own = {variable: value for variable, value in os.environ.items() if variable not in FOLDERS}
-    env = {**own, "TINYLM_CACHE": str(cache), "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", AUDITED]
-    done = subprocess.run(command, env=env, cwd=here, capture_output=True, text=True, timeout=900, check=False)
+    temporary.mkdir()
+    here.mkdir()
+    env = {variable: value for variable, value in os.environ.items() if variable not in FOLDERS}
+    env |= {"TINYLM_CACHE": str(cache), "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = run_child([sys.executable, "-c", AUDITED], limit=900, env=env, cwd=here)
     assert done.returncode == 0, done.stderr[-3000:]
     paths = [Path(path) for path in json.loads(done.stdout.splitlines()[-1])]
     assert any(cache / "torch" in path.parents for path in paths), "no path was recorded"

@@ -39,9 +39,9 @@ def trained(step: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 @contextlib.contextmanager
-def saving(path: Path, ranks: Ranks) -> Iterator[tuple[RunStore, Callable[[int], None]]]:
+def saving(path: Path, ranks: Ranks, sharded: bool = True) -> Iterator[tuple[RunStore, Callable[[int], None]]]:
     """A store in the background, and a function that saves the rows of this rank of the model of a step."""
-    shard = Shard(ranks.launch.rank, ranks.size)
+    shard = Shard(ranks.launch.rank, ranks.size) if sharded else WHOLE
     run = RunDirectory.create(path, CONFIG, TOKENIZER) if ranks.is_first else ShardOnlyRun(path)
 
     def save(step: int) -> None:
@@ -96,17 +96,21 @@ def test_the_rows_of_all_ranks_are_one_save_that_any_number_of_ranks_reads(tmp_p
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_save_is_committed_when_all_ranks_have_written_their_rows(tmp_path: Path, writing: Mock) -> None:
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_save_is_committed_when_all_ranks_have_written_their_rows(
+    sharded: bool, tmp_path: Path, writing: Mock
+) -> None:
+    """With replicas, only rank 0 writes; another rank may run out of memory meanwhile, and then names the save."""
     may_write = threading.Event()
 
     def wait(path: Path) -> None:
-        if "00002-of" in path.name and (tmp_path / "run").exists():  # rank 1, after the first save
+        if (not sharded or "00002-of" in path.name) and (tmp_path / "run").exists():  # after the first save
             assert may_write.wait(60)
 
     writing.side_effect = wait
 
     def work(ranks: Ranks) -> tuple[int, int]:
-        with saving(tmp_path / "run", ranks) as (store, save):
+        with saving(tmp_path / "run", ranks, sharded) as (store, save):
             save(1)
             save(2)
             for _ in range(3):
@@ -154,27 +158,3 @@ def test_a_full_disk_of_one_rank_leaves_the_save_before_and_no_files_of_the_new_
     else:
         check_saved(run, 1)
     assert not list(tmp_path.glob("*/last.new/*"))
-
-
-def test_all_ranks_report_the_save_that_the_first_rank_has_written(tmp_path: Path, writing: Mock) -> None:
-    """With replicas, only rank 0 writes; another rank may run out of memory meanwhile, and then names the save."""
-    may_write = threading.Event()
-
-    def wait(path: Path) -> None:
-        assert not (tmp_path / "run").exists() or may_write.wait(60)  # after the first save
-
-    writing.side_effect = wait
-
-    def work(ranks: Ranks) -> list[int]:
-        run = RunDirectory.create(tmp_path / "run", CONFIG, TOKENIZER) if ranks.is_first else ShardOnlyRun(tmp_path)
-        found = []
-        with open_store(run, CONFIG, ranks, WHOLE, -1, 0.0) as store:
-            for step in (1, 2):
-                store.save_last(*trained(step), TrainerState(step=step, val_loss=1.0))  # type: ignore[arg-type]
-                found.append(store.saved_step)
-            if ranks.is_first:
-                may_write.set()
-        return [*found, store.saved_step]
-
-    assert in_ranks(2, work) == [[1, 1, 2]] * 2
-    check_saved(tmp_path / "run", 2)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests import reference_parts
-from tests.variants import VARIANTS, every_variant, randomised, small
+from tests.variants import VARIANTS, randomised, small
 from tinylm.model.build import build_model, count_parameters
 from tinylm.model.moe import RoutedExperts
 from tinylm.model_config import ModelConfig
@@ -21,6 +21,7 @@ IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8, 1, 12, 0]]
 ENCODED = [[3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8], [6]]
 SOURCES = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
 TARGETS = [[0, 2, 7, 1], [0, 8, 2, 8, 1, 8], [0, 4]]
+TEXTS = {"decoder": [IDS], "encoder": [ENCODED], "encoder-decoder": [TARGETS, SOURCES]}
 LONG_TARGETS = torch.tensor([[0, 2, 7, 1, 3], [0, 8, 2, 8, 1], [0, 4, 4, 9, 2]])
 
 
@@ -63,10 +64,6 @@ def exact(config: ModelConfig) -> Any:
     return randomised(build_model(config)).double()
 
 
-def weights_of(model: Any) -> dict[str, np.ndarray]:
-    return {name: value.detach().numpy() for name, value in model.named_parameters()}
-
-
 def rows_of(texts: list[list[int]], padding: int) -> tuple[Tensor, Tensor]:
     """The padded texts and their lengths."""
     rows = [text + [padding] * (max(map(len, texts)) - len(text)) for text in texts]
@@ -77,43 +74,26 @@ def logits_of(model: Any, *inputs: Tensor) -> Tensor:
     return model.logits(model(*inputs).hidden)
 
 
-def assert_rows_equal(logits: Tensor, row: int, expected: Any) -> None:
-    found = logits[row, : len(expected)].detach().numpy()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
-
-
-@every_variant
-def test_logits_of_decoders_equal_the_formula(config: ModelConfig) -> None:
-    """The model stores its tables of sines and cosines in float32, so the reference rounds its tables as well."""
-    model = exact(config)
-    for row, ids in enumerate(IDS):
-        expected = reference_parts.decoder_logits_with_parts(weights_of(model), config, ids, table=np.float32)
-        assert_rows_equal(logits_of(model, torch.tensor(IDS)), row, expected)
-
-
-@each(ENCODERS)
-def test_logits_of_encoders_equal_the_formula_also_in_padded_batches(config: ModelConfig) -> None:
-    """Every token attends to every other, and to no padding, whatever its id."""
-    model = exact(config)
-    padded = [logits_of(model, *rows_of(ENCODED, padding)) for padding in (0, 5)]
-    for row, ids in enumerate(ENCODED):
-        expected = reference_parts.encoder_logits(weights_of(model), config, ids, len(ids), table=np.float32)
-        assert_rows_equal(logits_of(model, torch.tensor([ids])), 0, expected)
-        for batch in padded:
-            assert_rows_equal(batch, row, expected)
-
-
-@each(ENCODER_DECODERS)
-def test_logits_of_encoders_with_decoders_equal_the_formula_also_in_padded_batches(config: ModelConfig) -> None:
-    """A target token attends to the whole source, to itself and earlier targets, and to no padding."""
-    model = exact(config)
-    padded = [logits_of(model, rows_of(TARGETS, padding)[0], *rows_of(SOURCES, padding)) for padding in (0, 7)]
-    for row, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True)):
-        weights = weights_of(model)
-        expected = reference_parts.encoder_decoder_logits(weights, config, source, target, table=np.float32)
-        assert_rows_equal(logits_of(model, torch.tensor([target]), torch.tensor([source])), 0, expected)
-        for batch in padded:
-            assert_rows_equal(batch, row, expected)
+@each(ALL)
+def test_logits_equal_the_formula_also_in_padded_batches(config: ModelConfig) -> None:
+    """Tokens attend to no padding, whatever its id. The model stores its tables of sines and cosines in float32, so the
+    reference rounds its tables as well."""
+    model, kind = exact(config), config.architecture
+    weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    formula: Any = {
+        "decoder": reference_parts.decoder_logits_with_parts,
+        "encoder": lambda *parts, **table: reference_parts.encoder_logits(*parts, len(parts[-1]), **table),
+        "encoder-decoder": reference_parts.encoder_decoder_logits,
+    }[kind]
+    padded = []
+    for padding in (0, 7):
+        (ids, lengths), *source = (rows_of(texts, padding) for texts in TEXTS[kind])
+        padded.append(logits_of(model, ids, *([lengths] if kind == "encoder" else []), *sum(source, ())))
+    for row, texts in enumerate(zip(*TEXTS[kind], strict=True)):
+        expected = formula(weights, config, *reversed(texts), table=np.float32)
+        alone = logits_of(model, *(torch.tensor([text]) for text in texts))[0]
+        for found in (alone, *(batch[row, : len(texts[0])] for batch in padded)):
+            np.testing.assert_allclose(found.detach().numpy(), expected, rtol=0, atol=1e-10)
 
 
 @each(ALL)

@@ -1,4 +1,4 @@
-"""Training runs on disk. Reference for a resumed run: the uninterrupted run, to the bit. test_ranks.py restarts runs."""
+"""Training runs on disk. Reference for a resumed run: the uninterrupted run, to the bit. test_ranks.py has restarts."""
 
 import dataclasses
 import errno

@@ -55,5 +55,4 @@ def test_the_scaled_embedding_of_gemma_is_rounded_in_its_dtype(tmp_path: Path) -
     peer.save_pretrained(tmp_path)
     decoder = load(read_folder(tmp_path))
     expected = peer.get_input_embeddings()(ids(8))
-    assert expected.dtype == torch.bfloat16
-    assert torch.equal(decoder.embed(ids(8)), expected)
+    assert expected.dtype == torch.bfloat16 and torch.equal(decoder.embed(ids(8)), expected)

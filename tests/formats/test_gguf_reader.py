@@ -60,9 +60,6 @@ def test_special_tokens_and_the_chat_template_are_read(tmp_path: Path) -> None:
     assert model.chat_template == "{{ messages[0].content }}"
 
 
-# Types of tensors.
-
-
 def test_quantized_tensors_become_the_numbers_of_gguf(tmp_path: Path) -> None:
     """gguf does not quantize to K types, so that their blocks are random bytes with finite scales."""
     matrix = torch.randn(32, 256, generator=torch.Generator().manual_seed(1)).numpy()
@@ -122,9 +119,6 @@ def test_without_the_package_a_quantized_file_is_an_error_with_the_extra_and_oth
     with pytest.raises(UsageError, match=r"install gguf .* in tinylm's extra gguf"):
         read_gguf(tmp_path / "quantized.gguf")
     assert len(read_gguf(plain).tensors) == len(parts("llama")[1])
-
-
-# Metadata.
 
 
 ROPE_FREQS = r"model\.gguf as GGUF: its tensor rope_freqs.weight has other RoPE divisors"

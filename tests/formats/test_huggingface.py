@@ -59,9 +59,6 @@ def changed(folder: Path, target: Path, changes: Changes) -> Path:
     return target
 
 
-# Tokenizers and special tokens.
-
-
 def test_token_ids_equal_those_of_transformers_and_padding_rows_are_kept(llama: Path) -> None:
     model = read_folder(llama)
     ours = tokenizers.Tokenizer.from_str(model.tokenizer)
@@ -130,9 +127,6 @@ def test_the_bos_token_is_added_by_an_export_if_it_was_before(llama: Path, tmp_p
         assert (transformers.AutoTokenizer.from_pretrained(tmp_path)("a").input_ids[0] == 0) is adds
     spec = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert spec.encode("a", "b").ids.count(0) == 2
-
-
-# Folders that cannot be imported.
 
 
 def test_a_model_folder_is_distinguished_from_a_run(llama: Path, tmp_path: Path) -> None:
@@ -222,9 +216,6 @@ def test_a_model_that_does_not_fit_its_tokenizer_or_its_output_layer_is_refused(
     assert "output.weight" not in read_folder(tied).tensors
 
 
-# Older files.
-
-
 def test_a_config_of_transformers_4_gives_the_same_model(tmp_path: Path) -> None:
     llama3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
     theta: dict[str, Any] = {"rope_parameters": ..., "rope_theta": 5000.0}
@@ -267,9 +258,6 @@ def test_tensors_of_a_base_model_lack_its_prefix_and_may_have_buffers(tmp_path: 
     save_file({**tensors, "h.0.attn.extra": torch.ones(1)}, file)
     with pytest.raises(TinyLMError, match=r"does not have: transformer\.h\.0\.attn\.extra"):
         read_folder(tmp_path)
-
-
-# Exports of models of tinylm.
 
 
 CHARACTERS, BPE = train_char("".join(sorted(set(story(500)) | set("é你🙂")))), train_bpe([story(3000)], 300)

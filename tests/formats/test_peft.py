@@ -93,8 +93,7 @@ def test_an_adapter_is_read_by_our_names(folder: Path) -> None:
 def test_a_folder_with_a_run_of_tinylm_is_not_one_of_peft(folder: Path) -> None:
     assert is_adapter_folder(folder)
     (folder / "config.json").write_text("{}")
-    assert not is_adapter_folder(folder)
-    assert not is_adapter_folder(folder / "nothing")
+    assert not is_adapter_folder(folder) and not is_adapter_folder(folder / "nothing")
 
 
 CONFIGS: list[tuple[dict[str, Any], str]] = [
@@ -160,8 +159,7 @@ def test_fields_without_effect_and_missing_fields_are_accepted(folder: Path) -> 
         feature_of_a_newer_version=None,
         use_feature_of_a_newer_version=False,
     )
-    found = read(folder)
-    assert found.updates.keys() == expected.updates.keys()
+    assert read(folder).updates.keys() == expected.updates.keys()
     assert read_base_name(folder) == "../../elsewhere"
 
 
@@ -258,8 +256,7 @@ def test_any_value_of_any_field_is_read_or_refused_with_an_error(
 ) -> None:
     case = data.draw(st.sampled_from(["llama", "mixtral"]))
     folder = shutil.copytree(made[case], tmp_path_factory.mktemp("fuzz") / "adapter")
-    values = json.loads((folder / CONFIG).read_text())
-    field = data.draw(st.sampled_from(sorted(values)))
+    field = data.draw(st.sampled_from(sorted(json.loads((folder / CONFIG).read_text()))))
     edit_json(folder / CONFIG, **{field: data.draw(JSON)})
     try:
         read(folder, case)

@@ -4,15 +4,9 @@ import pytest
 
 from tests.machines import GIB, machine
 from tests.planning.planned import planned
+from tinylm.planning import recipes
 from tinylm.planning.cost import training_step_seconds
-from tinylm.planning.recipes import (
-    MEMORY_SHARE,
-    MUON_TARGET_STEPS,
-    MUON_TOKENS_PER_WIDTH,
-    PROCESS_BYTES,
-    TARGET_STEPS,
-    TOKENS_PER_STEP,
-)
+from tinylm.planning.recipes import MUON_TARGET_STEPS, TARGET_STEPS, TOKENS_PER_STEP
 from tinylm.training_config import Budget
 
 
@@ -40,15 +34,11 @@ def test_a_batch_leaves_enough_steps_within_the_range_that_suits_the_device(devi
         assert between.steps == pytest.approx(steps, rel=0.05)
 
 
-def test_muon_takes_larger_steps_in_wide_models() -> None:
-    for preset, tokens in (("modern", MUON_TOKENS_PER_WIDTH * 1024), ("gpt2", TOKENS_PER_STEP["cpu"][1])):
+def test_a_batch_of_epochs_leaves_enough_steps_and_muon_takes_larger_ones_in_wide_models() -> None:
+    for preset, tokens in (("modern", recipes.MUON_TOKENS_PER_WIDTH * 1024), ("gpt2", TOKENS_PER_STEP["cpu"][1])):
         model = {"size": "micro", "width": 1024, "context": 128, "preset": preset}
         assert planned(model=model, budget=Budget(steps=10)).training.batch_size * 128 == tokens
-
-
-def test_a_budget_of_epochs_leaves_enough_steps() -> None:
-    tokens = 100_000
-    plan = planned(tokens, model={"size": "nano"}, budget=Budget(epochs=20))
+    plan = planned(100_000, model={"size": "nano"}, budget=Budget(epochs=20))
     assert plan.steps == pytest.approx(TARGET_STEPS, rel=0.05)
     assert plan.epochs == pytest.approx(20, rel=0.01)
 
@@ -57,13 +47,14 @@ def test_a_budget_of_epochs_leaves_enough_steps() -> None:
 def test_a_batch_of_any_size_is_split_into_micro_batches_that_fit_the_memory(batch_size: int) -> None:
     choices = {"model": {"size": "micro", "context": 128}, "training": {"batch_size": batch_size}}
     whole = planned(**choices)
-    assert whole.training.batch_size == whole.training.micro_batch == batch_size
-    assert whole.notices == ()
+    assert whole.training.batch_size == whole.training.micro_batch == batch_size and whole.notices == ()
     sizes = []
     for free in (GIB // 16, GIB // 8, GIB // 4):
         plan = planned(**choices, on=machine(free_memory=free))
         assert plan.training.batch_size == batch_size
-        assert plan.memory - PROCESS_BYTES["cpu"] <= MEMORY_SHARE * free or plan.training.micro_batch == 1
+        assert (
+            plan.memory - recipes.PROCESS_BYTES["cpu"] <= recipes.MEMORY_SHARE * free or plan.training.micro_batch == 1
+        )
         sizes.append(plan.training.micro_batch)
         if plan.training.micro_batch < batch_size:
             (notice,) = plan.notices
@@ -71,8 +62,7 @@ def test_a_batch_of_any_size_is_split_into_micro_batches_that_fit_the_memory(bat
                 f"The micro-batch is {plan.training.micro_batch}, which fits the {free / 1e9:.1f} GB"
             )
             assert f"the effective batch is still {batch_size}" in notice
-    assert sizes == sorted(sizes)
-    assert len(set(sizes)) == (1 if batch_size == 1 else 3)
+    assert sizes == sorted(sizes) and len(set(sizes)) == (1 if batch_size == 1 else 3)
 
 
 def test_a_chosen_micro_batch_is_an_upper_limit_and_without_memory_it_is_one() -> None:

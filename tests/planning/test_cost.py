@@ -10,15 +10,8 @@ from tests.machines import machine
 from tests.variants import VARIANTS, small
 from tinylm.machine import probe_config
 from tinylm.model.build import build_model
-from tinylm.model_config import ModelConfig
-from tinylm.planning.cost import (
-    matrix_parameters,
-    muon_flops,
-    parameters_by_part,
-    training_flops,
-    training_speed,
-    training_step_seconds,
-)
+from tinylm.planning.cost import matrix_parameters, muon_flops, parameters_by_part, training_flops, training_speed
+from tinylm.planning.cost import training_step_seconds as step_seconds
 from tinylm.presets import PRESETS, make_model_config
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training_config import MUON_OPTIMIZERS, Budget, TrainingConfig
@@ -47,7 +40,7 @@ def test_training_flops_equal_those_that_torch_counts(choices: dict[str, Any]) -
 
 
 def test_matrix_parameters_and_parameters_by_part_are_those_of_a_built_model() -> None:
-    """Also where head dimension, local layers and their RoPE base are those of Gemma 3."""
+    """Also of Gemma 3, with its head dimension and local layers; of experts, those of each token."""
     dense = [make_model_config(vocab_size=77, preset=preset, size="nano") for preset in PRESETS]
     for config in (*dense, dict(VARIANTS)["gemma 3"]):
         matrices = [p for n, p in build_model(config).named_parameters() if p.dim() == 2 and "position" not in n]
@@ -56,9 +49,6 @@ def test_matrix_parameters_and_parameters_by_part_are_those_of_a_built_model() -
         parts = parameters_by_part(config)
         assert parts["total"] == sum(parameter.numel() for parameter in build_model(config).parameters())
         assert parts["total"] == sum(number for name, number in parts.items() if name != "total")
-
-
-def test_only_the_experts_of_each_token_count() -> None:
     dense, routed = small(ffn_width=48), small(ffn_width=48, experts=4, experts_per_token=1)
     router = routed.layers * routed.width * routed.experts
     assert matrix_parameters(routed) == matrix_parameters(dense) + router
@@ -83,14 +73,14 @@ def test_the_flops_of_muon_equal_those_that_torch_counts(shape: dict[str, Any]) 
 
 def test_a_step_takes_the_time_of_its_tokens_and_of_the_optimizer() -> None:
     config, on = make_model_config(vocab_size=77, preset="modern", size="small"), machine(matmul_rate=1e12)
-    by_adamw = training_step_seconds(on, config, 4096, "adamw")
+    by_adamw = step_seconds(on, config, 4096, "adamw")
     assert by_adamw == 4096 / training_speed(on, config)
     for optimizer in MUON_OPTIMIZERS:
-        difference = training_step_seconds(on, config, 4096, optimizer) - by_adamw
+        difference = step_seconds(on, config, 4096, optimizer) - by_adamw
         assert difference == pytest.approx(muon_flops(config) / 1e12 / 0.75)
 
 
-def test_the_speed_of_the_measured_decoder_is_the_measured_one() -> None:
+def test_the_speed_of_the_measured_decoder_is_the_measured_one_and_the_layers_of_both_stacks_count() -> None:
     """With a time per layer and little of it for matrix products, or all of it."""
     config, tokens, threads = probe_config(), 1000, 2
     fast = machine(matmul_rate=1e15, layer_seconds=4e-5, threads=threads)
@@ -98,10 +88,5 @@ def test_the_speed_of_the_measured_decoder_is_the_measured_one() -> None:
     products = training_flops(config) / (0.75 * 1e10)
     slow = machine(matmul_rate=1e10, layer_seconds=threads * products / 2, threads=threads)
     assert tokens / training_speed(slow, config) == pytest.approx(tokens * 1.1 * products)
-
-
-def test_the_layers_of_both_stacks_count_for_the_speed() -> None:
-    def encoder_decoder(encoder_layers: int) -> ModelConfig:
-        return small(architecture="encoder-decoder", encoder_layers=encoder_layers, layers=2)
-
-    assert training_speed(machine(), encoder_decoder(2)) > 1.5 * training_speed(machine(), encoder_decoder(12))
+    few, many = (small(architecture="encoder-decoder", encoder_layers=number, layers=2) for number in (2, 12))
+    assert training_speed(machine(), few) > 1.5 * training_speed(machine(), many)

@@ -32,25 +32,17 @@ def rows_of(kind: str, tokens: list[int], context: int, pack: bool | None = None
     return shape.rows(described, context, pack)
 
 
-def test_every_kind_of_corpus_has_a_shape() -> None:
+def test_every_kind_of_corpus_has_the_rows_and_batches_of_its_data() -> None:
+    """Windows continue in the next epoch, pairs make whole batches, and packed conversations share rows."""
     assert SHAPES.keys() == set(CORPUS_KINDS)
-
-
-def test_windows_of_plain_text_continue_in_the_next_epoch() -> None:
     rows = rows_of("text", [1] * 30, 4)
     assert (rows.count, rows.tokens, rows.longest, rows.constant) == (7.5, 4, 4, True)
     assert rows.steps_per_epoch(2) == 3.75
-
-
-def test_pairs_that_fit_the_context_make_whole_batches() -> None:
     short, long = [1, 1, END, 1, END], [1, END, 1, 1, 1, 1, END]  # with the end-of-text id, contexts of 3 and 5
     rows = rows_of("pairs", short * 5 + long, 4, pairs=6)
     assert (rows.count, rows.longest, rows.constant) == (5, 8, False)
     assert rows.tokens == (5 * 5 + 7) / 6
     assert [rows.steps_per_epoch(size) for size in (2, 5, 100)] == [3, 1, 1]
-
-
-def test_conversations_share_rows_if_they_are_packed() -> None:
     conversation = [4 + FIRST, 4 + SCORED, 4 + SCORED]  # two inputs
     alone, packed = (rows_of("chat", conversation * 10, 6, pack) for pack in (False, True))
     assert (alone.count, alone.tokens, alone.longest, alone.constant) == (10, 2, 2, False)
@@ -75,22 +67,19 @@ def planned_chats(train: list[int], val: tuple[int, ...] = (10,), scored: int = 
     return planned(**{"data": chats, "shape": ChatShape(parts), **choices})
 
 
-def test_the_context_of_a_new_model_has_room_for_nearly_all_conversations() -> None:
+def test_the_context_of_a_new_model_has_room_for_nearly_all_conversations_and_some_scored_token() -> None:
     plan = planned_chats([301] * 199 + [2000], model={"size": "nano"})
     assert plan.model.context == 608  # twice the usual length, in steps of 32
     assert plan.notices[0].startswith("1 of 200 training conversations are cut to the context of 608 tokens")
     assert planned_chats([20] * 50, model={"size": "small"}).model.context == 512  # that of the size
     assert planned_chats([301] * 50, scored=290, val=(300,), model={"size": "nano", "context": 64}).model.context == 64
-
-
-def test_a_context_in_which_nothing_is_scored_is_an_error() -> None:
     with pytest.raises(UsageError, match="No training conversation has a scored token within the context of 64"):
         planned_chats([301] * 50, model={"size": "nano", "context": 64}, val=(10,))
     with pytest.raises(UsageError, match="Nothing is scored in the training conversations"):
         planned_chats([30] * 50, scored=0)
 
 
-def test_an_epoch_has_as_many_steps_as_batches_of_rows() -> None:
+def test_an_epoch_has_as_many_steps_as_batches_of_rows_of_about_as_many_tokens_packed_or_not() -> None:
     choices: dict[str, Any] = {"model": {"size": "nano", "context": 512}, "budget": Budget(epochs=2)}
     packed = planned_chats([101] * 55, training={"batch_size": 2}, **choices)
     assert packed.steps == 2 * 6  # rows of 512 hold 5 conversations of 100 inputs
@@ -98,13 +87,9 @@ def test_an_epoch_has_as_many_steps_as_batches_of_rows() -> None:
     assert single.steps == 2 * 28
     assert packed.training.pack and not single.training.pack
     assert packed.training.objective == "chat"
-
-
-def test_a_step_has_about_as_many_tokens_packed_or_not() -> None:
     for choices in ({}, {"pack": False}):
         plan = planned_chats([101] * 5000, model={"size": "nano", "context": 512}, training=choices)
-        per_row = 100 if choices else 500
-        assert 900 <= plan.training.batch_size * per_row <= 2100
+        assert 900 <= plan.training.batch_size * (100 if choices else 500) <= 2100
 
 
 def test_memory_is_that_of_the_rows() -> None:
@@ -119,14 +104,11 @@ def test_memory_is_that_of_the_rows() -> None:
     assert per_sequence(1001, False) == per_sequence(1001, True)
 
 
-def test_conversations_are_packed_where_three_fit_a_row_on_average() -> None:
+def test_conversations_are_packed_where_three_fit_a_row_and_only_packed_rows_are_compiled() -> None:
     model = {"size": "nano", "context": 600}
     assert planned_chats([171] * 50, model=model).training.pack  # three times 170 of 512
     assert not planned_chats([173] * 50, model=model).training.pack
     assert planned_chats([173] * 50, model=model, training={"pack": True}).training.pack
-
-
-def test_only_packed_rows_have_constant_sizes_and_are_compiled() -> None:
     long = Budget(time=3600)
     for pack in (True, False):
         plan = planned_chats([101] * 5000, budget=long, model={"size": "mini"}, training={"pack": pack})

@@ -88,7 +88,7 @@ def test_the_bytes_of_a_layer_are_those_that_torch_stores(choices: dict[str, Any
 PARTS = {"state": 1000, "gradients": 400, "per_sequence": 70, "logits": 10, "max_logits": 25}
 
 
-def test_the_peak_is_the_largest_of_forward_pass_backward_pass_update_and_evaluation() -> None:
+def test_the_peak_of_a_ranks_rows_is_the_largest_of_loading_forward_pass_backward_pass_update_and_evaluation() -> None:
     memory = TrainingMemory(process=5, casts=200, **PARTS)
     assert memory.total(1, 1) == 5 + 1000 + 400  # gradients
     assert memory.total(3, 3) == 5 + 1000 + 200 + 3 * 70 + 25  # logits are computed in chunks
@@ -96,6 +96,14 @@ def test_the_peak_is_the_largest_of_forward_pass_backward_pass_update_and_evalua
     assert TrainingMemory(update=300, backward=200, **PARTS).needed(1, 1) == 1000 + 400 + 300
     assert TrainingMemory(update=200, backward=300, **PARTS).needed(1, 1) == 1000 + 400 + 300
     assert TrainingMemory(evaluation=500, **PARTS).needed(2, 2) == 1000 + 2 * 500
+    assert TrainingMemory(process=5, base_loading=2000, **PARTS).total(1, 1) == 5 + 2000
+    assert TrainingMemory(process=5, base_loading=1000, **PARTS).total(1, 1) == 5 + 1000 + 400
+    assert memory_of(base=small(), base_loading_bytes=7).base_loading == 7
+    assert memory_of(machine("cuda"), base=small(), base_loading_bytes=7).base_loading == 0
+    memory = TrainingMemory(ranks=4, **PARTS)
+    one = TrainingMemory(**PARTS)
+    assert (memory.needed(100, 100), memory.needed(5, 100)) == (one.needed(25, 25), one.needed(5, 25))
+    assert memory.needed(1, 3) == one.needed(1, 1)
 
 
 def memory_of(
@@ -143,21 +151,6 @@ def test_copies_for_saves_are_counted_where_twice_as_much_is_free_during_trainin
     assert memory_of(machine("cuda")).copies == 0, "copies are in the memory of the CPU"
 
 
-def test_loading_counts_if_it_needs_more_than_training() -> None:
-    assert TrainingMemory(process=5, base_loading=2000, **PARTS).total(1, 1) == 5 + 2000
-    assert TrainingMemory(process=5, base_loading=1000, **PARTS).total(1, 1) == 5 + 1000 + 400
-    assert memory_of(base=small(), base_loading_bytes=7).base_loading == 7
-    assert memory_of(machine("cuda"), base=small(), base_loading_bytes=7).base_loading == 0
-
-
-def test_ranks_share_the_rows_of_a_batch() -> None:
-    memory = TrainingMemory(ranks=4, **PARTS)
-    one = TrainingMemory(**PARTS)
-    assert memory.needed(100, 100) == one.needed(25, 25)
-    assert memory.needed(5, 100) == one.needed(5, 25)
-    assert memory.needed(1, 3) == one.needed(1, 1)
-
-
 def test_shards_divide_the_state_and_add_what_is_gathered() -> None:
     adamw: dict[str, Any] = {"training": {"optimizer": "adamw"}, "ranks": 4}
     config = small(width=128, ffn_width=384, layers=4, vocab_size=100)
@@ -170,8 +163,7 @@ def test_shards_divide_the_state_and_add_what_is_gathered() -> None:
     )
     assert replica.gathered == replica.best == 0
     assert shard.gathered == 4 * outside + recipes.GATHERED_BLOCKS * 4 * in_blocks / 4
-    assert shard.backward == 4 * outside
-    assert shard.best == 4 * total
+    assert (shard.backward, shard.best) == (4 * outside, 4 * total)
     lora = adapter(rank=8, targets=("q_proj",))
     replica, shard = (
         memory_of(machine(dtype="bf16"), parameters=total, adapter=lora, sharded=sharded, ranks=4)
@@ -182,7 +174,7 @@ def test_shards_divide_the_state_and_add_what_is_gathered() -> None:
     assert shard.gathered == 2 * outside + recipes.GATHERED_BLOCKS * 2 * in_blocks / 4
 
 
-def test_replicas_copy_gradients_to_sum_them_in_buckets_of_limited_size() -> None:
+def test_replicas_sum_gradients_in_buckets_of_limited_size_and_one_that_does_not_fit_is_sharded() -> None:
     adamw: dict[str, Any] = {"training": {"optimizer": "adamw"}}
     small_model, large_model = 1000, 10**9
     assert memory_of(parameters=small_model, ranks=2, **adamw).sums == 4 * small_model
@@ -191,9 +183,6 @@ def test_replicas_copy_gradients_to_sum_them_in_buckets_of_limited_size() -> Non
     assert large.fixed == large.state + large.gradients + max(large.backward, MAX_SUM_BYTES)
     assert memory_of(parameters=large_model, **adamw).sums == 0
     assert memory_of(parameters=large_model, ranks=2, sharded=True, **adamw).sums == 0
-
-
-def test_a_replica_that_does_not_fit_is_sharded() -> None:
     settings = {"batch_size": 2, "optimizer": "adamw", "checkpoint_activations": False}
     large: dict[str, Any] = {"model": {"size": "base"}, "training": settings, "ranks": 2}
     needed = planned(on=machine("cuda"), **large).memory
@@ -214,8 +203,7 @@ def test_an_adapter_has_gradients_and_moments_of_its_own_parameters_only() -> No
     per_layer = 8 * (128 + 128) + 8 * (384 + 128)
     for dtype, size in (("fp32", 4), ("bf16", 2)):
         memory = memory_of(machine(dtype=dtype), adapter=adapter(**lora))
-        assert memory.gradients == 4 * 4 * per_layer
-        assert memory.state == size * 1000 + 12 * 4 * per_layer
+        assert (memory.gradients, memory.state) == (4 * 4 * per_layer, size * 1000 + 12 * 4 * per_layer)
     bottleneck = memory_of(adapter=adapter(kind="bottleneck", rank=16, targets=("attention", "feedforward")))
     assert bottleneck.gradients == 4 * 4 * 2 * (2 * 128 * 16 + 16 + 128)
 
@@ -304,6 +292,7 @@ def shortage(free: int | None, **choices: Any) -> str | None:
 
 
 def test_a_run_that_does_not_fit_says_what_to_change() -> None:
+    """One within the error of the estimate is not refused."""
     large = {"model": {"size": "base"}, "training": {"batch_size": 1}}
     assert shortage(500_000_000, **large) == (
         "Training needs about 2.3 GB of memory, 2.3 GB of it for weights, gradients and optimizer, and 0.5 GB are "
@@ -324,9 +313,6 @@ def test_a_run_that_does_not_fit_says_what_to_change() -> None:
     whole, part = shortage(100_000_000, **base), shortage(100_000_000, **base, adapter=adapter(rank=1))
     assert whole is not None and whole.endswith("Choose a smaller model or a LoRA adapter instead of all weights.")
     assert part is not None and "LoRA" not in part
-
-
-def test_a_run_within_the_error_of_the_estimate_is_not_refused() -> None:
     choices: dict[str, Any] = {"model": {"size": "small"}, "training": {"batch_size": 1, "optimizer": "adamw"}}
     needed = planned(on=machine("cuda"), **choices).memory
     choices["training"]["checkpoint_activations"] = False

@@ -18,8 +18,6 @@ from tinylm.planning.plan_request import PlanRequest
 from tinylm.presets import PRESETS, SHORT_CONTEXTS, SIZES, make_model_config
 from tinylm.training_config import Budget
 
-# Size
-
 
 @given(st.floats(1, 1e5), st.integers(1000, 10**9))
 def test_the_size_is_the_largest_that_gets_enough_tokens_per_parameter(seconds: float, tokens: int) -> None:
@@ -42,16 +40,17 @@ def test_an_automatic_size_fits_in_memory_if_any_does() -> None:
         plan = planned(10**9, on=on)
         assert plan.fits or not planned(10**9, on=on, model={"size": "nano"}).fits
         chosen.append(plan.parameters)
-    assert chosen == sorted(chosen)
-    assert len(set(chosen)) >= 3
+    assert chosen == sorted(chosen) and len(set(chosen)) >= 3
 
 
-def test_size_and_preset_are_the_chosen_ones() -> None:
+def test_size_and_preset_are_the_chosen_ones_and_continued_training_keeps_the_model() -> None:
     for preset, size in itertools.product(PRESETS, SIZES):
         config = planned(model={"size": size, "preset": preset}).model
         context = SIZES[size]["context"] if preset == "modern" else SHORT_CONTEXTS.get(size, SIZES[size]["context"])
         chosen = {**PRESETS[preset], **SIZES[size], "context": context}
         assert {name: getattr(config, name) for name in chosen} == chosen
+    base = small(vocab_size=100, layers=5, dropout=0.3)
+    assert planned(base=base, budget=Budget(time=1e5)).model == base
 
 
 def test_the_planned_size_depends_on_the_other_choices() -> None:
@@ -63,14 +62,6 @@ def test_the_planned_size_depends_on_the_other_choices() -> None:
     assert planned(budget=Budget(time=1), model={"kv_heads": 8, "heads": 8, "position": "learned"}).model.width % 8 == 0
     many = {"heads": 64, "kv_heads": 64}  # they divide a width of 128, and not one of 96
     assert planned(budget=Budget(time=1), model=many).model.width == 128
-
-
-def test_continued_training_keeps_the_model() -> None:
-    base = small(vocab_size=100, layers=5, dropout=0.3)
-    assert planned(base=base, budget=Budget(time=1e5)).model == base
-
-
-# Context
 
 
 def test_a_context_longer_than_the_text_is_shortened_with_a_notice_or_refused() -> None:
@@ -124,9 +115,6 @@ def test_the_context_of_the_user_or_a_base_model_is_kept_and_longer_pairs_do_not
     assert planned_pairs([16, 30], base=base, model={}).model == base
 
 
-# Output layer and dropout
-
-
 def test_a_modern_decoder_has_an_untied_output_layer_in_a_short_run() -> None:
     largest = recipes.UNTIED_MAX_VOCABULARY
     budgets = {Budget(steps=1): True, Budget(epochs=1): True, Budget(epochs=5): False, Budget(steps=10**6): False}
@@ -141,28 +129,22 @@ def test_a_modern_decoder_has_an_untied_output_layer_in_a_short_run() -> None:
         assert planned(budget=Budget(steps=1), model=model).model.tie
 
 
-def test_dropout_is_in_proportion_to_epochs_times_parameters_per_token() -> None:
+def test_new_models_have_dropout_in_proportion_to_epochs_times_parameters_per_token_unless_it_is_chosen() -> None:
     """Decision 014: a 1,500th, at most 0.2. Decision 040, for pairs: a 500th, at most 0.3. Below 0.04 it is 0."""
     assert [choose_dropout(recipes.DROPOUT, 10, per_token) for per_token in (5, 15, 1000)] == [0, 0.1, 0.2]
     assert [choose_dropout(recipes.PAIR_DROPOUT, 10, per_token) for per_token in (1, 5, 1000)] == [0, 0.1, 0.3]
-
-
-def test_only_new_modern_models_of_text_have_planned_dropout_unless_it_is_chosen() -> None:
     budget, small_text = Budget(epochs=500), 100_000
     assert planned(small_text, budget=budget, model={"size": "micro"}).model.dropout == recipes.DROPOUT.maximum
     assert planned(budget=Budget(epochs=1), model={"size": "micro"}).model.dropout == 0
     assert planned(small_text, budget=budget, model={"preset": "gpt2"}).model.dropout == 0
     assert planned(small_text, budget=budget, model={"dropout": 0.1}).model.dropout == 0.1
     assert planned(small_text, budget=budget, base=small()).model.dropout == 0
-
-
-def test_new_models_of_pairs_have_dropout_in_long_runs_unless_it_is_chosen() -> None:
-    long, short = Budget(epochs=500), Budget(epochs=0.001)
+    short = Budget(epochs=0.001)
     many = dataclasses.replace(data(10**8), kind="pairs", train_pairs=10**6)
     for preset in PRESETS:
         shape = {"architecture": "encoder-decoder", "preset": preset}
-        assert planned_pairs([10] * 20, model=shape, budget=long).model.dropout == recipes.PAIR_DROPOUT.maximum
+        assert planned_pairs([10] * 20, model=shape, budget=budget).model.dropout == recipes.PAIR_DROPOUT.maximum
         assert planned_pairs([10] * 20, model=shape, budget=short, data=many).model.dropout == 0
-        assert planned_pairs([10] * 20, model={**shape, "dropout": 0.1}, budget=long).model.dropout == 0.1
+        assert planned_pairs([10] * 20, model={**shape, "dropout": 0.1}, budget=budget).model.dropout == 0.1
     base = small(architecture="encoder-decoder", encoder_layers=1, context=24)
-    assert planned_pairs([10] * 20, base=base, model={}, budget=long).model.dropout == base.dropout
+    assert planned_pairs([10] * 20, base=base, model={}, budget=budget).model.dropout == base.dropout

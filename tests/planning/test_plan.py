@@ -1,5 +1,6 @@
 """A plan is valid and fits the text, the memory and the choices; choices that are invalid are errors."""
 
+import re
 from typing import Any
 
 import pytest
@@ -8,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.machines import machine
 from tests.planning.planned import adapter, data, planned, planned_pairs
+from tests.text.corpora import require_errors
 from tests.variants import small
-from tinylm.errors import UsageError
 from tinylm.machine import Machine
 from tinylm.model_config import ModelConfig
 from tinylm.planning.plan_request import PlanRequest
@@ -19,17 +20,12 @@ from tinylm.training_config import Budget
 
 def test_without_a_budget_a_run_lasts_ten_minutes_or_until_it_stops_improving() -> None:
     plan = planned()
-    assert plan.training.budget == Budget(time=600)
-    assert plan.training.patience == 10
+    assert (plan.training.budget, plan.training.patience) == (Budget(time=600), 10)
     assert plan.seconds == 600
     assert planned(training={"patience": 3}).training.patience == 3
-
-
-@pytest.mark.parametrize("budget", [Budget(steps=7), Budget(epochs=0.5), Budget(time=90)])
-def test_a_chosen_budget_is_kept_and_has_no_patience(budget: Budget) -> None:
-    plan = planned(budget=budget)
-    assert plan.training.budget == budget
-    assert plan.training.patience is None
+    for budget in (Budget(steps=7), Budget(epochs=0.5), Budget(time=90)):
+        training = planned(budget=budget).training
+        assert (training.budget, training.patience) == (budget, None)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +53,7 @@ def test_a_run_of_steps_is_compiled_by_its_expected_time(share: float, compiled:
     on = machine(compiled_is_faster=True, dtype="fp32")
     seconds_per_step = planned(budget=Budget(steps=1000), on=on, model={"size": "nano"}).seconds / 1000
     plan = planned(budget=Budget(steps=round(share * 1200 / seconds_per_step)), on=on, model={"size": "nano"})
-    assert plan.seconds == pytest.approx(share * 1200, rel=0.01)
-    assert plan.runtime.compile == compiled
+    assert (plan.seconds, plan.runtime.compile) == (pytest.approx(share * 1200, rel=0.01), compiled)
 
 
 def test_models_whose_tensors_change_size_are_compiled_only_on_request() -> None:
@@ -95,17 +90,11 @@ def test_every_text_budget_and_machine_has_a_valid_plan(
 ) -> None:
     training = {} if batch_size is None else {"batch_size": batch_size}
     plan = planned(tokens, on, vocab_size=vocab_size, budget=budget, model={"preset": preset}, training=training)
-    assert plan.model.context < tokens
-    assert isinstance(plan.model, ModelConfig)
+    assert plan.model.context < tokens and isinstance(plan.model, ModelConfig)
     assert plan.training.batch_size == (batch_size or plan.training.batch_size)
-    assert 1 <= plan.training.micro_batch <= plan.training.batch_size
-    assert plan.steps >= 1
-    assert plan.seconds > 0
-    assert plan.memory > 0
+    assert 1 <= plan.training.micro_batch <= plan.training.batch_size and plan.steps >= 1
+    assert plan.seconds > 0 and plan.memory > 0
     assert plan.training.budget == (budget or Budget(time=600))
-
-
-# Choices that are invalid or contradict each other.
 
 
 def request(**choices: Any) -> PlanRequest:
@@ -135,26 +124,14 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 
 
 def test_settings_that_are_invalid_or_contradict_each_other_are_refused_by_name() -> None:
-    wrong = []
-    for choices, words in INVALID:
-        try:
-            planned(budget=Budget(steps=100), **choices)
-            wrong.append(f"{choices}: no error")
-        except UsageError as error:
-            if words not in str(error):
-                wrong.append(f"{choices}: {error}")
-    assert not wrong, "\n".join(wrong)
+    rows = [(choices, re.escape(words)) for choices, words in INVALID]
+    require_errors(lambda choices: planned(budget=Budget(steps=100), **choices), rows)
 
 
-def test_the_recipe_is_that_of_the_preset_of_the_base_or_of_the_adapter() -> None:
-    assert request().recipe_name == "modern"
-    assert request(model={"preset": "gpt2"}).recipe_name == "gpt2"
+def test_recipe_and_optimizer_are_those_of_the_preset_of_the_base_or_of_the_adapter_unless_chosen() -> None:
+    assert (request().recipe_name, request(model={"preset": "gpt2"}).recipe_name) == ("modern", "gpt2")
     assert request(base=small("original", kv_heads=4)).recipe_name == "original"
     for kind in ("lora", "bottleneck"):
         assert request(base=small(), adapter=adapter(kind=kind)).recipe_name == kind
-
-
-def test_the_optimizer_is_that_of_the_recipe_unless_one_is_chosen() -> None:
-    assert request().optimizer == "muon"
-    assert request(model={"preset": "gpt2"}).optimizer == "adamw"
+    assert (request().optimizer, request(model={"preset": "gpt2"}).optimizer) == ("muon", "adamw")
     assert request(training={"optimizer": "adam"}).optimizer == "adam"

@@ -23,8 +23,6 @@ from tinylm.run_config import ADAPTER_KINDS
 from tinylm.training.learning_rate import learning_rate
 from tinylm.training_config import Budget, TrainingConfig
 
-# Length
-
 
 def test_steps_are_those_of_the_budget() -> None:
     assert planned(budget=Budget(steps=7)).steps == 7
@@ -37,9 +35,6 @@ def test_steps_are_those_of_the_budget() -> None:
     assert planned(budget=Budget(time=1e-9)).steps == 1
 
 
-# Recipes
-
-
 def test_every_decision_that_the_table_of_recipes_names_is_in_docs() -> None:
     group = r"[Dd]ecisions? ((?:\d{3}(?:, | and )?(?:\([^)]*\) and )?)+)"
     table = Path(recipes.__file__).read_text(encoding="utf-8")
@@ -48,15 +43,12 @@ def test_every_decision_that_the_table_of_recipes_names_is_in_docs() -> None:
     assert len(named) >= 5 and named <= existing
 
 
-def test_there_is_a_recipe_for_every_preset_initialisation_and_kind_of_adapter() -> None:
+def test_every_preset_initialisation_and_adapter_has_a_recipe_whose_settings_can_be_chosen() -> None:
     assert set(recipes.RECIPES) == {*PRESETS, *INITIALISATIONS, *ADAPTER_KINDS}
     for recipe in recipes.RECIPES.values():
         assert set(recipe.settings) <= {field.name for field in dataclasses.fields(TrainingConfig)}
         assert 0 <= recipe.settings["warmup"] <= 1
         assert recipe.lr > 0 and recipe.lr_exponent > 0
-
-
-def test_each_preset_has_a_recipe_whose_settings_can_be_chosen() -> None:
     for preset in PRESETS:
         training = planned(model={"preset": preset}).training
         for name, value in recipes.RECIPES[preset].settings.items():
@@ -66,7 +58,7 @@ def test_each_preset_has_a_recipe_whose_settings_can_be_chosen() -> None:
     assert {name: getattr(training, name) for name in chosen} == chosen
 
 
-def test_muon_trains_modern_models_but_no_adapters_and_other_presets() -> None:
+def test_modern_models_are_trained_by_muon_and_only_targets_of_pairs_are_smoothed() -> None:
     assert planned_pairs([10]).training.optimizer == "muon"
     for modern in ({}, {"model": {"experts": 4}}, {"base": small()}):
         assert planned(**modern).training.optimizer == "muon"
@@ -75,9 +67,6 @@ def test_muon_trains_modern_models_but_no_adapters_and_other_presets() -> None:
     assert planned_pairs([10], training={"optimizer": "adamw"}).training.optimizer == "adamw"
     for others in ({"adapter": adapter()}, {"model": {"architecture": "encoder-decoder", "preset": "original"}}):
         assert planned_pairs([10], **others).training.optimizer != "muon"
-
-
-def test_only_targets_of_pairs_are_smoothed() -> None:
     assert planned().training.label_smoothing == 0
     assert planned_pairs([10]).training.label_smoothing == recipes.PAIR_LABEL_SMOOTHING
     assert planned_pairs([10], training={"label_smoothing": 0.0}).training.label_smoothing == 0
@@ -93,9 +82,6 @@ def test_the_original_is_trained_as_published() -> None:
     published = [width**-0.5 * min(s**-0.5, s * warmup**-1.5) for s in range(1, steps + 1)]
     rates = [learning_rate(s / steps, training) for s in range(1, steps + 1)]
     assert [rate / rates[-1] for rate in rates] == pytest.approx([rate / published[-1] for rate in published])
-
-
-# Learning rate
 
 
 @given(name=st.sampled_from(sorted(recipes.RECIPES)), width=st.integers(1, 4096), factor=st.integers(1, 16))
@@ -147,28 +133,17 @@ def test_warmup_steps_become_a_share_of_the_run() -> None:
     assert plan.notices == (f"The time is enough for about {plan.steps} steps: all of them are warmup.",)
 
 
-# Weight decay
-
-
-def test_weight_decay_is_proportional_to_epochs_up_to_the_limit_for_the_model() -> None:
+def test_weight_decay_of_modern_models_is_proportional_to_epochs_up_to_a_limit_unless_it_is_chosen() -> None:
     """Decision 014: 0.12 per epoch, at most 1 + 0.1 times the parameters per token, and at most 3."""
-    assert choose_weight_decay(5, 0) == pytest.approx(5 * 0.12)
-    assert choose_weight_decay(1000, 0) == 1
-    assert choose_weight_decay(1000, 10) == 2
-    assert choose_weight_decay(1000, 1000) == 3
+    assert (choose_weight_decay(5, 0), choose_weight_decay(1000, 0)) == (pytest.approx(5 * 0.12), 1)
+    assert (choose_weight_decay(1000, 10), choose_weight_decay(1000, 1000)) == (2, 3)
     assert choose_weight_decay(0, 1000) == recipes.MIN_WEIGHT_DECAY
-
-
-def test_weight_decay_depends_on_epochs_in_modern_models_unless_it_is_chosen() -> None:
     few, many = Budget(epochs=0.5), Budget(epochs=50)
     decays = [planned(budget=budget, model={"size": "small"}).training.weight_decay for budget in (few, many)]
     assert decays[0] == recipes.MIN_WEIGHT_DECAY < decays[1]
     for budget in (few, many):
         assert planned(budget=budget, model={"preset": "gpt2"}).training.weight_decay == 0.1
         assert planned(budget=budget, training={"weight_decay": 0.3}).training.weight_decay == 0.3
-
-
-# Multi-token prediction
 
 
 def test_only_new_modern_decoders_of_text_with_a_small_vocabulary_predict_the_token_after_the_next() -> None:
@@ -187,16 +162,12 @@ def test_only_new_modern_decoders_of_text_with_a_small_vocabulary_predict_the_to
         planned_pairs([10], training={"mtp_weight": 0.5})
 
 
-# Averages
-
-
-def test_weights_are_averaged_where_a_new_modern_decoder_sees_its_text_six_times() -> None:
+def test_weights_are_averaged_and_count_as_memory_where_a_new_modern_decoder_sees_its_text_six_times() -> None:
     """Decision 006: with a mean age of 5 % of the steps, and a learning rate that ends at a seventh of its peak."""
     often = Budget(epochs=6)
     for compatible in ({}, {"lr": 0.02}, {"optimizer": "normuon"}):
         training = planned(budget=often, training=compatible).training
-        assert training.average == 0.05
-        assert training.min_lr == pytest.approx(training.lr / 7, rel=0.05)
+        assert (training.average, training.min_lr) == (0.05, pytest.approx(training.lr / 7, rel=0.05))
     few = planned(budget=Budget(epochs=5.9)).training
     assert (few.average, few.min_lr) == (0, 0)
     choices: list[dict[str, Any]] = [{"average": 0.0}, {"min_lr": 0.0}, {"schedule": "cosine"}, {"optimizer": "adamw"}]
@@ -207,9 +178,6 @@ def test_weights_are_averaged_where_a_new_modern_decoder_sees_its_text_six_times
         assert planned(budget=often, model=model).training.average == 0
     assert planned(budget=often, base=small(vocab_size=100)).training.average == 0
     assert planned_pairs([10] * 100, budget=often).training.average == 0
-
-
-def test_planned_averages_are_in_the_memory_of_the_plan() -> None:
     plain, averaged = (planned(budget=Budget(epochs=6), training=chosen) for chosen in ({"average": 0.0}, {}))
     assert averaged.memory - plain.memory == 4 * plain.parameters
 
@@ -225,8 +193,7 @@ def test_r_drop_takes_twice_the_time_for_a_step() -> None:
         return planned_pairs([10] * 100_000, model=DROPOUT, training=chosen, budget=Budget(time=seconds))
 
     plain, twice = plan(600, 0.0, batch_size=8), plan(1200, 1.5, batch_size=8)
-    assert (plain.training.r_drop, twice.training.r_drop) == (0, 1.5)
-    assert plain.steps == twice.steps
+    assert (plain.training.r_drop, twice.training.r_drop, plain.steps) == (0, 1.5, twice.steps)
     assert plain.training.weight_decay == twice.training.weight_decay  # of the same number of passes
     plain, twice = plan(170, 0.0), plan(340, 1.0)
     assert 1100 < 20 * plain.training.batch_size < 2000  # between the limits for tokens per step
@@ -246,13 +213,9 @@ def test_r_drop_is_for_pairs_with_dropout() -> None:
         planned(model={"dropout": 0.1}, training={"r_drop": 1.0})
 
 
-# Intervals
-
-
 def test_there_are_a_dozen_evaluations_or_the_chosen_number_and_they_take_little_time() -> None:
     training = planned(budget=Budget(steps=2000)).training
-    assert training.eval_every == 2000 // 12
-    assert training.log_every == 20
+    assert (training.eval_every, training.log_every) == (2000 // 12, 20)
     assert training.save_every <= training.eval_every
     chosen = planned(budget=Budget(steps=2000), training={"eval_every": 7, "save_every": 3}).training
     assert (chosen.eval_every, chosen.save_every) == (7, 3)
@@ -274,8 +237,7 @@ def test_evaluations_of_a_slow_base_take_a_fifth_of_the_time() -> None:
         plan = planned(base=base, adapter=adapter(), budget=budget, data=text, on=on, vocab_size=49_152)
         seconds = plan.training.eval_tokens * 2 * weights / on.matmul_rate
         evaluations = plan.steps / plan.training.eval_every
-        assert plan.training.eval_tokens >= 2048
-        assert 0.01 < evaluations * seconds / plan.seconds < 0.2
+        assert plan.training.eval_tokens >= 2048 and 0.01 < evaluations * seconds / plan.seconds < 0.2
         assert seconds < max(15, plan.seconds / 100)
     one_step = planned(base=base, adapter=adapter(), budget=Budget(steps=1), data=text, on=on, vocab_size=49_152)
     assert one_step.training.eval_tokens == 2048

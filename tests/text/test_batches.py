@@ -22,15 +22,12 @@ from tinylm.text.token_files import encode_stream
 from tinylm.text.token_masking import MaskedWindows, mask_tokens, masked_evaluation_batches
 from tinylm.text.tokenizer import train_char
 
-# Training windows.
-
 
 @given(st.integers(1, 8), st.integers(0, 80), st.integers(1, 7), st.integers(0, 5))
 def test_an_epoch_visits_every_window_once(context: int, extra: int, batch_size: int, seed: int) -> None:
     tokens = np.arange(context + 1 + extra, dtype=np.uint16)
     windows = Windows(tokens, context, batch_size, seed)
-    epochs = 3
-    n_windows = epochs * windows.windows_per_epoch
+    n_windows = 3 * windows.windows_per_epoch
     rows = [row for n in range(-(-n_windows // batch_size)) for row in windows.batch(n).ids.tolist()][:n_windows]
     assert windows.windows_per_epoch == max(1, (len(tokens) - 1) // context - 1)
     for start in range(0, n_windows, windows.windows_per_epoch):
@@ -46,22 +43,18 @@ def test_the_target_of_a_token_is_the_next_token() -> None:
     tokens = np.random.default_rng(0).integers(0, 50, 100).astype(np.uint8)
     batch = Windows(tokens, 7, 5, seed=1).batch(3)
     assert batch.ids.shape == batch.targets.shape == (5, 7)
-    assert batch.ids.dtype == batch.targets.dtype == torch.int64
-    assert batch.mask is None
+    assert batch.ids.dtype == batch.targets.dtype == torch.int64 and batch.mask is None
     sequences = {tuple(tokens[i : i + 8].tolist()) for i in range(93)}
     for ids, targets in zip(batch.ids.tolist(), batch.targets.tolist(), strict=True):
-        assert (*ids, targets[-1]) in sequences
-        assert ids[1:] == targets[:-1]
+        assert (*ids, targets[-1]) in sequences and ids[1:] == targets[:-1]
 
 
 def test_epochs_and_seeds_differ_in_offset_and_order() -> None:
     tokens = np.arange(1000, dtype=np.uint16)
     windows = Windows(tokens, 10, 98, seed=0)
     epochs = [windows.batch(n).ids for n in range(6)]
-    offsets = {int(epoch.min()) for epoch in epochs}
-    assert len(offsets) > 2
-    orders = {tuple((epoch[:, 0] - epoch.min()).tolist()) for epoch in epochs}
-    assert len(orders) == 6
+    assert len({int(epoch.min()) for epoch in epochs}) > 2
+    assert len({tuple((epoch[:, 0] - epoch.min()).tolist()) for epoch in epochs}) == 6
     assert not torch.equal(Windows(tokens, 10, 98, seed=1).batch(0).ids, epochs[0])
     again = Windows(tokens, 10, 98, seed=0)  # a batch depends only on the seed and its number
     assert all(torch.equal(again.batch(n).ids, epochs[n]) for n in (4, 0, 2))
@@ -91,9 +84,6 @@ def test_a_text_of_context_plus_one_tokens_has_a_window_and_a_shorter_one_is_ref
         Windows(np.arange(4), 4, 1, seed=0)
 
 
-# Evaluation windows.
-
-
 @st.composite
 def evaluations(draw: st.DrawFn) -> tuple[int, int, int | None, int]:
     context = draw(st.integers(1, 12))
@@ -101,15 +91,12 @@ def evaluations(draw: st.DrawFn) -> tuple[int, int, int | None, int]:
 
 
 @given(evaluations())
-def test_every_token_but_the_first_is_scored_once(
-    evaluation: tuple[int, int, int | None, int],
-) -> None:
+def test_every_token_but_the_first_is_scored_once(evaluation: tuple[int, int, int | None, int]) -> None:
     length, context, stride, batch_size = evaluation
     tokens = np.arange(length, dtype=np.uint8)
     scored: Counter[int] = Counter()
     for batch in evaluation_batches(tokens, context, batch_size, stride):
-        assert 1 <= len(batch) <= batch_size
-        assert batch.ids.shape[1] <= context
+        assert 1 <= len(batch) <= batch_size and batch.ids.shape[1] <= context
         assert torch.equal(batch.targets, batch.ids + 1)  # each token equals its position
         assert torch.equal(batch.ids, batch.ids[:, :1] + torch.arange(batch.ids.shape[1]))
         mask = torch.ones_like(batch.ids, dtype=torch.bool) if batch.mask is None else batch.mask
@@ -117,8 +104,7 @@ def test_every_token_but_the_first_is_scored_once(
         scored.update(batch.targets[mask].tolist())
         if stride is not None:  # a token is predicted from all tokens before it, or from more than context - stride
             available = torch.arange(1, batch.ids.shape[1] + 1).expand_as(batch.ids)[mask]
-            position = batch.targets[mask]
-            assert bool(((available == position) | (available > context - stride)).all())
+            assert bool(((available == batch.targets[mask]) | (available > context - stride)).all())
     assert scored == Counter(range(1, length))
 
 
@@ -128,15 +114,11 @@ def test_a_limited_evaluation_uses_the_same_evenly_spaced_windows() -> None:
         [int(row) for batch in evaluation_batches(tokens, 10, 4, max_tokens=200) for row in batch.ids[:, 0]]
         for _ in range(2)
     )
-    assert first == second
-    assert len(first) == len(set(first)) == 20
+    assert first == second and len(first) == len(set(first)) == 20
     assert (first[0], first[-1]) == (0, 990)
     assert all(40 <= after - before <= 60 for before, after in pairwise(first))
     total = sum(batch.n_targets for batch in evaluation_batches(tokens, 10, 4, max_tokens=1000))
     assert total == 1000
-
-
-# Batches.
 
 
 @given(st.integers(1, 20), st.integers(1, 25), st.booleans())
@@ -160,15 +142,12 @@ def test_all_tensors_of_a_batch_move_to_a_device() -> None:
     assert Batch(ids, ids + 1).to(torch.device("meta")).mask is None
 
 
-# Masking.
-
 MASK, V = 50, 51
 TOKENS = np.random.default_rng(0).integers(1, MASK, 3000).astype(np.uint8)
 
 
 def test_15_percent_are_targets_of_which_80_percent_are_masked_and_10_percent_random() -> None:
-    ids = np.full(400_000, 7)
-    inputs, selected = mask_tokens(ids, np.random.default_rng(1), MASK, V)
+    inputs, selected = mask_tokens(np.full(400_000, 7), np.random.default_rng(1), MASK, V)
     assert selected.mean() == pytest.approx(0.15, abs=0.003)
     replaced = inputs[selected]
     assert (replaced == MASK).mean() == pytest.approx(0.8 + 0.1 / V, abs=0.005)
@@ -188,8 +167,7 @@ def test_the_targets_are_the_text_and_the_masks_differ_between_epochs() -> None:
     plain = Windows(TOKENS, 16, 4, seed=3)
     for number in (0, 7, 1000):
         batch = windows.batch(number)
-        assert batch.mask is not None
-        assert torch.equal(batch.targets, plain.batch(number).ids)
+        assert batch.mask is not None and torch.equal(batch.targets, plain.batch(number).ids)
         assert torch.equal(batch.ids[~batch.mask], batch.targets[~batch.mask])
         again = MaskedWindows(TOKENS, 16, 4, seed=3, mask_id=MASK, vocab_size=V).batch(number)
         assert torch.equal(batch.ids, again.ids) and torch.equal(batch.mask, again.mask)
@@ -209,9 +187,6 @@ def test_evaluation_masks_do_not_depend_on_the_batch_size() -> None:
     expected = [row.tolist() for batch in evaluation_batches(TOKENS, 16, 1) for row in batch.ids]
     assert [targets for _, targets, _ in flat(7)] == expected
     assert flat(1) == flat(3) == flat(7) == flat(100)
-
-
-# Pairs in files.
 
 
 def test_a_line_is_a_source_a_tab_and_a_target_or_an_object(tmp_path: Path) -> None:
@@ -244,8 +219,6 @@ def test_a_pair_is_two_documents_of_a_stream_and_is_never_split(tmp_path: Path) 
     assert sorted(pairs) == sorted(PAIRS) and len(halves[1]) == 4
 
 
-# Batches of pairs.
-
 TOKENIZER = train_char("abcdefghij ")
 END_ID = TOKENIZER.end_of_text_id
 
@@ -258,8 +231,7 @@ def test_encoded_pairs_decode_to_their_texts(tmp_path: Path) -> None:
     pairs = tokens_of(PAIRS, tmp_path)
     assert [(TOKENIZER.decode(pairs.source(i)), TOKENIZER.decode(pairs.target(i))) for i in range(len(pairs))] == PAIRS
     assert pairs.lengths.tolist() == [[3, 2], [1, 3], [3, 1], [4, 4]]
-    assert pairs.fitting(4).tolist() == [0, 1, 2]
-    assert pairs.fitting(5).tolist() == [0, 1, 2, 3]
+    assert (pairs.fitting(4).tolist(), pairs.fitting(5).tolist()) == ([0, 1, 2], [0, 1, 2, 3])
     with pytest.raises(TinyLMError, match="not pairs"):
         PairTokens(np.array([1, END_ID, 2, END_ID, 3]), END_ID)
 
@@ -272,8 +244,7 @@ def test_a_batch_has_end_of_text_ids_after_sources_and_around_targets(tmp_path: 
     assert batch.source_lengths.tolist() == [4, 2]
     assert batch.ids.tolist() == [[END_ID, i, j, END_ID], [END_ID, h, g, f]]
     assert batch.targets.tolist() == [[i, j, END_ID, END_ID], [h, g, f, END_ID]]
-    assert batch.mask.int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
-    assert batch.n_targets == 7
+    assert (batch.mask.int().tolist(), batch.n_targets) == ([[1, 1, 1, 0], [1, 1, 1, 1]], 7)
 
 
 def random_pairs(tmp_path: Path, n: int = 200) -> PairTokens:

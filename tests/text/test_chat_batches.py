@@ -43,14 +43,11 @@ def test_packed_rows_hold_several_conversations_with_numbers() -> None:
 
 
 def test_single_rows_are_padded_to_the_longest_of_the_batch() -> None:
-    rows = ChatRows(chat_tokens(A, B, C), context=8, packed=False)
-    batch = rows.batch([1, 2])
+    batch = ChatRows(chat_tokens(A, B, C), context=8, packed=False).batch([1, 2])
     assert batch.ids.tolist() == [[5, 0], [7, 8]]
     assert batch.mask is not None and batch.lengths is not None and batch.segments is None
-    assert batch.targets[batch.mask].tolist() == [6, 9]
-    assert batch.lengths.tolist() == [1, 2]
-    assert (batch.n_targets, batch.n_tokens) == (2, 3)
-    assert [len(part) for part in batch.split(1)] == [1, 1]
+    assert (batch.targets[batch.mask].tolist(), batch.lengths.tolist()) == ([6, 9], [1, 2])
+    assert (batch.n_targets, batch.n_tokens, [len(part) for part in batch.split(1)]) == (2, 3, [1, 1])
 
 
 def test_a_long_conversation_is_cut_and_one_that_loses_its_answer_is_left_out() -> None:

@@ -173,8 +173,6 @@ def test_compressed_files_and_json_arrays_are_read_as_lines_are(tmp_path: Path) 
     assert read[0] == read[1] == [parsed(record).messages for record in records]
 
 
-# Corpora
-
 PAIRS = [{"prompt": f"What is {i}?", "completion": f"It is {i}."} for i in range(20)]
 
 
@@ -270,8 +268,7 @@ def test_the_fingerprint_depends_on_what_is_scored_and_on_special_tokens(tmp_pat
     formats = [chat_format(CHATML), chat_format(CHATML.replace("'<|im_start|>'", "'<|im_end|><|im_start|>'"))]
     source, folder = TextSource(paths=(str(file),)), tmp_path / "spool"
     stats = [load_text(source, folder, "text", LogReporter(), lambda _, f=f: f).stats for f in formats]
-    assert stats[0].characters == stats[1].characters
-    assert stats[0].fingerprint != stats[1].fingerprint
+    assert stats[0].characters == stats[1].characters and stats[0].fingerprint != stats[1].fingerprint
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
@@ -367,8 +364,7 @@ def test_settings_that_do_not_fit_the_text_are_refused_unless_they_are_ignorable
 def test_unknown_characters_are_removed_from_contents(tmp_path: Path) -> None:
     contents = [("aéb", "c"), ("é", "c"), ("a", "b")]
     records = [{"prompt": prompt, "completion": completion} for prompt, completion in contents]
-    split = loaded(tmp_path, write_file(tmp_path / "a.jsonl", lines(records)))
-    given = split.corpus
+    given = loaded(tmp_path, write_file(tmp_path / "a.jsonl", lines(records))).corpus
     assert isinstance(given, ChatCorpus)
     corpus = ChatCorpus(given.paths, given.files, drop_unknown=lambda text: text.replace("é", ""), chat=given.chat)
     assert [c.messages[0]["content"] for c in corpus.conversations()] == ["ab", "a"]

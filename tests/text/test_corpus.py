@@ -23,9 +23,6 @@ from tinylm.text.corpus import Corpus, find_corpus, rechunk, scan_stream, slice_
 BOM = "\ufeff"
 
 
-# Text files.
-
-
 def test_a_file_is_read_in_its_encoding_with_its_line_ends(tmp_path: Path) -> None:
     text = "Größe\r\nline\rend\n\n  ünd é\n"
     for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "cp1252"):
@@ -58,8 +55,7 @@ def reported_offset(file: Path, encoding: str = "utf-8") -> int:
     with pytest.raises(UsageError) as caught:
         read_documents(file, encoding=encoding)
     message = str(caught.value)
-    assert message.startswith(f"{file} is not valid {encoding.upper()} (")
-    assert "`encoding`" in message
+    assert message.startswith(f"{file} is not valid {encoding.upper()} (") and "`encoding`" in message
     offset = int(message.split("offset ")[1].split(")")[0])
     if "byte 0x" in message:
         assert int(message.split("byte 0x")[1][:2], 16) == file.read_bytes()[offset]
@@ -92,9 +88,6 @@ def test_an_unknown_encoding_is_refused(tmp_path: Path) -> None:
     require_errors(lambda name: find_corpus([file], encoding=name), [(name, words) for name in names])
 
 
-# Folders: tests/text/test_file_selection.py has the files that are skipped.
-
-
 def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     for name in ("", "a.bin", ".x"):
@@ -118,9 +111,6 @@ def test_named_files_are_read_in_the_order_given_even_if_hidden_or_with_nuls(tmp
     one, two, hidden = (write_file(tmp_path / name, name) for name in ("z.txt", "a.txt", ".hidden"))
     assert read_documents(one, hidden, two) == ["z.txt", ".hidden", "a.txt"]
     assert read_documents(write_file(tmp_path / "zeros", b"a\0b")) == ["a\0b"]
-
-
-# JSONL.
 
 
 def test_each_line_of_jsonl_is_a_document(tmp_path: Path) -> None:
@@ -148,9 +138,6 @@ def test_an_invalid_line_is_reported_with_its_number(tmp_path: Path) -> None:
     )
 
 
-# Standard input.
-
-
 def test_standard_input_is_copied_so_that_it_can_be_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def piped(content: bytes, spool: Path) -> Corpus:
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
@@ -167,13 +154,9 @@ def test_standard_input_is_copied_so_that_it_can_be_read_twice(tmp_path: Path, m
     require_errors(piped, rows, TinyLMError)
 
 
-# Documents and their separators.
-
-
 def test_documents_without_text_are_skipped_with_their_separators(tmp_path: Path) -> None:
     files = [write_file(tmp_path / f"{i}.txt", text) for i, text in enumerate(["", "a", "", "", "b", BOM, "c", ""])]
-    stream = list(find_corpus(map(str, files)).stream())
-    assert stream == ["a", None, "b", None, "c"]
+    assert list(find_corpus(map(str, files)).stream()) == ["a", None, "b", None, "c"]
     assert list(Corpus(("x",), tuple(files[:1])).stream()) == []
 
 
@@ -207,9 +190,6 @@ def test_statistics_equal_those_of_the_whole_text(parts: list[list[str]]) -> Non
     assert stats.fingerprint == hashlib.sha256(b"\xff".join("".join(p).encode() for p in parts)).hexdigest()
 
 
-# Chunks.
-
-
 @given(documents, st.integers(1, 6), st.integers(0, 3))
 def test_rechunk_splits_only_at_safe_points_or_the_limit(parts: list[list[str]], limit: int, every: int) -> None:
     def safe_split_point(text: str) -> int:
@@ -227,8 +207,7 @@ def test_a_sample_is_evenly_spread_and_bounded(characters: int) -> None:
     text = "".join(f"{i:07}" for i in range(characters // 7 + 1))[:characters]
     for chunk in (3000, 1 << 20):
         sample = scan_stream(text[i : i + chunk] for i in range(0, len(text), chunk)).sample
-        assert len(sample) <= 128
-        assert sum(map(len, sample)) <= 128 * 1024
+        assert len(sample) <= 128 and sum(map(len, sample)) <= 128 * 1024
         starts = [0] * len(sample)
         for i, part in enumerate(sample):
             starts[i] = text.index(part, starts[i - 1] + 1 if i else 0)

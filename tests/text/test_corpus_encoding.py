@@ -22,15 +22,12 @@ from tinylm.text.run_tokens import encode_again, has_tokens, reopen_tokens
 from tinylm.text.tokenizer import Tokenizer, train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer
 
-# Splitting.
-
 
 def test_validation_is_the_end_of_the_text_or_a_corpus_of_its_own(corpus: Path, other: Path) -> None:
     for fraction in (0.001, 0.1, 0.25, 0.5, 0.999):
         split = split_of(corpus, fraction=fraction)
         train, val = ("".join(filter(None, stream)) for stream in (split.train_stream(), split.val_stream()))
-        assert train + val == TEXT
-        assert len(val) == max(1, int(fraction * len(TEXT)))
+        assert (train + val, len(val)) == (TEXT, max(1, int(fraction * len(TEXT))))
         assert split.train_characters == len(train)
     split = split_of(other, corpus, fraction=0.5)  # a document that is split has no separator at the split
     assert list(split.train_stream()) == ["Zebras!\n", None, TEXT[: split.train_characters - 8]]
@@ -107,9 +104,6 @@ def test_a_fraction_or_a_text_that_leaves_nothing_is_refused(corpus: Path, tmp_p
     require_errors(lambda file, val, fraction: split_of(file, val=val, fraction=fraction), rows)
 
 
-# Encoding.
-
-
 def test_both_parts_are_encoded_once_into_the_cache_or_a_run_and_recorded(
     corpus: Path, other: Path, tmp_path: Path
 ) -> None:
@@ -155,9 +149,6 @@ def test_a_text_that_is_too_short_is_refused_by_its_name(corpus: Path, tmp_path:
         encode_split(split, choose_tokenizer(split, "char", None))
 
 
-# Comparison of the fast encoder with the library.
-
-
 def test_if_gigatoken_gives_other_ids_the_library_encodes_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,9 +165,6 @@ def test_if_gigatoken_gives_other_ids_the_library_encodes_with_a_warning(
     assert tokens.path != expected.path
     (warning,) = warnings
     assert warning.startswith("The ids of gigatoken 0.10.") and "encoded with the library, which is slower" in warning
-
-
-# The token files of a run: opened, or encoded again from its text
 
 
 @pytest.mark.parametrize("with_val", [True, False])

@@ -69,8 +69,7 @@ def test_a_folder_is_read_in_sorted_order_and_skipped_files_are_listed_by_reason
     }
     assert skipped == expected
     words = describe_skipped(corpus.skipped)
-    assert words.startswith("7 binary (")
-    assert "0.png, 1.png, 2.png, ...)" in words
+    assert words.startswith("7 binary (") and "0.png, 1.png, 2.png, ...)" in words
     assert "1 empty (sub/empty.txt)" in words.replace("\\", "/")
 
 
@@ -136,8 +135,6 @@ def test_a_pattern_is_expanded_in_sorted_order_unless_a_file_has_that_name(tmp_p
         read_documents(tmp_path / "*.csv")
 
 
-# JSON without a JSON suffix.
-
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in ("one", "two"))
 
 
@@ -171,8 +168,6 @@ def test_a_single_json_object_and_an_unknown_format_are_refused(tmp_path: Path) 
     require_errors(lambda format: read_documents(file, format=format), rows)
     assert read_documents(file, format="text") == [text]
 
-
-# Text, encodings and binary formats, on encoded text and on the signatures of formats
 
 ENGLISH = "The café's menu — “déjà vu” — costs 5 € a person.\n" * 20
 GERMAN = "Die Straße zum Schloß ist für Fußgänger gesperrt.\r\n" * 20

@@ -37,9 +37,6 @@ def write_parquet(path: Path, columns: dict[str, Any], **options: Any) -> Path:
     return path
 
 
-# CSV and TSV
-
-
 @pytest.mark.parametrize(
     "name, separator", [("a.csv", ","), ("a.csv", ";"), ("a.csv", "\t"), ("a.TSV", "\t"), ("a.csv.gz", ",")]
 )
@@ -85,9 +82,6 @@ def test_a_table_that_is_read_as_plain_text_is_reported_with_its_columns(
     with pytest.raises(UsageError, match=r"a\.csv: no column 'text_' \(found: id, body, label\)"):
         warnings(file, text_key="text_")
     assert '`format="pairs"` reads TSV' in warnings(write_file(tmp_path / "a.tsv", "Hello\tHallo\n" * 20))
-
-
-# Parquet
 
 
 def test_each_row_of_a_parquet_file_is_a_document(tmp_path: Path) -> None:

@@ -103,12 +103,10 @@ EXPECTED = (ids_by_the_library(), ids_by_the_library(documents=VAL))
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(-35, 35), st.integers(-35, 35))
 def test_slices_and_ids_equal_those_of_one_array(sizes: list[int], start: int, stop: int) -> None:
     ids = np.arange(100, 100 + sum(sizes), dtype=np.uint16)
-    parts = np.split(ids, np.cumsum(sizes)[:-1])
-    tokens = ShardedTokens(sizes, ids.dtype, parts.__getitem__)
+    tokens = ShardedTokens(sizes, ids.dtype, np.split(ids, np.cumsum(sizes)[:-1]).__getitem__)
     assert len(tokens) == len(ids)
     for part in (slice(start, stop), slice(start, None), slice(None, stop)):
-        assert tokens[part].tolist() == ids[part].tolist()
-        assert tokens[part].dtype == ids.dtype
+        assert (tokens[part].tolist(), tokens[part].dtype) == (ids[part].tolist(), ids.dtype)
     assert np.asarray(tokens).tolist() == ids.tolist()
     if -len(ids) <= start < len(ids):
         assert tokens[start] == ids[start]
@@ -166,12 +164,8 @@ def test_a_link_instead_of_a_token_folder_is_replaced_without_changing_its_targe
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "file").write_text("kept")
     (tmp_path / "t").symlink_to(tmp_path / "target")
-    assert contents(encoded(tmp_path / "t")) == EXPECTED
-    assert not (tmp_path / "t").is_symlink()
+    assert contents(encoded(tmp_path / "t")) == EXPECTED and not (tmp_path / "t").is_symlink()
     assert [path.name for path in (tmp_path / "target").iterdir()] == ["file"]
-
-
-# Damage and forgery
 
 
 def test_a_damaged_token_folder_is_refused_and_encoded_again(tmp_path: Path) -> None:
@@ -289,9 +283,6 @@ def test_shards_elsewhere_or_in_a_cache_that_others_can_write_are_hashed(tmp_pat
             writable.chmod(0o700)
 
 
-# Failures of the system
-
-
 @pytest.mark.parametrize("name", ["val.bin", "tokens.json", "t"])
 def test_a_failure_of_the_system_does_not_delete_token_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -364,9 +355,6 @@ def test_the_key_depends_on_text_split_tokenizer_and_encoder() -> None:
     )
     assert len({token_key(*each) for each in (arguments, *others)}) == 6
     assert token_key(*arguments) == token_key(*arguments[:3], Tokenizer(CHARACTERS._library), "table")
-
-
-# Resuming
 
 
 class Stopped(BaseException):
@@ -468,9 +456,6 @@ def test_a_lock_file_that_is_deleted_while_it_is_locked_does_not_permit_two_writ
     third[0].close()
 
 
-# Processes
-
-
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes encode all but the first batch."""
@@ -552,14 +537,12 @@ def test_the_processes_end_with_their_parent_and_its_shards_stay(to: str, tmp_pa
         assert child.stdout is not None
         while not (index := unfinished(tmp_path / "t") / "tokens.json").exists():
             assert child.stdout.readline()
-        children = processes_of(child.pid)
-        assert len(children) >= 2
+        assert len(processes_of(child.pid)) >= 2
         if to == "parent":
             child.kill()
         else:
             os.killpg(child.pid, signal.SIGINT)
         child.stdout.read()  # ends when no process has it open
         assert child.wait(timeout=60) == -(signal.SIGKILL if to == "parent" else signal.SIGINT)
-        assert child.stderr is not None
-        assert "Traceback" not in child.stderr.read()
+        assert child.stderr is not None and "Traceback" not in child.stderr.read()
     assert json.loads(index.read_text())["train"]

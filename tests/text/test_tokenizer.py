@@ -65,8 +65,7 @@ def library_ids(library: tokenizers.Tokenizer, text: str) -> list[int]:
 @example(SAMPLE)
 def test_bpe_ids_equal_those_of_the_library_and_decode_to_the_text(text: str) -> None:
     ids = BPE.encode(text).tolist()
-    assert ids == library_ids(BPE_LIBRARY, text)
-    assert BPE.decode(ids) == text
+    assert (ids, BPE.decode(ids)) == (library_ids(BPE_LIBRARY, text), text)
     assert BPE.end_of_text_id not in ids
 
 
@@ -125,9 +124,6 @@ def test_only_one_thread_at_a_time_calls_gigatoken(monkeypatch: pytest.MonkeyPat
     assert [ids.tolist() for ids in encoded] == [[1], [2], [3], [1]]
 
 
-# Fallbacks when gigatoken gives other ids, fails or is absent.
-
-
 def test_the_encoder_is_kept_until_it_differs_from_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     library = f"tokenizers {tokenizers.__version__}"
     encoders = (
@@ -142,12 +138,10 @@ def test_the_encoder_is_kept_until_it_differs_from_the_library(monkeypatch: pyte
         return [0] if "123" in text else library_ids(BPE_LIBRARY, text)
 
     tokenizer = faulty_gigatoken(monkeypatch, wrong_in_digits)
-    assert tokenizer.check_encoder(["the cat", ""])
-    assert tokenizer.encode("123").tolist() == [0]
+    assert tokenizer.check_encoder(["the cat", ""]) and tokenizer.encode("123").tolist() == [0]
     assert not tokenizer.check_encoder(["the cat", "1234", "the dog"])
     assert tokenizer.encode("123").tolist() == library_ids(BPE_LIBRARY, "123")
-    assert (tokenizer.encoder, tokenizer.kind) == (library, "bpe")
-    assert tokenizer.check_encoder(["1234"])
+    assert (tokenizer.encoder, tokenizer.kind) == (library, "bpe") and tokenizer.check_encoder(["1234"])
 
 
 class Panic(BaseException):
@@ -177,9 +171,6 @@ def test_the_installed_gigatoken_has_the_verified_minor_version() -> None:
     assert importlib.metadata.version("gigatoken").startswith("0.10.")
 
 
-# Encoding in chunks.
-
-
 def chunks_of(text: str, lengths: Iterable[int]) -> list[str]:
     chunks, start = [], 0
     for length in lengths:
@@ -205,8 +196,7 @@ def test_bpe_may_be_split_before_white_space_and_after_letters_or_digits() -> No
     assert train_char("ab").safe_split_point("abba") == 4
     # The search ends in a long word, which arrives in chunks and would be searched from its start for each of them.
     searched = "x" * (tokenizer_module.SPLIT_SEARCH - 1)
-    assert BPE.safe_split_point(f"a {searched[2:]}") == 1
-    assert BPE.safe_split_point(f"a {searched}") == 0
+    assert (BPE.safe_split_point(f"a {searched[2:]}"), BPE.safe_split_point(f"a {searched}")) == (1, 0)
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -219,8 +209,7 @@ def test_a_word_is_encoded_in_parts_of_bounded_length(fast: bool, monkeypatch: p
     word = "theword" * 50
     parts = [word[start : start + 100] for start in range(0, len(word), 100)]
     expected = [i for part in parts for i in library_ids(library_of(tokenizer), part)]
-    assert tokenizer.encode(word).tolist() == expected
-    assert tokenizer.decode(expected) == word
+    assert (tokenizer.encode(word).tolist(), tokenizer.decode(expected)) == (expected, word)
     expected = library_ids(library_of(tokenizer), SAMPLE)
     assert tokenizer.encode(SAMPLE).tolist() == expected
     monkeypatch.setattr(tokenizer_module, "LONG_TEXT", 10)  # encoded without the interpreter lock
@@ -228,8 +217,6 @@ def test_a_word_is_encoded_in_parts_of_bounded_length(fast: bool, monkeypatch: p
         tokenizer._encode_by_library(SAMPLE).tolist() == tokenizer.encode_with_special(SAMPLE)[0].tolist() == expected
     )
 
-
-# Counting characters and bytes.
 
 BYTE_TOKENIZER = train_bpe([""], 257)
 
@@ -248,13 +235,9 @@ def test_a_character_counts_its_utf8_bytes_and_the_end_of_text_counts_nothing(mo
     assert [BYTE_TOKENIZER.decoded_size([i])[1] for i in ids] == [1] * 10
     tokenizer = train_char("aé漢👩")
     assert [tokenizer.decoded_size([i]) for i in range(5)] == [(0, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
-    assert BPE.decoded_size([BPE.end_of_text_id]) == (0, 0)
-    assert BPE.decoded_size([]) == (0, 0)
+    assert (BPE.decoded_size([BPE.end_of_text_id]), BPE.decoded_size([])) == ((0, 0), (0, 0))
     monkeypatch.setattr(tokenizer_module, "COUNT_CHUNK", 7)
     assert BPE.decoded_size(BPE.encode(SAMPLE)) == (len(SAMPLE), len(SAMPLE.encode()))
-
-
-# Characters without an id.
 
 
 def test_unknown_characters_are_listed_once_each_in_order() -> None:
@@ -272,9 +255,6 @@ def test_unknown_characters_are_listed_once_each_in_order() -> None:
     library.pre_tokenizer = pre_tokenizers.Whitespace()
     foreign = Tokenizer(library)  # drops characters; white space by design
     assert (foreign.encode("a dog\n").tolist(), foreign.unknown_characters("a dog\n")) == ([0], "dog")
-
-
-# BPE training.
 
 
 def reference_merges(text: str, number: int) -> list[tuple[str, str]]:
@@ -324,13 +304,10 @@ def test_the_trainer_cuts_words_after_128_bytes() -> None:
 
 
 def test_a_small_text_gives_a_small_vocabulary_of_at_least_all_bytes() -> None:
-    assert train_bpe(["ab"], 5000).vocab_size == 258
-    assert train_bpe([SAMPLE], 257).vocab_size == 257
+    assert (train_bpe(["ab"], 5000).vocab_size, train_bpe([SAMPLE], 257).vocab_size) == (258, 257)
     with pytest.raises(UsageError, match=r"`vocab_size` is 256.*257 or more"):
         train_bpe([SAMPLE], 256)
 
-
-# Files that tinylm did not create.
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -443,9 +420,6 @@ def test_vocab_size_exceeds_every_id_and_a_gap_that_the_end_of_text_falls_into_i
     tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 2}, unk_token="a")).save(str(tmp_path / "gap.json"))
     with pytest.raises(TinyLMError, match=r"Cannot use .*gap\.json as a tokenizer: two of its tokens have the same id"):
         Tokenizer.load(tmp_path / "gap.json")
-
-
-# Files.
 
 
 def test_a_saved_tokenizer_loads_unchanged(tmp_path: Path) -> None:

@@ -25,12 +25,10 @@ def test_auto_chooses_characters_for_short_texts_with_small_alphabets_and_else_b
 
 
 def test_the_alphabet_comes_from_both_parts_and_the_merges_only_from_training(tmp_path: Path) -> None:
-    corpus = write_file(tmp_path / "c.txt", "abab" * 30 + "xyxy" * 10)
-    split = split_of(corpus, fraction=0.25)
+    split = split_of(write_file(tmp_path / "c.txt", "abab" * 30 + "xyxy" * 10), fraction=0.25)
     assert choose_tokenizer(split, "char", None).unknown_characters("abxyz") == "z"
     tokenizer = choose_tokenizer(split, "bpe", 300)
-    assert len(tokenizer.encode("abab" * 30)) < 60
-    assert len(tokenizer.encode("xyxy" * 10)) == 40
+    assert len(tokenizer.encode("abab" * 30)) < 60 and len(tokenizer.encode("xyxy" * 10)) == 40
 
 
 @pytest.fixture
@@ -102,9 +100,6 @@ def test_a_link_to_a_tokenizer_is_followed_only_if_the_user_named_it(tmp_path: P
         Tokenizer.load(tmp_path / "tokenizer.json")
 
 
-# The sample for BPE training.
-
-
 @given(st.lists(st.text("ab \n", min_size=1, max_size=40), max_size=8), st.integers(1, 200))
 def test_a_bpe_sample_consists_of_parts_of_the_text_in_order(chunks: list[str], limit: int) -> None:
     text = "".join(chunks)
@@ -119,10 +114,8 @@ def test_a_bpe_sample_consists_of_parts_of_the_text_in_order(chunks: list[str], 
 def test_a_bpe_sample_is_evenly_spread() -> None:
     text = "".join(f"line {i:04d}\n" for i in range(1000))
     sample = list(sample_for_tokenizer(iter([text[i : i + 100] for i in range(0, len(text), 100)]), 10_000, 2500))
-    assert 2000 <= sum(map(len, sample)) <= 3000
-    assert all(part.endswith("\n") for part in sample)
-    assert min(int(part[5:9]) for part in sample) < 100
-    assert max(int(part[5:9]) for part in sample) > 900
+    assert 2000 <= sum(map(len, sample)) <= 3000 and all(part.endswith("\n") for part in sample)
+    assert min(int(part[5:9]) for part in sample) < 100 and max(int(part[5:9]) for part in sample) > 900
     for characters in (2501, 5000, 100_000):  # one long line is sampled as any other text
         sample = list(sample_for_tokenizer(iter(["x" * characters]), characters, 2500))
         assert 1000 <= sum(map(len, sample)) <= 2500 + 2500 // 16

@@ -41,15 +41,11 @@ def test_a_published_tokenizer_loads_and_gives_the_ids_and_text_of_the_library(m
     tokenizer = Tokenizer.load(saved(tmp_path, spec))
     for text in (TEXT, "", " the  cat", f"a {END_OF_TEXT} b"):
         ids = library.encode(text, add_special_tokens=False).ids
-        assert tokenizer.encode(text).tolist() == ids
-        assert tokenizer.decode(ids) == library.decode(ids)
+        assert (tokenizer.encode(text).tolist(), tokenizer.decode(ids)) == (ids, library.decode(ids))
     valid = validate_tokenizer(json.dumps(spec))
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens"):
         assert valid[part] == spec[part]
     assert valid["model"]["vocab"] == spec["model"]["vocab"]
-
-
-# Forged files, loaded in another process that must not crash or hang.
 
 
 def load_in_subprocess(files: list[Path]) -> list[str]:
@@ -67,12 +63,9 @@ def test_forged_tokenizers_are_refused_or_used_and_never_crash_hang_or_panic(tmp
         files.append(tmp_path / f"{number}.json")
         files[-1].write_text(text, encoding="utf-8")
     lines = load_in_subprocess(files)
-    assert len(lines) == len(files)
-    assert sum(": refused: " in line for line in lines) > 60
+    assert len(lines) == len(files) and sum(": refused: " in line for line in lines) > 60
     assert sum(": used, 0 texts failed" in line for line in lines) > 20
 
-
-# In the other process: any error but TinyLMError ends it.
 
 TEXTS = (
     *(TEXT, "", "a" * 3000 + "!", " " * 3000 + "x", "漢" * 1000, "the cat <|endoftext|> [UNK] <unk> <x>"),
@@ -103,9 +96,6 @@ def use(path: Path) -> str:
         except TinyLMError:
             failed += 1
     return f"used, {failed} texts failed"
-
-
-# Refused files and their error messages.
 
 
 def load_error(tmp_path: Path, **changes: Any) -> str:
@@ -140,8 +130,7 @@ def test_an_error_message_is_short_and_printable_for_any_value(tmp_path: Path) -
     for value in ("x" * 10**6, [[0] * 1000] * 1000, {"x": {"x": {"x": {"x": 0}}}}, 10**4000, "\x1b[31m"):
         for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
             message = load_error(tmp_path, **{part: {"type": "Replace", "pattern": value, "content": ""}})
-            assert len(message) < 600 + len(str(tmp_path))
-            assert message.isprintable()
+            assert len(message) < 600 + len(str(tmp_path)) and message.isprintable()
 
 
 def test_the_dropout_of_a_bpe_model_is_removed_so_that_encoding_is_deterministic(tmp_path: Path) -> None:
@@ -157,9 +146,6 @@ def test_a_file_that_is_too_large_is_refused_before_it_is_parsed(tmp_path: Path)
         sparse.truncate((1 << 26) + 1)
     with pytest.raises(TinyLMError, match="larger than 64 MB"):
         Tokenizer.load(file)
-
-
-# Errors and panics that the library still raises.
 
 
 class PanicException(BaseException):
@@ -204,8 +190,6 @@ def test_a_panic_of_the_library_is_caught_and_interrupts_and_memory_errors_pass_
         with pytest.raises(error), wrap_library_errors():
             raise error
 
-
-# Regular expressions: those of published tokenizers are accepted, those that may backtrack are not.
 
 SIMPLE = (r"\s+", r"\d", "[0-9]+", "-", r"\p{P}", r" ?\w+|\n", "a{2,3}b+", r"[^\]\s]+", "x+y*z?", ".", "漢")
 NOT_LINEAR = (

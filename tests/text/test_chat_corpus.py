@@ -42,14 +42,11 @@ def parsed(record: Any) -> Conversation:
     return parse_conversation(record, "here")
 
 
-def test_messages_are_read_with_all_their_keys_and_with_tools() -> None:
+def test_messages_are_read_with_all_their_keys_and_tools_and_null_is_absent_but_not_in_arguments() -> None:
     record = {"messages": [{**TURNS[0], "name": "Ann"}, TURNS[1]], "tools": TOOLS, "id": 3}
     assert parsed(record) == Conversation(({**TURNS[0], "name": "Ann"}, TURNS[1]), tuple(TOOLS), "here")
     assert parsed({"messages": TURNS, "tools": None}).tools is parsed({"messages": TURNS, "tools": []}).tools is None
     assert parsed(record).unused == ("id",)
-
-
-def test_keys_that_are_null_are_absent_also_in_calls_but_not_in_their_arguments() -> None:
     call = {"id": None, "function": {"name": "add", "arguments": {"a": None}, "strict": None}}
     nulls = {"tool_calls": None, "name": None, "weight": None}
     record = {
@@ -72,15 +69,17 @@ LAYOUTS = (
 )
 
 
-def test_each_layout_gives_the_same_conversation_and_is_detected() -> None:
+def test_each_layout_gives_the_same_conversation_and_is_detected_by_its_keys() -> None:
     for layout in LAYOUTS:
         assert parsed(layout).messages == tuple(TURNS), layout
         assert is_chat(json.dumps(layout)), layout
         with_system = parsed({**layout, "system": "Be brief."})
         assert with_system.messages == ({"role": "system", "content": "Be brief."}, *TURNS), layout
+    assert [text for text in CHATS if not is_chat(text)] == []
+    assert [text for text in OTHERS if is_chat(text)] == []
 
 
-def test_sharegpts_roles_and_alpacas_input_become_messages() -> None:
+def test_sharegpts_roles_alpacas_input_and_calls_of_tools_become_messages() -> None:
     names = ("system", "human", "gpt", "tool", "observation", "user", "assistant")
     turns = parsed({"conversations": [{"from": name, "value": "a", "weight": 1} for name in names]}).messages
     assert [turn["role"] for turn in turns] == ["system", "user", "assistant", "tool", "tool", "user", "assistant"]
@@ -89,9 +88,6 @@ def test_sharegpts_roles_and_alpacas_input_become_messages() -> None:
     assert question == "Add\n\n1\n2"
     texts = [turn["content"] for turn in parsed({"prompt": " Hello\n", "completion": " Hi!"}).messages]
     assert texts == [" Hello\n", " Hi!"]
-
-
-def test_an_assistant_that_calls_a_tool_needs_no_text_and_a_result_may_be_empty() -> None:
     conversation = parsed({"messages": [TURNS[0], CALL, {"role": "tool", "content": ""}, TURNS[1]]})
     assert [message["content"] for message in conversation.messages] == ["Hello", "", "", "Hi!"]
     assert conversation.messages[1]["tool_calls"] == CALL["tool_calls"]
@@ -218,12 +214,9 @@ OTHERS = (
 )
 
 
-def test_conversations_are_detected_by_their_keys() -> None:
-    assert [text for text in CHATS if not is_chat(text)] == []
-    assert [text for text in OTHERS if is_chat(text)] == []
-
-
-def test_documents_have_no_special_tokens_and_the_alphabet_is_theirs(tmp_path: Path) -> None:
+def test_documents_have_neither_special_tokens_nor_unknown_characters_and_the_alphabet_is_theirs(
+    tmp_path: Path,
+) -> None:
     records = [{"prompt": "ab", "completion": "c"}, {"prompt": "d", "completion": "e"}]
     file = write_file(tmp_path / "a.txt", lines(records))  # whatever the name
     split = loaded(tmp_path, file, val_fraction=0.4)
@@ -231,6 +224,12 @@ def test_documents_have_no_special_tokens_and_the_alphabet_is_theirs(tmp_path: P
     assert documents_of(split.corpus.stream()) == ["user\nab\nassistant\nc\n", "user\nd\nassistant\ne\n"]
     assert split.alphabet == "".join(sorted(set("user\nabassistant\ncde")))
     assert len(list(split.train_documents())) == len(list(split.val_documents())) == 1
+    contents = [("aéb", "c"), ("é", "c"), ("a", "b")]
+    records = [{"prompt": prompt, "completion": completion} for prompt, completion in contents]
+    given = loaded(tmp_path, write_file(tmp_path / "a.jsonl", lines(records))).corpus
+    assert isinstance(given, ChatCorpus)
+    corpus = ChatCorpus(given.paths, given.files, drop_unknown=lambda text: text.replace("é", ""), chat=given.chat)
+    assert [c.messages[0]["content"] for c in corpus.conversations()] == ["ab", "a"]
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
@@ -359,15 +358,6 @@ def test_settings_that_do_not_fit_the_text_are_refused_unless_they_are_ignorable
     assert loaded(tmp_path, chats, text_key="prompt").corpus.kind == "text"
     ignored = loaded(tmp_path, chats, format="chat", text_key="x", ignorable=frozenset({"text_key"}))
     assert ignored.corpus.kind == "chat"
-
-
-def test_unknown_characters_are_removed_from_contents(tmp_path: Path) -> None:
-    contents = [("aéb", "c"), ("é", "c"), ("a", "b")]
-    records = [{"prompt": prompt, "completion": completion} for prompt, completion in contents]
-    given = loaded(tmp_path, write_file(tmp_path / "a.jsonl", lines(records))).corpus
-    assert isinstance(given, ChatCorpus)
-    corpus = ChatCorpus(given.paths, given.files, drop_unknown=lambda text: text.replace("é", ""), chat=given.chat)
-    assert [c.messages[0]["content"] for c in corpus.conversations()] == ["ab", "a"]
 
 
 def test_a_template_is_chatml_or_a_file_with_the_special_tokens_that_it_writes(tmp_path: Path) -> None:

@@ -31,17 +31,7 @@ from tinylm.text.corpus_encoding import SplitCorpus
 from tinylm.text.corpus_loading import encode_text
 from tinylm.text.parallel_encoding import TextBatch
 from tinylm.text.sharded_tokens import ShardedTokens
-from tinylm.text.token_files import (
-    STALE_SECONDS,
-    UNFINISHED_SUFFIX,
-    SplitDocuments,
-    TokenFolder,
-    encode_stream,
-    encode_to_folder,
-    shard_name,
-    smallest_dtype,
-    token_key,
-)
+from tinylm.text.token_files import SplitDocuments, TokenFolder, encode_stream, encode_to_folder, shard_name
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 KEY = "0123456789abcdef"
@@ -89,6 +79,11 @@ def encoded(
     return encode_to_folder(folder, KEY, documents, tokenizer, lambda size: None, resumable=resumable)
 
 
+def not_encoded(folder: Path, tokenizer: Tokenizer = BPE) -> TokenFolder:
+    """The tokens of an existing folder; encoding is an error."""
+    return encode_to_folder(folder, KEY, SplitDocuments(never, never), tokenizer, lambda size: None)
+
+
 def reopened(folder: Path) -> TokenFolder:
     return TokenFolder.open(folder, KEY, BPE.vocab_size)
 
@@ -124,7 +119,7 @@ def test_documents_are_joined_by_the_end_of_text_id_in_shards_with_the_ids_of_th
     assert encode_stream(iter([]), tokenizer).tolist() == []
     first = encoded(tmp_path / "new", tokenizer=tokenizer)
     (tmp_path / "new").rename(tmp_path / "t")  # as a new run directory when its first save is complete
-    again = encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), tokenizer, lambda size: None)
+    again = not_encoded(tmp_path / "t", tokenizer)
     read = TokenFolder.open(tmp_path / "t", KEY, tokenizer.vocab_size, mapped=False)
     for tokens in (first, again, read):
         assert contents(tokens) == expected
@@ -139,7 +134,7 @@ def test_documents_are_joined_by_the_end_of_text_id_in_shards_with_the_ids_of_th
 
 def test_ids_are_stored_in_the_smallest_type() -> None:
     names = {2: "uint8", 256: "uint8", 257: "uint16", 65_536: "uint16", 65_537: "uint32", 1 << 20: "uint32"}
-    assert {vocab_size: np.dtype(smallest_dtype(vocab_size)).name for vocab_size in names} == names
+    assert {vocab_size: np.dtype(token_files.smallest_dtype(vocab_size)).name for vocab_size in names} == names
 
 
 def test_an_unknown_character_stops_encoding_without_leaving_files(tmp_path: Path) -> None:
@@ -148,9 +143,13 @@ def test_an_unknown_character_stops_encoding_without_leaving_files(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_old_unfinished_folders_are_deleted_and_recent_ones_stay(tmp_path: Path) -> None:
-    for name, age in (("old", 2 * STALE_SECONDS), ("being-written", 2 * STALE_SECONDS), ("young", 60.0)):
-        folder = tmp_path / f".{name}{UNFINISHED_SUFFIX}"
+def test_old_unfinished_folders_and_links_are_replaced_and_recent_folders_and_targets_stay(tmp_path: Path) -> None:
+    for name, age in (
+        ("old", 2 * token_files.STALE_SECONDS),
+        ("being-written", 2 * token_files.STALE_SECONDS),
+        ("young", 60.0),
+    ):
+        folder = tmp_path / f".{name}{token_files.UNFINISHED_SUFFIX}"
         folder.mkdir()
         (folder / "train.bin").write_bytes(b"123")
         then = time.time() - age
@@ -158,13 +157,9 @@ def test_old_unfinished_folders_are_deleted_and_recent_ones_stay(tmp_path: Path)
         os.utime(folder, (then, then))
     encoded(tmp_path / "t")
     assert {path.name.split(".")[-2] for path in tmp_path.iterdir() if path.name != "t"} == {"being-written", "young"}
-
-
-def test_a_link_instead_of_a_token_folder_is_replaced_without_changing_its_target(tmp_path: Path) -> None:
-    (tmp_path / "target").mkdir()
-    (tmp_path / "target" / "file").write_text("kept")
-    (tmp_path / "t").symlink_to(tmp_path / "target")
-    assert contents(encoded(tmp_path / "t")) == EXPECTED and not (tmp_path / "t").is_symlink()
+    write_file(tmp_path / "target" / "file", "kept")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    assert contents(encoded(tmp_path / "link")) == EXPECTED and not (tmp_path / "link").is_symlink()
     assert [path.name for path in (tmp_path / "target").iterdir()] == ["file"]
 
 
@@ -284,7 +279,7 @@ def test_shards_elsewhere_or_in_a_cache_that_others_can_write_are_hashed(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["val.bin", "tokens.json", "t"])
-def test_a_failure_of_the_system_does_not_delete_token_files(
+def test_a_failure_of_the_system_is_an_error_before_encoding_and_does_not_delete_token_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded(tmp_path / "t")
@@ -299,18 +294,12 @@ def test_a_failure_of_the_system_does_not_delete_token_files(
             patch.setattr(Path, "stat", failing)
             patch.setattr(Path, "lstat", lambda path, failing=failing: failing(path, follow_symlinks=False))
             with pytest.raises(TinyLMError, match=rf"Cannot read .*\({name}: {os.strerror(number)}\); it is kept"):
-                encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), BPE, lambda size: None)
+                not_encoded(tmp_path / "t")
     assert contents(reopened(tmp_path / "t")) == EXPECTED
-
-
-def test_a_damaged_token_folder_that_cannot_be_deleted_is_an_error_before_encoding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoded(tmp_path / "t")
     (tmp_path / "t" / "train.bin").write_bytes(b"")
     monkeypatch.setattr(token_files, "remove_tree", lambda path: None)
     with pytest.raises(TinyLMError, match=r"is damaged.*delete that folder"):
-        encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), BPE, lambda size: None)
+        not_encoded(tmp_path / "t")
 
 
 def test_a_full_disk_keeps_complete_shards_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,19 +342,16 @@ def test_the_key_depends_on_text_split_tokenizer_and_encoder() -> None:
         (*arguments[:3], train_char("abc"), "table"),
         (*arguments[:4], "gigatoken 0.10.0"),
     )
-    assert len({token_key(*each) for each in (arguments, *others)}) == 6
-    assert token_key(*arguments) == token_key(*arguments[:3], Tokenizer(CHARACTERS._library), "table")
-
-
-class Stopped(BaseException):
-    """An interruption."""
+    assert len({token_files.token_key(*each) for each in (arguments, *others)}) == 6
+    again = token_files.token_key(*arguments[:3], Tokenizer(CHARACTERS._library), "table")
+    assert token_files.token_key(*arguments) == again
 
 
 def interrupted(chunks: int) -> Iterator[str | None]:
     """The first chunks of the stream, then an interruption."""
     for number, chunk in enumerate(stream()):
         if number == chunks:
-            raise Stopped
+            raise KeyboardInterrupt
         yield chunk
 
 
@@ -373,10 +359,10 @@ def unfinished(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}{token_files.UNFINISHED_SUFFIX}")
 
 
-def test_an_interrupted_encoding_continues_after_its_last_complete_shard(tmp_path: Path) -> None:
+def test_an_interrupted_encoding_continues_after_its_last_complete_shard_or_starts_again(tmp_path: Path) -> None:
     for chunks, shards in ((10, 0), (25, 1), (47, 2)):
         folder = tmp_path / str(chunks) / "t"
-        with pytest.raises(Stopped):
+        with pytest.raises(KeyboardInterrupt):
             encoded(folder, interrupted(chunks))
         index = unfinished(folder) / "tokens.json"
         complete = json.loads(index.read_text())["train"] if index.exists() else []
@@ -387,26 +373,9 @@ def test_an_interrupted_encoding_continues_after_its_last_complete_shard(tmp_pat
         assert contents(encoded(folder)) == EXPECTED
         assert [(folder / name).stat().st_mtime_ns for name in sorted(names)] == times
         assert [path.name for path in folder.parent.iterdir()] == ["t"]
-
-
-def test_an_interrupted_run_says_that_it_will_continue_if_its_text_is_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    split = split_of(write_file(tmp_path / "text.txt", "\n".join(DOCUMENTS)))
-    monkeypatch.setattr(SplitCorpus, "train_stream", lambda split: interrupted(47))
-    caplog.set_level(logging.INFO)
-    for shard_tokens in (1 << 20, 1000):
-        assert caplog.messages == []
-        monkeypatch.setattr(corpus_encoding, "SHARD_TOKENS", shard_tokens)
-        with pytest.raises(Stopped):
-            encode_text(split, BPE, tmp_path / "run", LogReporter())
-    assert caplog.messages == ["Complete token files are kept: the same command continues the encoding."]
-
-
-def test_an_unfinished_encoding_that_does_not_fit_is_started_again(tmp_path: Path) -> None:
     for change in ("key", "version", "size", "count", "nonsense"):
         folder = tmp_path / change
-        with pytest.raises(Stopped):
+        with pytest.raises(KeyboardInterrupt):
             encoded(folder, interrupted(47))
         index = unfinished(folder) / "tokens.json"
         record = json.loads(index.read_text())
@@ -418,6 +387,20 @@ def test_an_unfinished_encoding_that_does_not_fit_is_started_again(tmp_path: Pat
             (index.parent / "train.bin").write_bytes(b"")
         index.write_text("[" if change == "nonsense" else json.dumps(record))
         assert contents(encoded(folder)) == EXPECTED, change
+
+
+def test_an_interrupted_run_says_that_it_will_continue_if_its_text_is_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    split = split_of(write_file(tmp_path / "text.txt", "\n".join(DOCUMENTS)))
+    monkeypatch.setattr(SplitCorpus, "train_stream", lambda split: interrupted(47))
+    caplog.set_level(logging.INFO)
+    for shard_tokens in (1 << 20, 1000):
+        assert caplog.messages == []
+        monkeypatch.setattr(corpus_encoding, "SHARD_TOKENS", shard_tokens)
+        with pytest.raises(KeyboardInterrupt):
+            encode_text(split, BPE, tmp_path / "run", LogReporter())
+    assert caplog.messages == ["Complete token files are kept: the same command continues the encoding."]
 
 
 def test_another_process_with_the_same_text_does_not_share_the_unfinished_folder(tmp_path: Path) -> None:
@@ -456,16 +439,10 @@ def test_a_lock_file_that_is_deleted_while_it_is_locked_does_not_permit_two_writ
     third[0].close()
 
 
-@pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes encode all but the first batch."""
-    monkeypatch.setattr(parallel_encoding, "PROCESSES_FROM", 1)
-
-
-@pytest.mark.usefixtures("processes")
 def test_the_ids_do_not_depend_on_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once gigatoken has given other ids than the library on a sample, no process uses it."""
     monkeypatch.setattr(parallel_encoding, "usable_cores", lambda: 2)
+    monkeypatch.setattr(parallel_encoding, "PROCESSES_FROM", 1)  # processes encode all but the first batch
     checked = Tokenizer(tokenizers.Tokenizer.from_str(BPE.to_str()))
     assert checked._gigatoken is not None
     checked._gigatoken.usable = False
@@ -477,15 +454,15 @@ def test_the_ids_do_not_depend_on_the_number_of_processes(monkeypatch: pytest.Mo
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-def test_a_killed_process_is_an_error_and_not_a_hang() -> None:
+def test_a_killed_process_is_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     class Deadly:
         """Ends the process that receives it, as the out-of-memory killer does."""
 
         def __reduce__(self) -> Any:
             return signal.raise_signal, (signal.SIGKILL,)
 
+    monkeypatch.setattr(parallel_encoding, "PROCESSES_FROM", 1)
     batches = iter([TextBatch(Deadly(), 1)] * 3)
     with pytest.raises(TinyLMError, match="was killed, probably because memory ran out"):
         list(parallel_encoding._encode_by_processes(batches, len, BPE, np.uint16, 1))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gigatoken
@@ -101,11 +102,8 @@ def test_the_word_cache_of_gigatoken_is_reset_after_a_number_of_characters(monke
 
 
 def faulty_gigatoken(monkeypatch: pytest.MonkeyPatch, encode: Callable[[str], list[int]]) -> Tokenizer:
-    class Faulty:
-        def encode(self, text: str) -> np.ndarray:
-            return np.array(encode(text), dtype=np.uint32)
-
-    monkeypatch.setattr(gigatoken.Tokenizer, "from_json", lambda file: Faulty())
+    faulty = SimpleNamespace(encode=lambda text: np.array(encode(text), dtype=np.uint32))
+    monkeypatch.setattr(gigatoken.Tokenizer, "from_json", lambda file: faulty)
     return train_bpe([SAMPLE], 400)
 
 
@@ -124,7 +122,10 @@ def test_only_one_thread_at_a_time_calls_gigatoken(monkeypatch: pytest.MonkeyPat
     assert [ids.tolist() for ids in encoded] == [[1], [2], [3], [1]]
 
 
-def test_the_encoder_is_kept_until_it_differs_from_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_encoder_is_the_verified_gigatoken_until_it_differs_from_the_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ids of gigatoken 0.10 were compared with the library's for every code point (decisions 002 and 021)."""
     library = f"tokenizers {tokenizers.__version__}"
     encoders = (
         (train_bpe([SAMPLE], 400), f"gigatoken {importlib.metadata.version('gigatoken')}"),
@@ -142,6 +143,7 @@ def test_the_encoder_is_kept_until_it_differs_from_the_library(monkeypatch: pyte
     assert not tokenizer.check_encoder(["the cat", "1234", "the dog"])
     assert tokenizer.encode("123").tolist() == library_ids(BPE_LIBRARY, "123")
     assert (tokenizer.encoder, tokenizer.kind) == (library, "bpe") and tokenizer.check_encoder(["1234"])
+    assert importlib.metadata.version("gigatoken").startswith("0.10.")
 
 
 class Panic(BaseException):
@@ -164,11 +166,6 @@ def test_an_error_in_gigatoken_or_its_absence_falls_back_to_the_library(monkeypa
             assert tokenizer.encode(SAMPLE).tolist() == library_ids(BPE_LIBRARY, SAMPLE)
             assert tokenizer.encoder == f"tokenizers {tokenizers.__version__}"
             assert tokenizer.check_encoder([SAMPLE])
-
-
-def test_the_installed_gigatoken_has_the_verified_minor_version() -> None:
-    """Its ids were compared with the library's for every code point (decisions 002 and 021)."""
-    assert importlib.metadata.version("gigatoken").startswith("0.10.")
 
 
 def chunks_of(text: str, lengths: Iterable[int]) -> list[str]:
@@ -218,9 +215,6 @@ def test_a_word_is_encoded_in_parts_of_bounded_length(fast: bool, monkeypatch: p
     )
 
 
-BYTE_TOKENIZER = train_bpe([""], 257)
-
-
 @given(texts)
 def test_ids_have_the_character_and_byte_counts_of_their_text(text: str) -> None:
     for tokenizer in (BPE, train_char("".join(sorted(set(text)))), Tokenizer(metaspace_bpe())):
@@ -230,9 +224,9 @@ def test_ids_have_the_character_and_byte_counts_of_their_text(text: str) -> None
 
 
 def test_a_character_counts_its_utf8_bytes_and_the_end_of_text_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = library_ids(library_of(BYTE_TOKENIZER), "é漢👩a")
-    assert [BYTE_TOKENIZER.decoded_size([i])[0] for i in ids] == [1, 0, 1, 0, 0, 1, 0, 0, 0, 1]
-    assert [BYTE_TOKENIZER.decoded_size([i])[1] for i in ids] == [1] * 10
+    of_bytes = train_bpe([""], 257)
+    sizes = [of_bytes.decoded_size([i]) for i in library_ids(library_of(of_bytes), "é漢👩a")]
+    assert sizes == [(characters, 1) for characters in (1, 0, 1, 0, 0, 1, 0, 0, 0, 1)]
     tokenizer = train_char("aé漢👩")
     assert [tokenizer.decoded_size([i]) for i in range(5)] == [(0, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
     assert (BPE.decoded_size([BPE.end_of_text_id]), BPE.decoded_size([])) == ((0, 0), (0, 0))
@@ -291,7 +285,7 @@ def test_merges_equal_those_of_a_plain_implementation() -> None:
     assert (tokenizer.kind, tokenizer.vocab_size) == ("bpe", 287)
 
 
-def test_the_trainer_cuts_words_after_128_bytes() -> None:
+def test_bpe_training_cuts_words_after_128_bytes_and_gives_a_small_text_a_vocabulary_of_at_least_all_bytes() -> None:
     """It takes quadratic time in the length of a word: eleven minutes for one of two million letters."""
     for letter in ("a", "\u0e01"):
         tokenizer = train_bpe([letter * 100_000], 1000)
@@ -301,9 +295,6 @@ def test_the_trainer_cuts_words_after_128_bytes() -> None:
         text = letter * 1001
         assert tokenizer.encode(text).tolist() == library_ids(library_of(tokenizer), text)
         assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_a_small_text_gives_a_small_vocabulary_of_at_least_all_bytes() -> None:
     assert (train_bpe(["ab"], 5000).vocab_size, train_bpe([SAMPLE], 257).vocab_size) == (258, 257)
     with pytest.raises(UsageError, match=r"`vocab_size` is 256.*257 or more"):
         train_bpe([SAMPLE], 256)
@@ -422,7 +413,7 @@ def test_vocab_size_exceeds_every_id_and_a_gap_that_the_end_of_text_falls_into_i
         Tokenizer.load(tmp_path / "gap.json")
 
 
-def test_a_saved_tokenizer_loads_unchanged(tmp_path: Path) -> None:
+def test_a_saved_tokenizer_loads_unchanged_and_an_error_about_another_file_names_it(tmp_path: Path) -> None:
     for tokenizer in (BPE, train_char("añ漢")):
         (tmp_path / "t.json").write_text(tokenizer.to_str(), encoding="utf-8")
         loaded = Tokenizer.load(tmp_path / "t.json")
@@ -430,9 +421,6 @@ def test_a_saved_tokenizer_loads_unchanged(tmp_path: Path) -> None:
             assert getattr(loaded, name) == getattr(tokenizer, name)
     different = (BPE, train_char("ab"), train_char("ba"), train_bpe([SAMPLE], 300))
     assert len({tokenizer.sha256 for tokenizer in different}) == 4
-
-
-def test_an_error_about_a_file_that_is_not_a_tokenizer_names_it(tmp_path: Path) -> None:
     file = tmp_path / "odd.json"
     with pytest.raises(TinyLMError, match=r"Cannot read the tokenizer .*odd\.json: No such file"):
         Tokenizer.load(file)

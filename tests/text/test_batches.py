@@ -39,7 +39,7 @@ def test_an_epoch_visits_every_window_once(context: int, extra: int, batch_size:
         assert first <= min(context, len(tokens) - 1 - windows.windows_per_epoch * context)
 
 
-def test_the_target_of_a_token_is_the_next_token() -> None:
+def test_the_target_of_a_token_is_the_next_token_and_a_text_of_context_plus_one_tokens_has_a_window() -> None:
     tokens = np.random.default_rng(0).integers(0, 50, 100).astype(np.uint8)
     batch = Windows(tokens, 7, 5, seed=1).batch(3)
     assert batch.ids.shape == batch.targets.shape == (5, 7)
@@ -47,6 +47,9 @@ def test_the_target_of_a_token_is_the_next_token() -> None:
     sequences = {tuple(tokens[i : i + 8].tolist()) for i in range(93)}
     for ids, targets in zip(batch.ids.tolist(), batch.targets.tolist(), strict=True):
         assert (*ids, targets[-1]) in sequences and ids[1:] == targets[:-1]
+    assert Windows(np.arange(5), 4, 1, seed=0).batch(7).ids.tolist() == [[0, 1, 2, 3]]
+    with pytest.raises(TinyLMError, match="4 tokens are too few for a window of 4"):
+        Windows(np.arange(4), 4, 1, seed=0)
 
 
 def test_epochs_and_seeds_differ_in_offset_and_order() -> None:
@@ -78,21 +81,11 @@ def test_batches_of_a_text_beyond_memory_are_found_by_their_number() -> None:
     assert sum(batch.n_targets for batch in evaluation_batches(tokens, 64, 8, max_tokens=64_000)) == 64_000 - 1
 
 
-def test_a_text_of_context_plus_one_tokens_has_a_window_and_a_shorter_one_is_refused() -> None:
-    assert Windows(np.arange(5), 4, 1, seed=0).batch(7).ids.tolist() == [[0, 1, 2, 3]]
-    with pytest.raises(TinyLMError, match="4 tokens are too few for a window of 4"):
-        Windows(np.arange(4), 4, 1, seed=0)
-
-
-@st.composite
-def evaluations(draw: st.DrawFn) -> tuple[int, int, int | None, int]:
-    context = draw(st.integers(1, 12))
-    return draw(st.integers(2, 60)), context, draw(st.none() | st.integers(1, context)), draw(st.integers(1, 9))
-
-
-@given(evaluations())
-def test_every_token_but_the_first_is_scored_once(evaluation: tuple[int, int, int | None, int]) -> None:
-    length, context, stride, batch_size = evaluation
+@given(st.integers(2, 60), st.integers(1, 12), st.none() | st.integers(1, 12), st.integers(1, 9))
+def test_every_token_but_the_first_is_scored_once(
+    length: int, context: int, stride: int | None, batch_size: int
+) -> None:
+    stride = stride and min(stride, context)
     tokens = np.arange(length, dtype=np.uint8)
     scored: Counter[int] = Counter()
     for batch in evaluation_batches(tokens, context, batch_size, stride):
@@ -122,7 +115,9 @@ def test_a_limited_evaluation_uses_the_same_evenly_spaced_windows() -> None:
 
 
 @given(st.integers(1, 20), st.integers(1, 25), st.booleans())
-def test_micro_batches_contain_the_batch_in_order(size: int, rows: int, masked: bool) -> None:
+def test_micro_batches_contain_the_batch_in_order_and_all_tensors_move_to_a_device(
+    size: int, rows: int, masked: bool
+) -> None:
     ids = torch.arange(size * 3).reshape(size, 3)
     batch = Batch(ids, ids + 1, ids % 2 == 0 if masked else None)
     parts = list(batch.split(rows))
@@ -133,13 +128,8 @@ def test_micro_batches_contain_the_batch_in_order(size: int, rows: int, masked: 
     assert batch.n_targets == (int((ids % 2 == 0).sum()) if masked else size * 3)
     if batch.mask is not None:
         assert torch.equal(torch.cat([part.mask for part in parts if part.mask is not None]), batch.mask)
-
-
-def test_all_tensors_of_a_batch_move_to_a_device() -> None:
-    ids = torch.arange(6).reshape(2, 3)
-    moved = Batch(ids, ids + 1, ids > 2).to(torch.device("meta"))
-    assert moved.mask is not None and moved.ids.is_meta and moved.targets.is_meta and moved.mask.is_meta
-    assert Batch(ids, ids + 1).to(torch.device("meta")).mask is None
+    moved = batch.to(torch.device("meta"))
+    assert moved.ids.is_meta and moved.targets.is_meta and (moved.mask.is_meta if masked else moved.mask is None)
 
 
 MASK, V = 50, 51
@@ -147,6 +137,7 @@ TOKENS = np.random.default_rng(0).integers(1, MASK, 3000).astype(np.uint8)
 
 
 def test_15_percent_are_targets_of_which_80_percent_are_masked_and_10_percent_random() -> None:
+    """There is always a target."""
     inputs, selected = mask_tokens(np.full(400_000, 7), np.random.default_rng(1), MASK, V)
     assert selected.mean() == pytest.approx(0.15, abs=0.003)
     replaced = inputs[selected]
@@ -155,9 +146,6 @@ def test_15_percent_are_targets_of_which_80_percent_are_masked_and_10_percent_ra
     others = np.bincount(replaced[(replaced != MASK) & (replaced != 7)], minlength=V)
     assert (others[np.arange(V) != 7][:-1] > 50).all()  # about 117 of each other token
     assert (inputs[~selected] == 7).all()
-
-
-def test_there_is_always_a_target() -> None:
     for seed in range(50):
         assert mask_tokens(np.array([[3]]), np.random.default_rng(seed), MASK, V)[1].all()
 
@@ -227,17 +215,16 @@ def tokens_of(pairs: list[tuple[str, str]], tmp_path: Path) -> PairTokens:
     return PairTokens(encode_stream(write_pairs(tmp_path / "p.tsv", tsv(pairs)).stream(), TOKENIZER), END_ID)
 
 
-def test_encoded_pairs_decode_to_their_texts(tmp_path: Path) -> None:
+def test_encoded_pairs_decode_to_their_texts_and_have_end_of_text_ids_after_sources_and_around_targets(
+    tmp_path: Path,
+) -> None:
     pairs = tokens_of(PAIRS, tmp_path)
     assert [(TOKENIZER.decode(pairs.source(i)), TOKENIZER.decode(pairs.target(i))) for i in range(len(pairs))] == PAIRS
     assert pairs.lengths.tolist() == [[3, 2], [1, 3], [3, 1], [4, 4]]
     assert (pairs.fitting(4).tolist(), pairs.fitting(5).tolist()) == ([0, 1, 2], [0, 1, 2, 3])
     with pytest.raises(TinyLMError, match="not pairs"):
         PairTokens(np.array([1, END_ID, 2, END_ID, 3]), END_ID)
-
-
-def test_a_batch_has_end_of_text_ids_after_sources_and_around_targets(tmp_path: Path) -> None:
-    batch = tokens_of(PAIRS, tmp_path).batch([0, 1])
+    batch = pairs.batch([0, 1])
     a, b, c, d, f, g, h, i, j = (int(TOKENIZER.encode(letter)[0]) for letter in "abcdfghij")
     assert batch.source is not None and batch.source_lengths is not None and batch.mask is not None
     assert batch.source.tolist() == [[a, b, c, END_ID], [d, END_ID, END_ID, END_ID]]

@@ -67,6 +67,27 @@ LAYOUTS = (
     {"output": "Hi!", "instruction": "Hello", "input": None},
     {"prompt": "Hello", "completion": "Hi!"},
 )
+CHATS = (
+    '{"messages": [{"role": "user", "content": "a"}]}',
+    '{"id": 3, "tags": ["a", {"b": 1}], "messages": []}',
+    '{"completion": "b", "prompt": "a"}',
+    '[\n {"prompt": "a", "completion": "b"}]',
+    # Cut off after the part of a file that is looked at.
+    '{"messages": [{"role": "us',
+    '{"prompt": "a',
+    '{"instruction": "a", "input": "b',
+)
+OTHERS = (
+    '{"text": "a"}',
+    '{"text": "a", "messages": []}',
+    '{"prompt": "a", "answer": "b"}',
+    '{"output": "a", "input": "b"}',
+    '["messages"]',
+    "The messages, the prompt and the completion.",
+    '{"source": "a',
+    '{"data": {"messages": []}}',
+    "",
+)
 
 
 def test_each_layout_gives_the_same_conversation_and_is_detected_by_its_keys() -> None:
@@ -189,29 +210,6 @@ def encoded(split: SplitCorpus, kind: str = "char") -> tuple[Tokenizer, ChatToke
     tokenizer = choose_tokenizer(split, kind, 300 if kind == "bpe" else None)
     tokens, data = encode_split(split, tokenizer)
     return tokenizer, ChatTokens(tokens.train), ChatTokens(tokens.val), data
-
-
-CHATS = (
-    '{"messages": [{"role": "user", "content": "a"}]}',
-    '{"id": 3, "tags": ["a", {"b": 1}], "messages": []}',
-    '{"completion": "b", "prompt": "a"}',
-    '[\n {"prompt": "a", "completion": "b"}]',
-    # Cut off after the part of a file that is looked at.
-    '{"messages": [{"role": "us',
-    '{"prompt": "a',
-    '{"instruction": "a", "input": "b',
-)
-OTHERS = (
-    '{"text": "a"}',
-    '{"text": "a", "messages": []}',
-    '{"prompt": "a", "answer": "b"}',
-    '{"output": "a", "input": "b"}',
-    '["messages"]',
-    "The messages, the prompt and the completion.",
-    '{"source": "a',
-    '{"data": {"messages": []}}',
-    "",
-)
 
 
 def test_documents_have_neither_special_tokens_nor_unknown_characters_and_the_alphabet_is_theirs(

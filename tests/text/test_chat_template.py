@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -158,16 +159,15 @@ NOT_TEMPLATES = {
 }
 
 
-def test_what_cannot_be_compiled_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_compiled_and_reasons_are_one_line_of_printable_characters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(chat_template, "SECONDS", 0.4)
     for source, words in NOT_TEMPLATES.items():
         with pytest.raises(TinyLMError) as info:
             ChatTemplate(source).render(CONVERSATION)
         assert words in str(info.value), source[:40]
         assert str(info.value).isprintable(), source[:40]
-
-
-def test_reasons_are_one_line_of_printable_characters() -> None:
     template = ChatTemplate("{{ raise_exception('a\\nb \\u001b[31m\\u202e' ~ messages[0].content) }}")
     with pytest.raises(UsageError) as refused:
         template.render([{"role": "user", "content": "\x07" + "c" * 999}])
@@ -284,7 +284,9 @@ for act in (lambda: open("/etc/passwd"), lambda: open("new", "w"), socket.socket
     assert done.stdout.split() == ["[]", "{}", *[str(errno.EMFILE)] * 4]
 
 
-def test_the_process_starts_with_the_first_rendering_and_ends_with_the_template() -> None:
+def test_the_process_starts_with_the_first_rendering_and_ends_with_the_template_or_an_interruption(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     template = ChatTemplate(CHATML)
     assert template._process is None
     first = template.render(CONVERSATION)
@@ -297,18 +299,13 @@ def test_the_process_starts_with_the_first_rendering_and_ends_with_the_template(
     del template
     gc.collect()
     assert child.returncode is not None
-
-
-def test_a_rendering_that_was_interrupted_does_not_answer_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(timer: threading.Timer) -> None:
-        raise KeyboardInterrupt
-
     template = ChatTemplate("{{ messages[0].content }}")
-    assert template.render([{"role": "user", "content": "a"}]) == "a"
+    a, b = ([{"role": "user", "content": content}] for content in "ab")
+    assert template.render(a) == "a"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(threading.Timer, "start", interrupt)
-        template.render([{"role": "user", "content": "a"}])
-    assert template.render([{"role": "user", "content": "b"}]) == "b"
+        patch.setattr(threading.Timer, "start", Mock(side_effect=KeyboardInterrupt))
+        template.render(a)
+    assert template.render(b) == "b"  # the interrupted rendering does not answer
 
 
 PARENT = """
@@ -364,16 +361,13 @@ def test_a_batch_with_a_hostile_rendering_gives_the_others_and_one_error(monkeyp
         ChatTemplate(LONG + LOOP + "{{ b }}" + END).render(CONVERSATION)
 
 
-def test_deeply_nested_data_are_an_error() -> None:
+def test_data_have_any_names_and_are_an_error_if_they_are_deeply_nested() -> None:
+    data = {"role": "user", "content": "a", "__class__": 3, "number": 6**999, "keys": "4"}
+    source = "{% set m = messages[0] %}{{ m['__class__'] }}{{ m['keys'] }}{{ m.keys() | list | length }}"
+    assert ChatTemplate(source).render([data]) == "345"
+    assert json.loads(ChatTemplate("{{ messages | tojson }}").render([data])) == [data]
     value: Any = "x"
     for _ in range(10_000):
         value = [value]
     with pytest.raises(UsageError, match="nested too deeply"):
         ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "a", "extra": value}])
-
-
-def test_data_with_the_names_of_methods_and_attributes_are_data() -> None:
-    data = {"role": "user", "content": "a", "__class__": 3, "number": 6**999, "keys": "4"}
-    source = "{% set m = messages[0] %}{{ m['__class__'] }}{{ m['keys'] }}{{ m.keys() | list | length }}"
-    assert ChatTemplate(source).render([data]) == "345"
-    assert json.loads(ChatTemplate("{{ messages | tojson }}").render([data])) == [data]

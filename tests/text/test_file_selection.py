@@ -2,6 +2,7 @@
 
 import codecs
 import gzip
+import itertools
 import json
 import os
 import random
@@ -14,23 +15,12 @@ from hypothesis import strategies as st
 
 from tests.text.corpora import read_documents, require_errors, write_file
 from tinylm.errors import UsageError
-from tinylm.text.corpus import Corpus, find_corpus
+from tinylm.text import format_detection
+from tinylm.text.corpus import find_corpus
 from tinylm.text.file_selection import describe_skipped
-from tinylm.text.format_detection import (
-    HEAD_BYTES,
-    binary_format,
-    is_json,
-    is_list,
-    is_single_json_object,
-    is_text,
-    other_encoding,
-)
+from tinylm.text.format_detection import HEAD_BYTES, is_json, is_list, is_text, other_encoding
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
-
-
-def find_in(folder: Path, **settings: str) -> Corpus:
-    return find_corpus([str(folder)], **settings)
 
 
 def test_a_folder_is_read_in_sorted_order_and_skipped_files_are_listed_by_reason(tmp_path: Path) -> None:
@@ -53,7 +43,7 @@ def test_a_folder_is_read_in_sorted_order_and_skipped_files_are_listed_by_reason
     (folder / "loop").symlink_to(folder)
     if hasattr(os, "mkfifo"):
         os.mkfifo(folder / "pipe")
-    corpus = find_in(folder)
+    corpus = find_corpus([str(folder)])
     assert read_documents(folder) == [*texts.values(), "L1", "L2"]
     expected = {
         "binary": {"0.png", "1.png", "2.png", "3.png", "4.png", "zeros.bin", "a.tar.gz"},
@@ -92,7 +82,7 @@ def test_a_folder_of_thousands_of_files_is_read_with_few_open_at_a_time(tmp_path
     assert found == documents * 429
 
 
-def test_an_error_about_text_in_another_encoding_suggests_that_encoding(tmp_path: Path) -> None:
+def test_an_error_about_a_named_file_gives_its_type_or_suggests_its_encoding(tmp_path: Path) -> None:
     write_file(tmp_path / "texts" / "a.txt", "A" * 10_000)
     file = tmp_path / "texts" / "b.txt"
     for text, encoding, suggested in (
@@ -105,14 +95,11 @@ def test_an_error_about_text_in_another_encoding_suggests_that_encoding(tmp_path
         write_file(file, text.encode(encoding))
         for path in (file, tmp_path / "texts"):
             with pytest.raises(UsageError, match=rf"{re.escape(str(file))} is .*`encoding.*\b{suggested}\b"):
-                find_in(path)
+                find_corpus([str(path)])
         assert read_documents(file, encoding=suggested) == [text]
     write_file(file, "größer ".encode() + b"\xff" + "für".encode())
     with pytest.raises(UsageError, match=rf"{re.escape(str(file))} is not valid UTF-8 \(byte 0xFF at offset 9\)"):
         read_documents(tmp_path / "texts")
-
-
-def test_an_error_about_a_named_binary_file_gives_its_type(tmp_path: Path) -> None:
     png = write_file(tmp_path / "x.png", PNG)
     unknown = write_file(tmp_path / "x.bin", b"\xfe\0\x01\x02" * 100)
     advice = "If it is text in another encoding, name it with `encoding`; leave binary files out"
@@ -138,7 +125,10 @@ def test_a_pattern_is_expanded_in_sorted_order_unless_a_file_has_that_name(tmp_p
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in ("one", "two"))
 
 
-def test_json_in_a_file_of_another_suffix_is_refused_unless_the_format_is_given(tmp_path: Path) -> None:
+def test_json_in_a_file_of_another_suffix_or_a_single_object_is_refused_unless_the_format_is_given(
+    tmp_path: Path,
+) -> None:
+    """An unknown format is refused."""
     contents = (LINES, json.dumps([{"text": "one"}]), '{"text": "' + "x" * 20_000 + '"}\n')
     for name in ("data.txt", "part-00000", "data.log"):
         for content in contents:
@@ -155,9 +145,6 @@ def test_json_in_a_file_of_another_suffix_is_refused_unless_the_format_is_given(
     write_file(tmp_path / "code" / "part-00000", LINES)
     with pytest.raises(UsageError, match="part-00000 contains JSON"):
         read_documents(tmp_path / "code")
-
-
-def test_a_single_json_object_and_an_unknown_format_are_refused(tmp_path: Path) -> None:
     text = '{\n  "text": "one"\n}\n'
     file = write_file(tmp_path / "a.json", text)
     formats = r"`format` is '.*'; it must be one of: auto, text, jsonl, lines, pairs, chat\."
@@ -178,15 +165,12 @@ PROSE = (ENGLISH, GERMAN, RUSSIAN, JAPANESE, CHINESE)
 ASCII_BASED = ("latin-1", "cp1252", "ascii", "gb18030", "shift_jis")
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
-def test_text_in_its_encoding_is_text_without_another_suggestion(encoding: str) -> None:
-    for text in (*PROSE, "x", "\n", "\x1b[31mred\x1b[0m\f\n"):
+def test_text_is_recognised_in_its_encoding_and_in_another_than_the_expected_one() -> None:
+    """UTF-8 in an expected encoding would be mojibake; text that is valid in two keeps the expected one."""
+    short = ("x", "\n", "\x1b[31mred\x1b[0m\f\n")
+    for text, encoding in itertools.product((*PROSE, *short), ("utf-8", "utf-16", "utf-32")):
         data = text.encode(encoding)[:HEAD_BYTES]
-        assert is_text(data, encoding), text
-        assert other_encoding(data, encoding) is None, text
-
-
-def test_text_in_another_encoding_than_utf_8_is_recognised() -> None:
+        assert is_text(data, encoding) and other_encoding(data, encoding) is None, (text, encoding)
     national = "cp1251, gb18030 or shift_jis"
     rows = [
         (ENGLISH, "cp1252", "cp1252"),
@@ -200,15 +184,8 @@ def test_text_in_another_encoding_than_utf_8_is_recognised() -> None:
     ]
     found = [other_encoding(text.encode(encoding)[:HEAD_BYTES], "utf-8") for text, encoding, _ in rows]
     assert found == [suggested for *_, suggested in rows]
-
-
-def test_utf_8_is_recognised_when_another_encoding_is_expected() -> None:
-    """Otherwise it would be decoded as mojibake without an error."""
     for encoding in (*ASCII_BASED, "utf-16", "utf-32-be"):
         assert [other_encoding(text.encode()[:HEAD_BYTES], encoding) for text in PROSE] == ["utf-8"] * 5, encoding
-
-
-def test_text_that_is_valid_in_two_encodings_keeps_the_expected_one() -> None:
     plain = [("plain words\n" * 99, encoding) for encoding in ASCII_BASED]
     for text, encoding in (*plain, ("联通", "gbk"), ("Ã©", "latin-1")):  # words that are valid UTF-8 by chance
         assert other_encoding(text.encode(encoding), encoding) is None, encoding
@@ -230,15 +207,14 @@ def test_a_byte_order_mark_names_the_encoding() -> None:
 
 
 @given(st.integers(0, 2**32), st.booleans())
-def test_random_bytes_are_not_text_in_another_encoding(seed: int, zeros: bool) -> None:
+def test_random_bytes_16_bit_numbers_and_utf_8_with_an_invalid_byte_are_not_another_encoding(
+    seed: int, zeros: bool
+) -> None:
     noise = random.Random(seed).randbytes(1000)
     noise = noise if zeros else noise.replace(b"\0", b"\x80")
     assert other_encoding(noise, "utf-8") is None
     assert not is_text(noise, "utf-8") and not is_text(noise, "latin-1")
-
-
-def test_16_bit_numbers_and_utf_8_with_an_invalid_byte_are_not_another_encoding() -> None:
-    rng = random.Random(0)
+    rng = random.Random(seed)
     for numbers in (range(200), (rng.randrange(300) for _ in range(500)), (rng.gauss(200, 20) for _ in range(500))):
         assert other_encoding(b"".join(int(number).to_bytes(2, "little") for number in numbers), "utf-8") is None
     damaged = GERMAN.encode()[:100] + b"\xff" + GERMAN.encode()[100:]
@@ -257,7 +233,7 @@ def test_known_binary_formats_are_not_text_in_any_encoding() -> None:
         b"a.txt".ljust(257, b"\0") + b"ustar\x0000": "a tar archive",
         b"PAR1\x15\x04": "a Parquet file",
     }
-    assert {head: binary_format(head) for head in names} == names
+    assert {head: format_detection.binary_format(head) for head in names} == names
     for head in names:
         for encoding in ("utf-8", "latin-1"):
             assert not is_text(head, encoding) and other_encoding(head, encoding) is None, head
@@ -271,7 +247,7 @@ def test_json_and_a_single_object_are_detected() -> None:
     assert [text for text in records if not is_json(text)] + [text for text in others if is_json(text)] == []
     single = ('{\n  "name": "x"\n}', '{"name":\n "x"}')
     others = ('{"text": "a"}\n{"text": "b"}\n', '{"text": "a"}', '{"text": "cut off here', '[\n{"text": "a"}]')
-    assert [is_single_json_object(text) for text in (*single, *others)] == [True] * 2 + [False] * 4
+    assert [format_detection.is_single_json_object(text) for text in (*single, *others)] == [True] * 2 + [False] * 4
 
 
 NAMES = "Ada\nTom\nNell van Hask\nJonas\nBess\n" * 8

@@ -74,8 +74,7 @@ def test_an_error_about_an_incomplete_stream_names_the_file(suffix: str, folder:
 @every_suffix
 def test_decompressing_many_zeros_takes_little_memory(suffix: str, tmp_path: Path) -> None:
     """100 MB in three streams, which are 1,000 (gzip) to 700,000 times (bzip2) smaller."""
-    path = tmp_path / f"a{suffix}"
-    path.write_bytes(COMPRESSORS[suffix](bytes(1 << 25)) * 3)
+    path = write_file(tmp_path / f"a{suffix}", COMPRESSORS[suffix](bytes(1 << 25)) * 3)
     total = 0
     tracemalloc.start()
     try:
@@ -85,15 +84,13 @@ def test_decompressing_many_zeros_takes_little_memory(suffix: str, tmp_path: Pat
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert total == 3 << 25
-    assert peak < 1 << 26
+    assert total == 3 << 25 and peak < 1 << 26
 
 
 def test_progress_counts_the_bytes_read_from_the_disk(tmp_path: Path) -> None:
     text = b"".join(bytes([i % 251, i // 251 % 251]) for i in range(CHUNK_BYTES // 4))
     for suffix, compress in {"": bytes, **COMPRESSORS}.items():
-        path = tmp_path / f"a{suffix}"
-        path.write_bytes(compress(text))
+        path = write_file(tmp_path / f"a{suffix}", compress(text))
         progress: list[int] = []
         assert b"".join(decompressed_chunks(path, progress.append)) == text and min(progress) >= 0
         assert 0.9 * path.stat().st_size <= sum(progress) <= path.stat().st_size
@@ -217,9 +214,10 @@ def test_lines_end_only_at_line_feeds_in_any_chunks(text: str, positions: list[i
     assert list(numbered_lines(iter(chunks_of(text, positions)), "a")) == expected
 
 
-def test_an_invalid_element_or_line_is_reported_with_its_number(
+def test_invalid_elements_lines_and_lone_surrogates_are_reported_with_their_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """UTF-7 is read to its end."""
     elements = ("[" * 100_000, "1" * 5000, "{", "nul", '"\\ud800"')
     require_errors(
         lambda element: list(find_corpus([str(write_file(tmp_path / "a.json", f'["fine", {element}]'))]).stream()),
@@ -234,9 +232,6 @@ def test_an_invalid_element_or_line_is_reported_with_its_number(
     words = r"^here: invalid JSON \(.*\); each line must be one JSON object\.$"
     require_errors(parse_json_line, [("{", "here", words)])
     assert parse_json_line('{"prompt": "x"}', "here") == {"prompt": "x"}
-
-
-def test_utf_7_is_read_to_its_end_and_a_lone_surrogate_in_it_is_an_error(tmp_path: Path) -> None:
     file = write_file(tmp_path / "a.txt", b"hello +AOk")
     assert documents_of(find_corpus([str(file)], encoding="utf-7").stream()) == ["hello é"]
     write_file(file, b"hello +2AA- you")

@@ -146,7 +146,7 @@ CALLS = [*messages(("user", "weather?")), CALL, *messages(("tool", "sunny"), ("a
 TOOLS = ({"type": "function", "function": {"name": "weather"}},)
 
 
-def test_calls_of_tools_are_scored_where_the_template_writes_them() -> None:
+def test_calls_and_tools_are_scored_where_the_template_writes_them_and_else_refused() -> None:
     text, spans = chat(WITH_TOOLS).render(Conversation(tuple(CALLS), TOOLS))
     (expected,), _ = render_jinja_template([CALLS], chat_template=WITH_TOOLS, tools=list(TOOLS))
     assert text == expected
@@ -154,9 +154,6 @@ def test_calls_of_tools_are_scored_where_the_template_writes_them() -> None:
         '<call>{"name": "w"}</call><|im_end|>',
         "It is sunny.<|im_end|>",
     ]
-
-
-def test_calls_and_tools_that_the_template_does_not_write_are_refused() -> None:
     last_call = WITH_TOOLS.replace("m.tool_calls or []", "(m.tool_calls or [])[-1:]")
     two_calls = [CALLS[0], {**CALL, "tool_calls": CALL["tool_calls"] * 2}]
     rows = [

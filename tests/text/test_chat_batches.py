@@ -30,7 +30,7 @@ B = [(5, False), (6, True)]
 C = [(7, False), (8, False), (9, True)]
 
 
-def test_packed_rows_hold_several_conversations_with_numbers() -> None:
+def test_packed_rows_hold_several_conversations_and_single_ones_are_padded() -> None:
     rows = ChatRows(chat_tokens(A, B, C), context=4, packed=True)
     assert rows.width == 4 and [row.tolist() for row in rows.rows] == [[0, 1], [2]]
     batch = rows.batch([0, 1])
@@ -40,9 +40,6 @@ def test_packed_rows_hold_several_conversations_with_numbers() -> None:
     assert batch.mask.int().tolist() == [[0, 1, 1, 1], [0, 1, 0, 0]]
     assert batch.segments.tolist() == [[1, 1, 1, 2], [1, 1, 0, 0]]
     assert (batch.n_targets, batch.n_tokens, rows.n_tokens) == (4, 6, 6)
-
-
-def test_single_rows_are_padded_to_the_longest_of_the_batch() -> None:
     batch = ChatRows(chat_tokens(A, B, C), context=8, packed=False).batch([1, 2])
     assert batch.ids.tolist() == [[5, 0], [7, 8]]
     assert batch.mask is not None and batch.lengths is not None and batch.segments is None
@@ -50,11 +47,12 @@ def test_single_rows_are_padded_to_the_longest_of_the_batch() -> None:
     assert (batch.n_targets, batch.n_tokens, [len(part) for part in batch.split(1)]) == (2, 3, [1, 1])
 
 
-def test_a_long_conversation_is_cut_and_one_that_loses_its_answer_is_left_out() -> None:
+def test_a_long_conversation_is_cut_and_without_a_usable_answer_it_is_left_out_or_an_error() -> None:
+    """The number belongs to a conversation with an answer, not to a shorter one without."""
     late = [(1, False)] * 5 + [(2, True)]
-    rows = ChatRows(chat_tokens(A, late), context=2, packed=True)
-    batch = rows.batch([0])
-    assert len(rows) == 1 and batch.ids.tolist() == [[1, 2]]
+    cut = ChatRows(chat_tokens(A, late), context=2, packed=True)
+    batch = cut.batch([0])
+    assert len(cut) == 1 and batch.ids.tolist() == [[1, 2]]
     assert batch.mask is not None and batch.targets[batch.mask].tolist() == [3]
     tokens = chat_tokens(A, late, [(1, False), (2, False)])
     assert describe_left_out(tokens, 2, "training") == [
@@ -64,16 +62,12 @@ def test_a_long_conversation_is_cut_and_one_that_loses_its_answer_is_left_out() 
     ]
     assert describe_left_out(chat_tokens(A, B), 3, "training") == []
     require_usable(tokens, 2, "training")
-
-
-def test_conversations_without_a_usable_answer_are_an_error() -> None:
-    """The number belongs to a conversation with an answer, not to a shorter one without."""
     unscored = [(1, False), (2, False)]
     answered = [(i, False) for i in range(5)], [(i, False) for i in range(4)]
     rows = [
         ((unscored, [(3, True)]), 8, "Nothing is scored in the training conversations"),
         ((unscored, *([*question, (7, True)] for question in answered)), 3, "scored token comes after 4 others"),
-        ((A, [(1, False)] * 5 + [(2, True)]), 1, "No training conversation .* within the context of 1"),
+        ((A, late), 1, "No training conversation .* within the context of 1"),
     ]
     require_errors(lambda given, context: require_usable(chat_tokens(*given), context, "training"), rows)
 

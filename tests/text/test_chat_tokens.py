@@ -78,7 +78,7 @@ def test_special_tokens_are_recognised_as_the_library_does_and_elsewhere_are_tex
     assert len(plain) > 1 and tokenizer.decode(plain) == "<|im_start|>"
 
 
-def test_several_conversations_are_found_in_one_array() -> None:
+def test_several_conversations_are_found_in_one_array_and_damaged_codes_are_errors() -> None:
     examples = [
         ScoredText("Hello<|im_end|>", [range(2, 15)]),
         ScoredText("abc", []),
@@ -97,9 +97,6 @@ def test_several_conversations_are_found_in_one_array() -> None:
     assert (tokens.usable(1).tolist(), tokens.inputs(4).tolist()) == ([3], [4, 2, 0, 1])
     assert tokens.tokens(0)[1].tolist() == [False, False, True, True, True, True]
     assert [len(ChatTokens(codes[:0])), ChatTokens(codes[:0]).unscored] == [0, 0]
-
-
-def test_codes_that_do_not_begin_with_a_conversation_and_characters_without_an_id_are_errors() -> None:
     with pytest.raises(UsageError, match="Unknown characters: 'ß'"):
         TOKENIZERS["char"].encode_with_special("<|im_start|>ß")
     with pytest.raises(TinyLMError, match="damaged"):

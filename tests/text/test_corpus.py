@@ -23,10 +23,15 @@ from tinylm.text.corpus import Corpus, find_corpus, rechunk, scan_stream, slice_
 BOM = "\ufeff"
 
 
-def test_a_file_is_read_in_its_encoding_with_its_line_ends(tmp_path: Path) -> None:
+def test_a_file_is_read_in_its_encoding_with_its_line_ends_also_if_a_character_is_in_two_chunks(tmp_path: Path) -> None:
     text = "Größe\r\nline\rend\n\n  ünd é\n"
     for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "cp1252"):
         assert read_documents(write_file(tmp_path / "a.txt", text.encode(encoding)), encoding=encoding) == [text]
+    for shift in (-3, -2, -1, 0):
+        text = "a" * (CHUNK_BYTES + shift) + "漢👩é" * 3
+        file = write_file(tmp_path / "a.txt", text)
+        assert read_documents(file) == [text]
+        assert max(map(len, filter(None, find_corpus([str(file)]).stream()))) <= CHUNK_BYTES + 1
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16"])
@@ -37,18 +42,8 @@ def test_a_byte_order_mark_is_removed_only_at_the_start(encoding: str, tmp_path:
     assert read_documents(write_file(tmp_path / "b.txt", BOM.encode(encoding)), encoding=encoding) == []
     first = "a" * (CHUNK_BYTES - 3 if encoding == "utf-8" else CHUNK_BYTES // 2 - 1)  # with the mark: one chunk
     assert len(f"{mark}{first}".encode(encoding)) == CHUNK_BYTES
-    later = first + BOM + "b"
-    assert read_documents(write_file(tmp_path / "c.txt", f"{mark}{later}".encode(encoding)), encoding=encoding) == [
-        later
-    ]
-
-
-def test_a_character_across_two_chunks_is_decoded(tmp_path: Path) -> None:
-    for shift in (-3, -2, -1, 0):
-        text = "a" * (CHUNK_BYTES + shift) + "漢👩é" * 3
-        file = write_file(tmp_path / "a.txt", text)
-        assert read_documents(file) == [text]
-        assert max(map(len, filter(None, find_corpus([str(file)]).stream()))) <= CHUNK_BYTES + 1
+    file = write_file(tmp_path / "c.txt", f"{mark}{first}{BOM}b".encode(encoding))
+    assert read_documents(file, encoding=encoding) == [f"{first}{BOM}b"]
 
 
 def reported_offset(file: Path, encoding: str = "utf-8") -> int:
@@ -88,29 +83,28 @@ def test_an_unknown_encoding_is_refused(tmp_path: Path) -> None:
     require_errors(lambda name: find_corpus([file], encoding=name), [(name, words) for name in names])
 
 
-def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_text_a_missing_path_or_a_pipe_which_can_be_read_only_once_is_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
-    for name in ("", "a.bin", ".x"):
-        if name:
-            write_file(tmp_path / "corpus" / name, b"\0")
-        with pytest.raises(UsageError, match=r"older .*corpus contains no text files( \(skipped: 1 |; name another)"):
-            read_documents(tmp_path / "corpus")
-        if name:
-            (tmp_path / "corpus" / name).unlink()
-
-
-def test_a_missing_path_is_refused_and_a_pipe_because_it_can_be_read_only_once(tmp_path: Path) -> None:
-    rows = [(tmp_path / "absent.txt", r"no file or folder '.*absent\.txt'")]
+    write_file(tmp_path / "binary" / "a.bin", b"\0")
+    write_file(tmp_path / "hidden" / ".x", b"\0")
+    skipped = {"corpus": "; name another", "binary": r" \(skipped: 1 ", "hidden": r" \(skipped: 1 "}
+    rows = [(tmp_path / name, f"older .*{name} contains no text files{words}") for name, words in skipped.items()]
+    rows += [(tmp_path / "absent.txt", r"no file or folder '.*absent\.txt'")]
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
         rows.append((tmp_path / "pipe", r"pipe is a pipe or a device, which cannot be read twice"))
     require_errors(read_documents, rows)
 
 
-def test_named_files_are_read_in_the_order_given_even_if_hidden_or_with_nuls(tmp_path: Path) -> None:
+def test_named_files_are_read_in_the_order_given_even_if_hidden_or_with_nuls_unless_they_have_no_text(
+    tmp_path: Path,
+) -> None:
     one, two, hidden = (write_file(tmp_path / name, name) for name in ("z.txt", "a.txt", ".hidden"))
     assert read_documents(one, hidden, two) == ["z.txt", ".hidden", "a.txt"]
     assert read_documents(write_file(tmp_path / "zeros", b"a\0b")) == ["a\0b"]
+    files = [write_file(tmp_path / f"{i}.txt", text) for i, text in enumerate(["", "a", "", "", "b", BOM, "c", ""])]
+    assert list(find_corpus(map(str, files)).stream()) == ["a", None, "b", None, "c"]
+    assert list(Corpus(("x",), tuple(files[:1])).stream()) == []
 
 
 def test_each_line_of_jsonl_is_a_document(tmp_path: Path) -> None:
@@ -152,12 +146,6 @@ def test_standard_input_is_copied_so_that_it_can_be_read_twice(tmp_path: Path, m
         (b"abc", file / "spool", r"Cannot copy standard input to .*Not a directory"),
     ]
     require_errors(piped, rows, TinyLMError)
-
-
-def test_documents_without_text_are_skipped_with_their_separators(tmp_path: Path) -> None:
-    files = [write_file(tmp_path / f"{i}.txt", text) for i, text in enumerate(["", "a", "", "", "b", BOM, "c", ""])]
-    assert list(find_corpus(map(str, files)).stream()) == ["a", None, "b", None, "c"]
-    assert list(Corpus(("x",), tuple(files[:1])).stream()) == []
 
 
 documents = st.lists(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4), max_size=5)

@@ -115,7 +115,9 @@ def test_columns_are_conversations_or_pairs(tmp_path: Path) -> None:
     assert documents_of(find_corpus([str(file)], corpus_type=PairCorpus).stream()) == ["abc", "ij", "d", "hgf"]
 
 
-def test_a_column_without_texts_and_a_damaged_file_are_errors_that_name_it(tmp_path: Path) -> None:
+def test_a_column_without_texts_a_damaged_file_and_no_pyarrow_are_errors_that_name_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "a.parquet"
     columns = ([1, 2], [b"bytes", b"x"], [["a"], ["b"]], [{"a": "b"}, {"a": "c"}])
     rows = [({"text": column}, r"a\.parquet, row 1: the value under 'text' .* not a string") for column in columns]
@@ -131,9 +133,6 @@ def test_a_column_without_texts_and_a_damaged_file_are_errors_that_name_it(tmp_p
         [(content, r"Cannot read .*a\.parquet: .*\. Copy it again") for content in damaged],
     )
     require_errors(read_documents, [(write_file(tmp_path / "a.txt", content), "is a Parquet file, not text")])
-
-
-def test_without_pyarrow_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_parquet(tmp_path / "a.parquet", {"text": DOCUMENTS})
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for path in (file, tmp_path):

@@ -71,13 +71,22 @@ def test_the_default_vocab_size_grows_with_the_text_and_is_doubled_for_pairs(
     assert sizes == [1024, 300, 2048, 4096, 300, 8192]
 
 
-def test_unknown_characters_of_a_given_tokenizer_are_listed(corpus: Path, other: Path, tmp_path: Path) -> None:
+def test_a_given_tokenizer_may_be_a_link_and_its_unknown_characters_are_listed(
+    corpus: Path, other: Path, tmp_path: Path
+) -> None:
+    """The files of the Hugging Face cache are links."""
     file = write_file(tmp_path / "mine.json", train_char("".join(sorted(set(TEXT)))).to_str())
     assert choose_tokenizer(split_of(corpus), str(file), None).sha256 == Tokenizer.load(file).sha256
     with pytest.raises(UsageError) as caught:
         split = split_of(corpus, val=other)
         require_known_characters(split.corpus, split.alphabet, Tokenizer.load(file), f"The tokenizer {file}")
     assert "mine.json has no id for 4 of the text's characters, '!' (U+0021), 'Z' (U+005A), 'b'" in str(caught.value)
+    split = split_of(write_file(tmp_path / "s.txt", "abc " * 50))
+    (tmp_path / "blob").write_text(train_char("abc ").to_str())
+    (tmp_path / "tokenizer.json").symlink_to("blob")
+    assert choose_tokenizer(split, str(tmp_path / "tokenizer.json"), None).kind == "char"
+    with pytest.raises(TinyLMError, match="it is a symbolic link"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
 
 
 def test_invalid_settings_of_the_tokenizer_are_refused(corpus: Path) -> None:
@@ -88,16 +97,6 @@ def test_invalid_settings_of_the_tokenizer_are_refused(corpus: Path) -> None:
         ("bpe", 0, "`vocab_size` is 0"),
     ]
     require_errors(lambda name, vocab_size: choose_tokenizer(split_of(corpus), name, vocab_size), rows)
-
-
-def test_a_link_to_a_tokenizer_is_followed_only_if_the_user_named_it(tmp_path: Path) -> None:
-    """The files of the Hugging Face cache are links."""
-    split = split_of(write_file(tmp_path / "s.txt", "abc " * 50))
-    (tmp_path / "blob").write_text(train_char("abc ").to_str())
-    (tmp_path / "tokenizer.json").symlink_to("blob")
-    assert choose_tokenizer(split, str(tmp_path / "tokenizer.json"), None).kind == "char"
-    with pytest.raises(TinyLMError, match="it is a symbolic link"):
-        Tokenizer.load(tmp_path / "tokenizer.json")
 
 
 @given(st.lists(st.text("ab \n", min_size=1, max_size=40), max_size=8), st.integers(1, 200))
@@ -111,7 +110,7 @@ def test_a_bpe_sample_consists_of_parts_of_the_text_in_order(chunks: list[str], 
         assert "".join(sample) == text
 
 
-def test_a_bpe_sample_is_evenly_spread() -> None:
+def test_a_bpe_sample_is_evenly_spread_also_where_documents_of_every_kind_alternate() -> None:
     text = "".join(f"line {i:04d}\n" for i in range(1000))
     sample = list(sample_for_tokenizer(iter([text[i : i + 100] for i in range(0, len(text), 100)]), 10_000, 2500))
     assert 2000 <= sum(map(len, sample)) <= 3000 and all(part.endswith("\n") for part in sample)
@@ -119,6 +118,13 @@ def test_a_bpe_sample_is_evenly_spread() -> None:
     for characters in (2501, 5000, 100_000):  # one long line is sampled as any other text
         sample = list(sample_for_tokenizer(iter(["x" * characters]), characters, 2500))
         assert 1000 <= sum(map(len, sample)) <= 2500 + 2500 // 16
+    for period in (2, 3, 4, 5):
+        documents = [f"{'abcde'[n % period]} {n:03d}\n" for n in range(600)]
+        stream = chain.from_iterable((document, None) for document in documents)
+        sample = list(sample_for_tokenizer(stream, 6 * 600, 6 * 600 // period))
+        counts = [sum(text.startswith(letter) for text in sample) for letter in "abcde"[:period]]
+        assert min(counts) > 0.5 * sum(counts) / period
+        assert 0.8 * 600 / period <= sum(counts) <= 1.2 * 600 / period
 
 
 def test_a_time_budget_limits_the_text_that_bpe_is_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,13 +141,3 @@ def test_a_time_budget_limits_the_text_that_bpe_is_trained_on(tmp_path: Path, mo
         choose_tokenizer(split, "bpe", None, seconds)
     expected = [split.train_characters * share for share in (1.0, 1.0, 60 * 20_000 / 4e6, 2**18 / 4e6)]
     assert seen == pytest.approx(expected, rel=0.4)
-
-
-def test_a_bpe_sample_has_documents_of_every_kind_where_they_alternate() -> None:
-    for period in (2, 3, 4, 5):
-        documents = [f"{'abcde'[n % period]} {n:03d}\n" for n in range(600)]
-        stream = chain.from_iterable((document, None) for document in documents)
-        sample = list(sample_for_tokenizer(stream, 6 * 600, 6 * 600 // period))
-        counts = [sum(text.startswith(letter) for text in sample) for letter in "abcde"[:period]]
-        assert min(counts) > 0.5 * sum(counts) / period
-        assert 0.8 * 600 / period <= sum(counts) <= 1.2 * 600 / period

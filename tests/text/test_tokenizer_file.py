@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import tokenizers
 
 from tests.forgeries import forged_tokenizers
 from tests.published import PATTERNS, TEXT, published
+from tests.shell import ROOT
 from tinylm.errors import TinyLMError
 from tinylm.process_signals import Interrupted
 from tinylm.text.decoding import decode_after, stream_decoder
@@ -21,7 +23,6 @@ from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
 from tinylm.text.tokenizer_file import validate_tokenizer
 
-REPOSITORY = Path(__file__).parents[2]
 PUBLISHED = published()
 
 
@@ -48,21 +49,16 @@ def test_a_published_tokenizer_loads_and_gives_the_ids_and_text_of_the_library(m
     assert valid["model"]["vocab"] == spec["model"]["vocab"]
 
 
-def load_in_subprocess(files: list[Path]) -> list[str]:
-    """One line of output per file, which says whether it was refused or used."""
-    command = [sys.executable, "-m", "tests.text.test_tokenizer_file", *map(str, files)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, (done.stdout.splitlines()[-1:], done.stderr)
-    assert not done.stderr  # no panic of the library either
-    return done.stdout.splitlines()
-
-
 def test_forged_tokenizers_are_refused_or_used_and_never_crash_hang_or_panic(tmp_path: Path) -> None:
     files = []
     for number, (_, text) in enumerate(itertools.islice(forged_tokenizers(0), 160)):
         files.append(tmp_path / f"{number}.json")
         files[-1].write_text(text, encoding="utf-8")
-    lines = load_in_subprocess(files)
+    command = [sys.executable, "-m", "tests.text.test_tokenizer_file", *map(str, files)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    lines = done.stdout.splitlines()  # one per file, which says whether it was refused or used
+    assert done.returncode == 0, (lines[-1:], done.stderr)
+    assert not done.stderr  # no panic of the library either
     assert len(lines) == len(files) and sum(": refused: " in line for line in lines) > 60
     assert sum(": used, 0 texts failed" in line for line in lines) > 20
 
@@ -74,6 +70,7 @@ TEXTS = (
 
 
 def use(path: Path) -> str:
+    """Run in the other process, which any error but TinyLMError ends."""
     try:
         tokenizer = Tokenizer.load(path)
     except TinyLMError as error:
@@ -105,12 +102,22 @@ def load_error(tmp_path: Path, **changes: Any) -> str:
     return str(caught.value)
 
 
-def test_an_error_names_the_file_the_reason_and_what_to_do(tmp_path: Path) -> None:
+def test_an_error_names_the_file_the_reason_and_what_to_do_short_and_printable_for_any_value(tmp_path: Path) -> None:
+    """A file that is too large is not parsed."""
     message = load_error(tmp_path, normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
     assert message == (
         f"Cannot use {tmp_path / 'tokenizer.json'} as a tokenizer: its normalizer has a step of type 'Precompiled', "
         "which is not supported. Restore the file, or use another tokenizer."
     )
+    for value in ("x" * 10**6, [[0] * 1000] * 1000, {"x": {"x": {"x": {"x": 0}}}}, 10**4000, "\x1b[31m"):
+        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+            message = load_error(tmp_path, **{part: {"type": "Replace", "pattern": value, "content": ""}})
+            assert len(message) < 600 + len(str(tmp_path)) and message.isprintable()
+    file = tmp_path / "large.json"
+    with file.open("wb") as sparse:
+        sparse.truncate((1 << 26) + 1)
+    with pytest.raises(TinyLMError, match="larger than 64 MB"):
+        Tokenizer.load(file)
 
 
 def test_ids_and_scores_that_are_not_small_numbers_are_refused(tmp_path: Path) -> None:
@@ -126,26 +133,11 @@ def test_ids_and_scores_that_are_not_small_numbers_are_refused(tmp_path: Path) -
     assert changed in load_error(tmp_path, added_tokens=[{**special, "id": 9}])
 
 
-def test_an_error_message_is_short_and_printable_for_any_value(tmp_path: Path) -> None:
-    for value in ("x" * 10**6, [[0] * 1000] * 1000, {"x": {"x": {"x": {"x": 0}}}}, 10**4000, "\x1b[31m"):
-        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-            message = load_error(tmp_path, **{part: {"type": "Replace", "pattern": value, "content": ""}})
-            assert len(message) < 600 + len(str(tmp_path)) and message.isprintable()
-
-
 def test_the_dropout_of_a_bpe_model_is_removed_so_that_encoding_is_deterministic(tmp_path: Path) -> None:
     spec = {**PUBLISHED["gpt2"], "model": {**PUBLISHED["gpt2"]["model"], "dropout": 0.9}}
     plain = Tokenizer.load(saved(tmp_path, PUBLISHED["gpt2"])).encode(TEXT).tolist()
     tokenizer = Tokenizer.load(saved(tmp_path, spec))
     assert all(tokenizer.encode(TEXT).tolist() == plain for _ in range(5))
-
-
-def test_a_file_that_is_too_large_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
-    file = tmp_path / "large.json"
-    with file.open("wb") as sparse:
-        sparse.truncate((1 << 26) + 1)
-    with pytest.raises(TinyLMError, match="larger than 64 MB"):
-        Tokenizer.load(file)
 
 
 class PanicException(BaseException):
@@ -154,41 +146,25 @@ class PanicException(BaseException):
     __module__ = "pyo3_runtime"
 
 
-class Panicking:
-    """A library whose methods all raise the given error."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def encode(self, text: str, add_special_tokens: bool) -> Any:
-        raise self.error
-
-    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        raise self.error
-
-
-def test_a_panic_during_encoding_or_decoding_raises_tinylm_error(tmp_path: Path) -> None:
+def test_a_panic_of_the_library_raises_tinylm_error_and_interrupts_and_memory_errors_pass_through(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     tokenizer = Tokenizer.load(saved(tmp_path, PUBLISHED["words"]))
     for error in (PanicException("index out of bounds"), ValueError("x"), OverflowError("y" * 10_000)):
-        tokenizer._library = Panicking(error)
+        tokenizer._library = Mock(**{"encode.side_effect": error, "decode.side_effect": error})
         with pytest.raises(TinyLMError, match=r"cannot encode the text \(.{1,120}\)\. Use another"):
             tokenizer.encode("the cat")
         with pytest.raises(TinyLMError, match=r"cannot decode the tokens \(.{1,120}\)\. Use another"):
             tokenizer.decode([1])
         with pytest.raises(TinyLMError, match="cannot decode"):
             decode_after(tokenizer, [], [1])
-
-
-def test_a_panic_of_the_library_is_caught_and_interrupts_and_memory_errors_pass_through(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
     spec = {**PUBLISHED["words"], "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
     with pytest.raises(TokenizerLibraryError, match="Precompiled"), wrap_library_errors():
         tokenizers.Tokenizer.from_str(json.dumps(spec))
     capfd.readouterr()  # discard the message that the panic printed
-    for error in (KeyboardInterrupt, SystemExit, MemoryError, Interrupted):
-        with pytest.raises(error), wrap_library_errors():
-            raise error
+    for passing in (KeyboardInterrupt, SystemExit, MemoryError, Interrupted):
+        with pytest.raises(passing), wrap_library_errors():
+            raise passing
 
 
 SIMPLE = (r"\s+", r"\d", "[0-9]+", "-", r"\p{P}", r" ?\w+|\n", "a{2,3}b+", r"[^\]\s]+", "x+y*z?", ".", "漢")

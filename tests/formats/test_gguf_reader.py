@@ -52,12 +52,17 @@ def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     torch.testing.assert_close(decoder.logits(decoder(tokens).hidden), expected, atol=TOLERANCE, rtol=0)
 
 
-def test_special_tokens_and_the_chat_template_are_read(tmp_path: Path) -> None:
+def test_special_tokens_the_chat_template_and_llama_3_scaling_are_read(tmp_path: Path) -> None:
     model = read_gguf(write(tmp_path))
     assert model.special == SpecialTokens(
         end_of_text="<|end|>", bos="<|begin|>", eos=("<|end|>",), pad="<|pad|>", add_bos=False
     )
     assert model.chat_template == "{{ messages[0].content }}"
+    save_peer("llama 3 scaling", tmp_path / "model.gguf")
+    scaling = read_gguf(tmp_path / "model.gguf").config.rope_scaling
+    assert scaling is not None
+    found = dataclasses.astuple(scaling)[:5]
+    assert found == ("llama3", pytest.approx(8.0), 32, pytest.approx(1.0), pytest.approx(4.0, abs=1e-3))
 
 
 def test_quantized_tensors_become_the_numbers_of_gguf(tmp_path: Path) -> None:
@@ -125,72 +130,79 @@ ROPE_FREQS = r"model\.gguf as GGUF: its tensor rope_freqs.weight has other RoPE 
 ODD_HEADS = dict.fromkeys(
     ("llama.attention.key_length", "llama.attention.value_length", "llama.rope.dimension_count"), 5
 )
-# Changed keys of the metadata and changed tensors.
-REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("llama", {"llama.attn_logit_softcapping": 50.0}, r"llama.attn_logit_softcapping = 50.0; tinylm supports 0.0"),
-    ("llama", {"llama.final_logit_softcapping": 30.0}, "llama.final_logit_softcapping"),
-    ("llama", {"llama.rope.scaling.type": "longrope"}, r"llama.rope.scaling.type is 'longrope'"),
-    ("llama", {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.attn_factor": 2.0}, "rope.scaling.attn_factor"),
-    ("llama", {"llama.rope.dimension_count": 4}, r"llama.rope.dimension_count = 4; tinylm supports 8"),
-    ("llama", {"llama.attention.value_length": 16}, "llama.attention.value_length"),
-    ("llama", {"llama.attention.causal": False}, "llama.attention.causal"),
-    ("llama", {"llama.attention.scale": 0.5}, "llama.attention.scale"),
-    ("llama", {"llama.logit_scale": 0.5}, "llama.logit_scale"),
-    ("llama", {"llama.new_kind_of_layer": 1}, "the key 'llama.new_kind_of_layer', which tinylm does not know"),
-    ("llama", {"llama.feed_forward_length": [48, 40]}, "feed_forward_length differs from layer to layer"),
-    ("llama", {"llama.context_length": float("nan")}, r"llama.context_length = nan; it must be an integer"),
-    ("llama", {"llama.attention.layer_norm_rms_epsilon": float("inf")}, "it must be a finite number"),
-    ("llama", {"llama.block_count": 4}, "lacks the tensor model.layers.3"),
-    ("llama", {"llama.block_count": 1}, "has the tensor 'blk.1."),
-    ("llama", {"llama.block_count": 4_000_000_000}, "block_count"),
-    ("llama", {"llama.expert_count": 1 << 31, "llama.expert_used_count": 2}, "experts"),
-    ("llama", {"llama.attention.head_count": 3}, "3 heads cannot share"),
-    ("llama", {"llama.attention.head_count": 64, "llama.attention.key_length": 8}, "head_count is 64"),
-    ("llama", {"llama.attention.head_count": 0}, "head_count = 0"),
-    ("llama", {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 0.0}, "factor of the RoPE scaling"),
-    ("llama", {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": -2.0}, "factor is -2.0"),
-    ("llama", {"llama.rope.freq_base": 0.0}, "rope_theta is 0.0"),
-    ("llama", {"llama.context_length": (1 << 32) - 1}, "max_position_embeddings of its metadata is 4294967295"),
-    ("llama", {"llama.embedding_length": 1 << 31}, "hidden_size of its metadata"),
-    ("llama", {"general.type": "adapter"}, "general.type = 'adapter'"),
-    ("llama", {"general.alignment": 12}, "general.alignment"),
-    ("llama", {"split.count": 3}, "a part of a model"),
-    ("llama", {"tokenizer.ggml.pre": "unheard-of"}, "tokenizer.ggml.pre is 'unheard-of'; tinylm knows codeshell"),
-    ("llama", {"tokenizer.ggml.model": "t5"}, "of the kind 't5'"),
-    ("llama", {"tokenizer.ggml.suppress_tokens": [3]}, "tokenizer.ggml.suppress_tokens"),
-    ("llama", {"tokenizer.ggml.add_eos_token": True}, "tokenizer.ggml.add_eos_token"),
-    ("llama", {"tokenizer.ggml.eos_token_id": 300}, "tokenizer.ggml.eos_token_id = 300"),
-    ("llama", {"general.architecture": "mamba"}, "architecture is 'mamba'; tinylm reads gemma, gemma3, gpt2"),
+# Changed keys of the metadata and changed tensors, of a Llama unless a row ends with another case.
+REFUSED: tuple[tuple[Any, ...], ...] = (
+    ({"llama.attn_logit_softcapping": 50.0}, r"llama.attn_logit_softcapping = 50.0; tinylm supports 0.0"),
+    ({"llama.final_logit_softcapping": 30.0}, "llama.final_logit_softcapping"),
+    ({"llama.rope.scaling.type": "longrope"}, r"llama.rope.scaling.type is 'longrope'"),
+    ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.attn_factor": 2.0}, "rope.scaling.attn_factor"),
+    ({"llama.rope.dimension_count": 4}, r"llama.rope.dimension_count = 4; tinylm supports 8"),
+    ({"llama.attention.value_length": 16}, "llama.attention.value_length"),
+    ({"llama.attention.causal": False}, "llama.attention.causal"),
+    ({"llama.attention.scale": 0.5}, "llama.attention.scale"),
+    ({"llama.logit_scale": 0.5}, "llama.logit_scale"),
+    ({"llama.new_kind_of_layer": 1}, "the key 'llama.new_kind_of_layer', which tinylm does not know"),
+    ({"llama.feed_forward_length": [48, 40]}, "feed_forward_length differs from layer to layer"),
+    ({"llama.context_length": float("nan")}, r"llama.context_length = nan; it must be an integer"),
+    ({"llama.attention.layer_norm_rms_epsilon": float("inf")}, "it must be a finite number"),
+    ({"llama.block_count": 4}, "lacks the tensor model.layers.3"),
+    ({"llama.block_count": 1}, "has the tensor 'blk.1."),
+    ({"llama.block_count": 4_000_000_000}, "block_count"),
+    ({"llama.expert_count": 1 << 31, "llama.expert_used_count": 2}, "experts"),
+    ({"llama.attention.head_count": 3}, "3 heads cannot share"),
+    ({"llama.attention.head_count": 64, "llama.attention.key_length": 8}, "head_count is 64"),
+    ({"llama.attention.head_count": 0}, "head_count = 0"),
+    ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 0.0}, "factor of the RoPE scaling"),
+    ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": -2.0}, "factor is -2.0"),
+    ({"llama.rope.freq_base": 0.0}, "rope_theta is 0.0"),
+    ({"llama.context_length": (1 << 32) - 1}, "max_position_embeddings of its metadata is 4294967295"),
+    ({"llama.embedding_length": 1 << 31}, "hidden_size of its metadata"),
+    ({"general.type": "adapter"}, "general.type = 'adapter'"),
+    ({"general.alignment": 12}, "general.alignment"),
+    ({"split.count": 3}, "a part of a model"),
+    ({"tokenizer.ggml.pre": "unheard-of"}, "tokenizer.ggml.pre is 'unheard-of'; tinylm knows codeshell"),
+    ({"tokenizer.ggml.model": "t5"}, "of the kind 't5'"),
+    ({"tokenizer.ggml.suppress_tokens": [3]}, "tokenizer.ggml.suppress_tokens"),
+    ({"tokenizer.ggml.add_eos_token": True}, "tokenizer.ggml.add_eos_token"),
+    ({"tokenizer.ggml.eos_token_id": 300}, "tokenizer.ggml.eos_token_id = 300"),
+    ({"general.architecture": "mamba"}, "architecture is 'mamba'; tinylm reads gemma, gemma3, gpt2"),
     (
-        "llama",
-        {"output.weight": (np.zeros((300, 84), dtype=np.uint8), "Q2_K")},
-        "tensor 'output.weight' has the type Q2_K; tinylm reads F32",
+        {"output.weight": (np.zeros((300, 84), np.uint8), "Q2_K")},
+        "tensor 'output.weight' has the type Q2_K; tinylm reads",
     ),
-    ("llama", {"blk.0.sinks.weight": torch.zeros(4)}, "tensor 'blk.0.sinks.weight', which its architecture does not"),
+    ({"blk.0.sinks.weight": torch.zeros(4)}, "tensor 'blk.0.sinks.weight', which its architecture does not"),
     *(
-        ("llama", {"rope_freqs.weight": torch.tensor(divisors)}, ROPE_FREQS)
+        ({"rope_freqs.weight": torch.tensor(divisors)}, ROPE_FREQS)
         for divisors in ([1.0, 3.0, 2.0, 7.0], [1.0, 0.5, 0.5, 0.5], [1.0, 3e38, 3e38, 3e38], [1.0, 0.0, 1.0, 1.0])
     ),
-    ("llama", {"rope_freqs.weight": torch.tensor([1.0, 3.0]), **ODD_HEADS}, "rope_freqs.weight does not have"),
+    ({"rope_freqs.weight": torch.tensor([1.0, 3.0]), **ODD_HEADS}, "rope_freqs.weight does not have"),
     (
-        "gpt_neox",
         {"gptneox.rope.dimension_count": ..., "gptneox.attention.head_count": 64, "gptneox.attention.key_length": 0},
         r"gptneox\.attention\.head_count is 64",
+        "gpt_neox",
     ),
     (
-        "gemma3_text as published",
         {"gemma3.attention.sliding_window_pattern": [float("nan")] * 7},
         "sliding_window_pattern does not have a boolean for each of 7 layers",
+        "gemma3_text as published",
     ),
 )
 
 
-def test_metadata_and_tensors_that_would_change_the_model_are_an_error_that_names_them(tmp_path: Path) -> None:
-    rows = [((changes, case), message) for case, changes, message in REFUSED]
+def test_metadata_and_tensors_that_would_change_the_model_and_files_that_are_not_regular_are_errors(
+    tmp_path: Path,
+) -> None:
+    rows = [((changes, *case), message) for changes, message, *case in REFUSED]
     assert_refused(rows, lambda row: read_gguf(write(tmp_path, *row)))
+    (tmp_path / "link.gguf").symlink_to("fifo.gguf")
+    os.mkfifo(tmp_path / "fifo.gguf")
+    (tmp_path / "empty.gguf").touch()
+    (tmp_path / "loop.gguf").symlink_to("loop.gguf")
+    names = ("link.gguf", "loop.gguf", "fifo.gguf", "empty.gguf", "missing.gguf", ".")
+    assert_refused([(name, "Cannot read") for name in names], lambda name: read_gguf(tmp_path / name))
 
 
-def test_keys_without_effect_are_accepted(tmp_path: Path) -> None:
+def test_keys_without_effect_are_accepted_and_a_sliding_window_of_llama_is_that_of_mistral(tmp_path: Path) -> None:
     extra = {
         "llama.vocab_size": 300,
         "llama.expert_count": 0,
@@ -203,25 +215,5 @@ def test_keys_without_effect_are_accepted(tmp_path: Path) -> None:
         "tokenizer.ggml.fim_pre_token_id": 3,
     }
     assert read_gguf(write(tmp_path, extra)).config == read_gguf(write(tmp_path)).config
-
-
-def test_llama_3_scaling_is_found_again_from_its_divisors(tmp_path: Path) -> None:
-    save_peer("llama 3 scaling", tmp_path / "model.gguf")
-    scaling = read_gguf(tmp_path / "model.gguf").config.rope_scaling
-    assert scaling is not None
-    found = dataclasses.astuple(scaling)[:5]
-    assert found == ("llama3", pytest.approx(8.0), 32, pytest.approx(1.0), pytest.approx(4.0, abs=1e-3))
-
-
-def test_a_sliding_window_of_llama_is_that_of_mistral(tmp_path: Path) -> None:
     model = read_gguf(write(tmp_path, {"llama.attention.sliding_window": 7}))
     assert (model.family, model.config.local_window, model.config.local_layers) == ("mistral", 7, (0, 1, 2))
-
-
-def test_what_is_not_a_regular_file_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "link.gguf").symlink_to("fifo.gguf")
-    os.mkfifo(tmp_path / "fifo.gguf")
-    (tmp_path / "empty.gguf").touch()
-    (tmp_path / "loop.gguf").symlink_to("loop.gguf")
-    names = ("link.gguf", "loop.gguf", "fifo.gguf", "empty.gguf", "missing.gguf", ".")
-    assert_refused([(name, "Cannot read") for name in names], lambda name: read_gguf(tmp_path / name))

@@ -103,12 +103,9 @@ SPECIAL: dict[str, tuple[Changes, SpecialTokens]] = {
 }
 
 
-def test_special_tokens_come_from_the_tokenizers_files(llama: Path, tmp_path: Path) -> None:
+def test_special_tokens_and_the_chat_template_come_from_the_tokenizers_files(llama: Path, tmp_path: Path) -> None:
     for name, (changes, expected) in SPECIAL.items():
         assert read_folder(changed(llama, tmp_path / "copy", changes)).special == expected, name
-
-
-def test_the_chat_template_is_a_file_or_in_tokenizer_config_also_as_a_list(llama: Path, tmp_path: Path) -> None:
     assert read_folder(llama).chat_template == TEMPLATE
     templates = [{"name": "tool_use", "template": "two"}, {"name": "default", "template": "three"}]
     nameless = [{"name": [], "template": "two"}]

@@ -37,14 +37,11 @@ PATTERNS = [
 ]
 
 
-def test_patterns_match_the_names_that_peft_matches_with_them() -> None:
+def test_patterns_match_the_names_that_peft_matches_with_them_and_the_first_of_several_counts() -> None:
     for pattern in PATTERNS:
         patterns = ModulePatterns([pattern])
         found = [name for name in NAMES if patterns.first_match(name) == pattern]
         assert found == [name for name in NAMES if re.match(rf"(.*\.)?({pattern})$", name)], pattern
-
-
-def test_the_first_of_several_patterns_counts() -> None:
     patterns = ModulePatterns(["k_proj", r".*attn\..*", "q_proj"])
     assert patterns.first_match("model.layers.0.self_attn.q_proj") == r".*attn\..*"
     assert patterns.first_match("model.norm") is None
@@ -64,10 +61,10 @@ def test_patterns_that_take_exponential_time_in_re_end_soon() -> None:
 
 def test_what_is_not_supported_is_an_error() -> None:
     unsupported = ["(?=a)b", "(?P<n>a)", r"(a)\1", "(?i)a", "a**", "a++", "(", "a)", "[a", "*a", "x" * 1001]
-    rows = [(pattern, "pattern of module names") for pattern in (*unsupported, r"\Z", "a{200}", "a{0012}", nested(21))]
+    rows = [
+        (pattern, "pattern of module names")
+        for pattern in (*unsupported, r"\Z", "a{200}", "a{0012}", "(" * 21 + "a" + ")" * 21)
+    ]
     assert_refused(rows, lambda pattern: ModulePatterns([pattern]), ValueError)
-    assert ModulePatterns([nested(20)]).first_match("a") == nested(20)
-
-
-def nested(groups: int) -> str:
-    return "(" * groups + "a" + ")" * groups
+    deepest = "(" * 20 + "a" + ")" * 20
+    assert ModulePatterns([deepest]).first_match("a") == deepest

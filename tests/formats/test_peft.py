@@ -17,15 +17,8 @@ from tests.formats.peers import edit_json, make_peer
 from tests.formats.peft_adapters import make_adapter
 from tests.formats.refusals import assert_refused
 from tinylm.errors import TinyLMError
+from tinylm.formats import peft
 from tinylm.formats.families import FAMILIES
-from tinylm.formats.peft import (
-    ForeignAdapter,
-    adapter_digest,
-    is_adapter_folder,
-    read_adapter,
-    read_base_name,
-    summarise_adapter,
-)
 from tinylm.model_config import ModelConfig
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -55,8 +48,8 @@ def folder(made: dict[str, Path], tmp_path: Path) -> Path:
     return shutil.copytree(made["llama"], tmp_path / "adapter")
 
 
-def read(folder: Path, case: str = "llama") -> ForeignAdapter:
-    return read_adapter(folder, FAMILIES[case], PARSED[case])
+def read(folder: Path, case: str = "llama") -> peft.ForeignAdapter:
+    return peft.read_adapter(folder, FAMILIES[case], PARSED[case])
 
 
 def edit_tensors(folder: Path, **changes: Any) -> None:
@@ -80,6 +73,7 @@ def assert_forged_refused(folder: Path, rows: list[tuple[Any, str]], forge: Call
 
 
 def test_an_adapter_is_read_by_our_names(folder: Path) -> None:
+    """A folder with a run of tinylm is not an adapter of PEFT."""
     adapter = read(folder)
     layers = {f"layers.{i}.attention.q_proj" for i in range(3)}
     assert adapter.updates.keys() == {*layers, "embedding"}
@@ -87,13 +81,10 @@ def test_an_adapter_is_read_by_our_names(folder: Path) -> None:
     norms = {f"layers.{i}.{name}.weight" for i in range(3) for name in ("attention_norm", "feedforward_norm")}
     assert adapter.replaced.keys() == {*norms, "norm.weight"}
     assert adapter.stored.keys() == {"embedding.weight"}
-    assert len(adapter_digest(folder)) == 64
-
-
-def test_a_folder_with_a_run_of_tinylm_is_not_one_of_peft(folder: Path) -> None:
-    assert is_adapter_folder(folder)
+    assert len(peft.adapter_digest(folder)) == 64
+    assert peft.is_adapter_folder(folder)
     (folder / "config.json").write_text("{}")
-    assert not is_adapter_folder(folder) and not is_adapter_folder(folder / "nothing")
+    assert not peft.is_adapter_folder(folder) and not peft.is_adapter_folder(folder / "nothing")
 
 
 CONFIGS: list[tuple[dict[str, Any], str]] = [
@@ -138,8 +129,16 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_config_that_is_not_that_of_a_plain_lora_is_refused(folder: Path) -> None:
-    assert_forged_refused(folder, CONFIGS, lambda fields: edit_json(folder / CONFIG, **fields))
+def test_a_config_that_is_not_that_of_a_plain_lora_no_object_or_too_large_is_refused(folder: Path) -> None:
+    def forge(change: dict[str, Any] | str) -> None:
+        if isinstance(change, str):
+            (folder / CONFIG).write_bytes(change.encode("latin-1"))
+        else:
+            edit_json(folder / CONFIG, **change)
+
+    contents = ("", "[1]", "null", "{", "NaN", '{"r": NaN}', "[" * 100_000, '"x"', "\xff", '{"r": "\\ud800"}')
+    rows = [(content, CONFIG) for content in contents] + [(json.dumps({"x": "y" * (1 << 23)}), "larger than")]
+    assert_forged_refused(folder, [*CONFIGS, *rows], forge)
 
 
 def test_fields_without_effect_and_missing_fields_are_accepted(folder: Path) -> None:
@@ -160,13 +159,7 @@ def test_fields_without_effect_and_missing_fields_are_accepted(folder: Path) -> 
         use_feature_of_a_newer_version=False,
     )
     assert read(folder).updates.keys() == expected.updates.keys()
-    assert read_base_name(folder) == "../../elsewhere"
-
-
-def test_a_config_that_is_not_an_object_or_too_large_is_refused(folder: Path) -> None:
-    contents = ("", "[1]", "null", "{", "NaN", '{"r": NaN}', "[" * 100_000, '"x"', "\xff", '{"r": "\\ud800"}')
-    rows = [(content, CONFIG) for content in contents] + [(json.dumps({"x": "y" * (1 << 23)}), "larger than")]
-    assert_forged_refused(folder, rows, lambda content: (folder / CONFIG).write_bytes(content.encode("latin-1")))
+    assert peft.read_base_name(folder) == "../../elsewhere"
 
 
 TENSORS: list[tuple[dict[str, Any], str]] = [
@@ -197,7 +190,7 @@ def test_tensors_that_do_not_fit_are_refused(folder: Path) -> None:
 
 def test_stacked_experts_of_other_shapes_or_parameters_are_refused(made: dict[str, Path], tmp_path: Path) -> None:
     assert len(read(made["mixtral"], "mixtral").updates) == 3 * (4 * 3 + 1)
-    assert summarise_adapter(made["mixtral"]).modules == ("experts", "gate")
+    assert peft.summarise_adapter(made["mixtral"]).modules == ("experts", "gate")
     experts = "base_model.model.model.layers.0.mlp.experts"
     for rows, message in ((13, "lora_A has the shape"), (3, "lora_A has the shape|is empty")):
         folder = shutil.copytree(made["mixtral"], tmp_path / str(rows))

@@ -18,14 +18,7 @@ from tinylm.model.routing import RoutingSummary
 from tinylm.model.stack import Output
 from tinylm.model_config import ModelConfig
 from tinylm.objectives import loss as module
-from tinylm.objectives.loss import (
-    Loss,
-    masked_token,
-    next_token,
-    next_two_tokens,
-    sequence_to_sequence,
-    sequence_to_sequence_twice,
-)
+from tinylm.objectives.loss import Loss, masked_token, next_token, next_two_tokens, sequence_to_sequence
 from tinylm.text.batches import Batch
 
 
@@ -162,7 +155,7 @@ def test_r_drop_equals_its_formula(smoothing: float, chunk: int, monkeypatch: py
         return total
 
     def loss(hidden: Tensor, output: Tensor) -> Loss:
-        return sequence_to_sequence_twice(TwoPasses(hidden, output), batch, smoothing, r_drop=0.7)
+        return module.sequence_to_sequence_twice(TwoPasses(hidden, output), batch, smoothing, r_drop=0.7)
 
     inputs = (hidden.requires_grad_(), output.requires_grad_())
     expected, found = formula(*inputs), loss(*inputs)
@@ -179,13 +172,13 @@ def test_r_drop_of_a_model_is_the_plain_loss_without_dropout_and_larger_with_it(
     model, batch = randomised(build_model(config)).double(), batch_of(config, 3, 6, 0.5)
     batch = Batch(batch.ids, batch.targets, batch.mask, batch.ids.flip(1), torch.tensor([6, 4, 5]))
     plain = sequence_to_sequence(model.eval(), batch, 0.1)
-    twice = sequence_to_sequence_twice(model, batch, 0.1, r_drop=1.0)
+    twice = module.sequence_to_sequence_twice(model, batch, 0.1, r_drop=1.0)
     assert twice.total.item() == pytest.approx(plain.total.item(), rel=1e-12)
     model.train()
     losses = []
     for weight in (0.0, 1.0):
         torch.manual_seed(0)  # the same masks
-        losses.append(sequence_to_sequence_twice(model, batch, 0.1, weight).total.item())
+        losses.append(module.sequence_to_sequence_twice(model, batch, 0.1, weight).total.item())
     assert losses[1] > losses[0] + 0.1
 
 

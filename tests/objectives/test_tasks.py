@@ -1,6 +1,7 @@
 """Every objective of a configuration has a task, whose batches fit the objective."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import train_char
 from tinylm.training_config import OBJECTIVES, Budget, TrainingConfig
 
+SETTINGS: dict[str, Any] = {"batch_size": 2, "micro_batch": 2, "lr": 0.1, "min_lr": 0.0, "warmup": 0.0}
+SETTINGS["budget"] = Budget(steps=1)
+
 
 def test_every_objective_has_a_task() -> None:
     assert TASKS.keys() == OBJECTIVES.keys()
@@ -22,8 +26,7 @@ def test_every_objective_has_a_task() -> None:
 def test_the_weight_of_the_token_after_the_next_falls_linearly_to_0_at_60_percent() -> None:
     tokenizer = train_char("abc")
     config = small(vocab_size=tokenizer.vocab_size, context=8)
-    settings = {"batch_size": 2, "micro_batch": 2, "lr": 0.1, "min_lr": 0.0, "warmup": 0.0}
-    training = TrainingConfig(budget=Budget(steps=1), mtp_weight=0.4, **settings)
+    training = TrainingConfig(mtp_weight=0.4, **SETTINGS)
     tokens = np.array([0, 1, 2, 1] * 20, dtype=np.uint16)
     task = make_task(TokenFolder(Path("unused"), tokens, tokens), tokenizer, config, training)
     model = randomised(build_model(config)).double().eval()
@@ -47,17 +50,14 @@ def test_the_objective_of_a_task_computes_the_loss_of_its_batches(objective: str
     tokenizer = train_char("abc").with_mask_token()
     sides = {"encoder_layers": 1} if architecture == "encoder-decoder" else {}
     config = small(architecture=architecture, vocab_size=tokenizer.vocab_size, context=8, **sides)
-    training = TrainingConfig(
-        objective=objective, budget=Budget(steps=1), batch_size=2, micro_batch=2, lr=0.1, min_lr=0.0, warmup=0.0
-    )
+    training = TrainingConfig(objective=objective, **SETTINGS)
     end = tokenizer.end_of_text_id
     pairs = np.array([0, 1, end, 2, 1, end] * 20, dtype=np.uint16)
     if objective == "chat":  # the codes of two conversations of two and four tokens, of which one and two are scored
         pairs = np.array([5, 6, 9, 4, 14, 10] * 20, dtype=np.uint16)
     task = make_task(TokenFolder(Path("unused"), pairs, pairs), tokenizer, config, training)
     model = randomised(build_model(config)).eval()
-    first = task.batch(3)
-    again = task.batch(3)
+    first, again = task.batch(3), task.batch(3)
     assert torch.equal(first.ids, again.ids) and torch.equal(first.targets, again.targets)
     with torch.no_grad():
         loss = task.objective(0.0)(model, first)

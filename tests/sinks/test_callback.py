@@ -7,7 +7,9 @@ by its own reader, and compared with metrics.jsonl.
 import contextlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -102,26 +104,17 @@ def test_wandb_gets_the_metrics_and_continues_the_run_with_the_id_in_the_run_dir
     assert [call[1][0] for call in logged] == [7, 8, 8]
 
 
-class RecordingReporter(LogReporter):
-    """The notes and warnings of a callback."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-        self.note = self.notes.append  # type: ignore[method-assign]
-        self.warn = self.warnings.append  # type: ignore[method-assign]
-
-
-def send(name: str, first: int = 1, resumed_step: int | None = None) -> RecordingReporter:
-    """Send a tracker the events of a run up to step 6."""
+def send(name: str, first: int = 1, resumed_step: int | None = None) -> SimpleNamespace:
+    """Send a tracker the events of a run up to step 6. Returns the notes and warnings of the callback."""
     config = RunConfig.new(model=small(), tokenizer=TokenizerConfig(kind="char", sha256="0"), id="0" * 32)
-    reporter = RecordingReporter()
+    reporter = Mock(spec=LogReporter)
     with contextlib.closing(TrackerCallback(name, reporter)) as callback:
         callback(Started(Path("run"), config, cast(Any, None), cast(Any, None), 5.0, None, resumed_step))
         for step in range(first, 7):
             callback(Logged(step, 0.5, 1.0 / step, 0.1, None, 10.0, float(step), {}))
         callback(Evaluated(6, 0.5, True, 6.0))
-    return reporter
+    notes, warnings = ([call.args[0] for call in method.call_args_list] for method in (reporter.note, reporter.warn))
+    return SimpleNamespace(notes=notes, warnings=warnings)
 
 
 def test_wandb_with_a_login_or_a_mode_of_its_own_is_not_set_to_offline(

@@ -315,7 +315,6 @@ def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int
     options = ("--eval-every", 100, "--save-every", 100, *options, *TINY)
     command = process("train", "corpus.txt", "--out", "my run", "--steps", 100_000, "--json", *options)
     with child_process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        assert child.stdout is not None
         for line in child.stdout:
             if '"loss"' in line:
                 break

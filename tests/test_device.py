@@ -48,14 +48,13 @@ def test_auto_is_the_fastest_device_and_a_requested_one_is_used_or_a_usage_error
             d.choose_device(wanted)
 
 
-def test_cuda_trains_in_bf16_from_ampere_on_and_mps_in_fp32(machine: Callable[..., None]) -> None:
+def test_training_is_in_bf16_where_that_is_faster(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for capability, dtype in (((9, 0), "bf16"), ((8, 0), "bf16"), ((7, 5), "fp32"), ((6, 1), "fp32")):
         machine("cuda", capability=capability)
         assert training_dtype("auto", "cuda").value == d.choose_inference_dtype("auto", "cuda").value == dtype
     assert training_dtype("auto", "mps").value == d.choose_inference_dtype("auto", "mps").value == "fp32"
-
-
-def test_a_cpu_trains_in_bf16_only_if_it_has_bf16_instructions_that_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     for processor, avx, amx, bf16, dtype in (
         ("x86_64", True, False, 3.0, "bf16"),
         ("x86_64", True, False, 1.3, "bf16"),

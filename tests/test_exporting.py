@@ -144,7 +144,17 @@ def test_a_gguf_file_and_its_modelfile_are_replaced_only_with_force(run: Path, t
     assert (tmp_path / "letter").read_text() == "mine"
 
 
-def test_a_wrong_export_is_found_and_not_kept(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_or_infinite_export_is_not_kept(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tinylm.export_model(run, to="hf", out=tmp_path / "hf")
+    file = tmp_path / "hf" / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    tensors["model.norm.weight"].fill_(3e38)
+    tensors["lm_head.weight"] *= 1000
+    safetensors.torch.save_file(tensors, file)
+    with pytest.raises(TinyLMError, match="logits of the model are not finite"):
+        tinylm.export_model(tmp_path / "hf", to="hf", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
     def write_and_damage(folder: Path, model: Any, dtype: Any) -> str:
         family = write_folder(folder, model, dtype)
         file = folder / "model.safetensors"
@@ -155,20 +165,8 @@ def test_a_wrong_export_is_found_and_not_kept(run: Path, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(exporting, "write_folder", write_and_damage)
     with pytest.raises(TinyLMError, match="nothing was exported"):
-        tinylm.export_model(run, to="hf", out=tmp_path / "hf")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_model_whose_logits_are_not_finite_is_not_exported(run: Path, tmp_path: Path) -> None:
-    tinylm.export_model(run, to="hf", out=tmp_path / "hf")
-    file = tmp_path / "hf" / "model.safetensors"
-    tensors = safetensors.torch.load_file(file)
-    tensors["model.norm.weight"].fill_(3e38)
-    tensors["lm_head.weight"] *= 1000
-    safetensors.torch.save_file(tensors, file)
-    with pytest.raises(TinyLMError, match="logits of the model are not finite"):
-        tinylm.export_model(tmp_path / "hf", to="hf", out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        tinylm.export_model(run, to="hf", out=tmp_path / "wrong")
+    assert {path.name for path in tmp_path.iterdir()} == {"hf"}
 
 
 def test_the_commands_write_an_export_and_import_it(run: Path, tmp_path: Path) -> None:

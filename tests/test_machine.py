@@ -203,9 +203,8 @@ def test_others_that_slow_training_are_noted(timed: bool, tmp_path: Path, monkey
         spoken += [step] * (len(said) - len(spoken))
     # Readings are 10 s apart before the first note, then 60 s.
     assert spoken == [205, 505, 715, 810]
-    assert said[0].startswith(
-        "Other processes take 1.0 of the 2 cores, which slows training: at the speed of the last "
-    )
+    slowed = "Other processes take 1.0 of the 2 cores, which slows training: at the speed of the last "
+    assert said[0].startswith(slowed)
     assert said[0].endswith(" The plan is for an idle machine. The command top shows those processes.")
     assert said[3].startswith("Other processes no longer slow training: at the speed of the last ")
     if timed:

@@ -113,7 +113,7 @@ def test_without_a_private_cache_folder_each_call_measures_and_warns_once() -> N
     assert list((Path(os.environ["TINYLM_CACHE"]) / "machine").glob("speeds-*")) == []
 
 
-def test_a_file_that_the_system_cannot_read_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_kept_or_written_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     entry().get(lambda: VALUES)
     reported = Reported()
     with monkeypatch.context() as patch:
@@ -121,6 +121,20 @@ def test_a_file_that_the_system_cannot_read_is_kept(monkeypatch: pytest.MonkeyPa
         assert entry().get(lambda: AGAIN, reported) == AGAIN
     assert len(reported.warnings) == 1 and "Too many open files" in reported.warnings[0]
     assert entry().get(never) == VALUES
+
+    def measure() -> dict[str, float]:
+        private_folder("machine").chmod(0o777)
+        return VALUES
+
+    only_file().unlink()
+    first, second = Reported(), Reported()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "replacing", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        assert entry().get(lambda: VALUES, first) == VALUES
+    assert entry().get(measure, second) == VALUES
+    ((disk,), (folder,)) = first.warnings, second.warnings
+    assert "No space left on device" in disk and "set TINYLM_CACHE" in disk
+    assert "Cannot write" in folder and "not trusted" in folder
 
 
 def test_processes_that_start_together_use_one_measurement() -> None:
@@ -141,21 +155,6 @@ def test_processes_that_start_together_use_one_measurement() -> None:
     for thread in starts:
         thread.join(timeout=30)
     assert found == [{"fast": 1.0, "slow": 0.0}] * 4
-
-
-def test_a_file_that_cannot_be_written_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure() -> dict[str, float]:
-        private_folder("machine").chmod(0o777)
-        return VALUES
-
-    first, second = Reported(), Reported()
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "replacing", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-        assert entry().get(lambda: VALUES, first) == VALUES
-    assert entry().get(measure, second) == VALUES
-    ((disk,), (folder,)) = first.warnings, second.warnings
-    assert "No space left on device" in disk and "set TINYLM_CACHE" in disk
-    assert "Cannot write" in folder and "not trusted" in folder
 
 
 def test_of_two_measurements_without_file_locks_the_first_recorded_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ def test_a_base_with_a_long_context_is_trained_on_shorter_sequences(tmp_path: Pa
     options: dict[str, Any] = {"model": tmp_path / "long", "steps": 1, "batch_size": 2, "eval_every": 1}
     trained = tinylm.finetune_lora(corpus, out=tmp_path / "lora", **options)
     config_of_run = read_config(trained.run)
-    assert config_of_run.training is not None and config_of_run.training.sequence_length == 512
+    assert config_of_run.training.sequence_length == 512
     assert config_of_run.model.context == 4096
     assert tinylm.load(tmp_path / "long", adapters=[trained.run]).context == 4096
     own = tinylm.finetune_lora(corpus, out=tmp_path / "own", sequence_length=20, **options)

@@ -126,7 +126,6 @@ def test_a_signal_ends_the_training_of_a_tokenizer(command: str, number: int, tm
     arguments = map(str, (command, tmp_path / "corpus.txt", *options, "--out", tmp_path / "out/new"))
     process = [sys.executable, "-c", TRAINING, *arguments]
     with child_process(process, LIMIT, stderr=subprocess.PIPE, preexec_fn=default_signals) as child:
-        assert child.stderr is not None
         shown = next((line for line in child.stderr if "training the tokenizer: " in line), "")
         child.send_signal(number)
         _, rest = child.communicate()

@@ -5,17 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from tests import reference, reference_parts
+from tests import reference_parts
 from tests.reference_parts import Array
-
-
-def test_sinusoids_and_rotations_equal_values_worked_out_by_hand() -> None:
-    """Width 4: features 0 and 1 turn by p, features 2 and 3 by p / 10000^(2/4) = p / 100."""
-    expected = [math.sin(7), math.cos(7), math.sin(0.07), math.cos(0.07)]
-    assert [reference.sinusoid(7, i, 4) for i in range(4)] == pytest.approx(expected)
-    assert reference.rotate_pair(1.0, 2.0, math.pi / 2) == pytest.approx((-2.0, 1.0))
-    turned = reference.rotary(np.array([1.0, 0.0, 0.0, 1.0]), 3, 100.0)  # the pair (0, 2) by 3, the pair (1, 3) by 0.3
-    np.testing.assert_allclose(turned, [math.cos(3), -math.sin(0.3), math.sin(3), math.cos(0.3)])
 
 
 def test_relative_position_tables_are_indexed_by_the_clipped_offset() -> None:

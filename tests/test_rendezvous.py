@@ -21,16 +21,8 @@ from tinylm.errors import JoinError, UsageError
 from tinylm.launch import Launch
 from tinylm.rendezvous import Rendezvous, meet
 
-TORCHRUN = {
-    "MASTER_ADDR": "node-1",
-    "MASTER_PORT": "29500",
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-    "TORCHELASTIC_RUN_ID": "job-7",
-}
+TORCHRUN = {"MASTER_ADDR": "node-1", "MASTER_PORT": "29500", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+TORCHRUN |= {"LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "job-7"}
 
 
 def test_the_variables_of_torchrun_give_rank_size_and_store_or_an_error_with_their_names() -> None:
@@ -43,12 +35,8 @@ def test_the_variables_of_torchrun_give_rank_size_and_store_or_an_error_with_the
         variables = {name: value for name, value in TORCHRUN.items() if name not in missing}
         with pytest.raises(UsageError, match=f"WORLD_SIZE is 8, but {' and '.join(missing)} (is|are) not set"):
             Launch.of(variables)
-    numbers = {
-        "RANK": ("8", "-1", "0" * 9 + "99", "0" * 6000),
-        "WORLD_SIZE": ("0", "9" * 99),
-        "LOCAL_RANK": ("x",),
-        "MASTER_PORT": ("0", "65536"),
-    }
+    numbers = {"RANK": ("8", "-1", "0" * 9 + "99", "0" * 6000), "WORLD_SIZE": ("0", "9" * 99)}
+    numbers |= {"LOCAL_RANK": ("x",), "MASTER_PORT": ("0", "65536")}
     for name, values in numbers.items():
         for value in values:
             with pytest.raises(UsageError, match=f"{name} is .* torchrun sets it"):
@@ -77,14 +65,11 @@ def start(store: Any, monkeypatch: pytest.MonkeyPatch, *run_ids: str) -> list[Re
         return list(pool.map(lambda launch: meet(launch, print), launches))
 
 
-def test_two_jobs_that_share_a_store_do_not_answer_each_other(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_one_store_and_ranks_after_a_restart_see_no_others(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = start(store, monkeypatch, "one", "two")
     assert len({meeting.job for meeting in found[:SIZE]}) == len({meeting.job for meeting in found[SIZE:]}) == 1
     assert found[0].job != found[SIZE].job
     assert {meeting.restarts for meeting in found} == {0}
-
-
-def test_ranks_share_the_keys_of_their_own_rendezvous(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = start(store, monkeypatch), start(store, monkeypatch)
     first[0].store.set("error", "of the first")
     assert all(found.store.get("error") == b"of the first" for found in first)

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,7 @@ from tinylm.model.decoder import Decoder
 from tinylm.model_config import ModelConfig
 from tinylm.objectives.loss import next_token
 from tinylm.objectives.tasks import NextToken
-from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.report.scores import score_validation
-from tinylm.reporter import Reporter
 from tinylm.run_directory.loading import read_config
 from tinylm.task_kinds import TASKS, TaskKind
 from tinylm.text.batches import Batch, evaluation_batches
@@ -58,16 +57,10 @@ class LastToken(NextToken):
 
 
 def evaluate_last(
-    model: Decoder,
-    tokenizer: Tokenizer,
-    text: EvaluationTokens,
-    config: EvaluationConfig,
-    dtype: str,
-    reporter: Reporter,
-    ranks: Ranks = ONE_RANK,
+    model: Decoder, tokenizer: Tokenizer, text: EvaluationTokens, config: EvaluationConfig, dtype: str, *_: Any
 ) -> Evaluation:
     batches = map(last_only, evaluation_batches(text.codes, model.context, config.batch_size or 4))
-    found = evaluate_loss(model, next_token, batches, dtype, ranks=ranks)
+    found = evaluate_loss(model, next_token, batches, dtype)
     return Evaluation(loss=found.loss, perplexity=found.perplexity, tokens=found.tokens)
 
 
@@ -97,13 +90,11 @@ def test_an_objective_of_the_tables_is_trained_and_reported(tmp_path: Path, monk
     assert config.objective == "last-token"
 
     model = resumed.load()
-    assert config.data is not None
     losses = losses_of_last_tokens(model, np.asarray(reopen_ids(result.run, config.data, model.tokenizer, "val")))
     assert resumed.best_val_loss == pytest.approx(np.mean(losses), rel=1e-4)
     evaluation = model.evaluate()
     assert evaluation.loss == pytest.approx(np.mean(losses), rel=1e-4)
     assert evaluation.tokens == len(losses)
     scores = score_validation(model, result.run)
-    assert scores is not None
     assert scores["metrics"] == {name: pytest.approx(value, rel=1e-5) for name, value in evaluation.to_json().items()}
     assert scores["baselines"] == {}

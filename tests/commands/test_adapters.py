@@ -53,13 +53,12 @@ def test_stdout_is_the_path_and_json_counts_only_trained_parameters(second: Path
 
 def test_the_settings_of_an_adapter_are_recorded(second: Path, run: Path) -> None:
     settings = read_config(finetuned(second, run, "ad", "-r", 5)).adapter
-    assert settings is not None
     assert (settings.rank, settings.alpha, settings.dropout) == (5, 10.0, 0.0)
     assert settings.targets == ("q_proj", "k_proj", "v_proj", "o_proj")
     assert (settings.base, settings.base_digest) == (str(run.resolve()), load_model(run)[3].digest)
     for name, options in (("a", ("--target", "key,value")), ("b", ("--target", "key", "--target", "value"))):
         settings = read_config(finetuned(second, run, name, *options, "--alpha", 3, "--dropout", 0.2)).adapter
-        assert settings is not None and settings.targets == ("k_proj", "v_proj")
+        assert settings.targets == ("k_proj", "v_proj")
         assert (settings.alpha, settings.dropout) == (3.0, 0.2)
 
 
@@ -133,7 +132,7 @@ def test_a_bottleneck_adapter_lowers_the_loss_without_changing_the_base(second: 
 def test_a_bottleneck_adapter_is_resumed_by_its_command_and_not_merged(second: Path, run: Path, here: Path) -> None:
     run_ok("finetune-adapter", second, "-m", run, "--steps", 2, "-o", "ad", "--batch-size", 4)
     config = read_config(here / "ad").adapter
-    assert config is not None and (config.kind, config.rank) == ("bottleneck", 16)
+    assert (config.kind, config.rank) == ("bottleneck", 16)
     (record,) = records(run_ok("info", "ad", "--json"))
     assert record["commands"]["resume"] == "tinylm finetune-adapter --resume ad"
     assert "merge" not in record["commands"]

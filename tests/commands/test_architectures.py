@@ -52,7 +52,6 @@ def test_a_mask_marker_in_a_text_is_plain_text_and_more_characters_keep_the_mask
     (here / "t.txt").write_text("a <mask> b\n" * 60)
     run_ok("train", "t.txt", "--architecture", "encoder", "--out", "run", "--steps", 1, *TINY)
     config = read_config(here / "run")
-    assert config.data is not None
     assert config.data.train_tokens + config.data.val_tokens == 60 * 11
     (here / "new.txt").write_text("the old man said λόγος\n" * 60)
     options = ("--init-from", encoder, "--extend-vocab", "--out", "new", "--batch-size", 4, "--steps", 1)
@@ -86,16 +85,6 @@ def test_sources_are_translated_in_order_with_score_and_reason_of_the_end(transl
     (record,) = records(run_ok("sample", "-m", translator, "-p", "abc", "--json", "--stop", "a", "--stop", "b"))
     assert (record["text"], record["finish_reason"]) == ("c ", "stop")
     assert "only the first" in run_ok("sample", "-m", translator, "-p", "abc" * 100).stderr
-
-
-def test_the_planned_steps_of_an_epoch_count_only_pairs_that_fit(here: Path) -> None:
-    lines = [("ab", "ba")] * 4 + [("abcd", "dcba")] * 8
-    (here / "p.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in lines))
-    for context, steps in ((32, 2), (4, 1)):
-        options = ("p.tsv", "--val-data", "p.tsv", *BOTH, "--context", context, "--epochs", 1, "--json")
-        (plan,) = records(run_ok("train", *options, "--dry-run"))
-        last = records(run_ok("train", *options, "--out", f"run {context}"))[-1]
-        assert plan["steps"] == last["step"] == steps
 
 
 def test_sources_from_lines_and_jsonl_may_have_their_own_settings(translator: Path) -> None:

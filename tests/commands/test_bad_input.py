@@ -71,7 +71,7 @@ def test_a_damaged_run_or_adapter_is_an_error_with_the_reason(run: Path, here: P
 # The machine
 
 
-def test_a_missing_device_is_an_error(run: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_a_device_or_of_memory_names_options(run: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     (here / "text.txt").write_text(story(1000))
@@ -84,11 +84,7 @@ def test_a_missing_device_is_an_error(run: Path, here: Path, monkeypatch: pytest
     assert_error(tinylm("train", "--resume", path, "--steps", 300), 2, "--device cuda is not available")
     assert snapshot(here) == before
     run_ok("sample", "-m", path, "-n", 1)
-
-
-def test_out_of_memory_names_the_options_that_reduce_memory(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes.")
-    (here / "text.txt").write_text(story(1000))
     before = snapshot(here)
     monkeypatch.setattr(RunDirectory, "create", Mock(side_effect=error))
     message = "Out of memory. Reduce one of: --size, --context, --batch-size, --micro-batch."

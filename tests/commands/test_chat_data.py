@@ -56,7 +56,6 @@ def test_a_new_model_is_trained_with_chatml_and_stops_at_its_end_token(chats: Pa
     ):
         run_ok("train", source, "--out", name, "--tokenizer", *tokenizer, *SHORT, stdin=chats.read_text())
         _, config, loaded, _ = load_model(here / name)
-        assert config.data is not None and config.training is not None
         assert (config.data.kind, config.training.objective) == ("chat", "chat")
         assert config.tokenizer.chat_template == CHATML
         assert config.tokenizer.special == SpecialTokens(eos=("<|im_end|>",))
@@ -100,7 +99,7 @@ def test_an_adapter_keeps_the_template_that_it_was_trained_with(model: Path, pai
     train = ("finetune-lora", pairs, "-m", model, "--lr", "0.02", "--dtype", "fp32", "--out")
     run_ok(*train, "adapter", "--steps", 20)
     config = read_config(here / "adapter")
-    assert config.data is not None and config.data.kind == "chat" and config.tokenizer.chat_template == CHATML
+    assert config.data.kind == "chat" and config.tokenizer.chat_template == CHATML
     run_ok("finetune-lora", "--resume", "adapter", "--steps", 22)
     (here / "t.jinja").write_text(LLAMA_2.replace("[INST]", "Say").replace("[/INST]", "a"))
     run_ok(*train, "other", "--steps", 2, "--chat-template", "t.jinja")

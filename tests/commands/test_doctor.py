@@ -42,14 +42,9 @@ def test_a_problem_is_named_with_its_solution_or_is_exit_code_1(monkeypatch: pyt
 
 
 def test_numbers_are_printed_with_their_units(capsys: pytest.CaptureFixture[str]) -> None:
-    fields = {
-        "memory_gb": 8.6,
-        "disk_gb": None,
-        "matmul_tflops": {"fp32": 0.213, "bf16": 0.438},
-        "bandwidth_gb_per_second": 57.3,
-        "wake_up_microseconds": 5.1,
-        "one_day": {"layers": 8, "tokens": 118_300_672, "memory_gb": 2.6},
-    }
+    fields = {"memory_gb": 8.6, "disk_gb": None, "matmul_tflops": {"fp32": 0.213, "bf16": 0.438}}
+    fields |= {"bandwidth_gb_per_second": 57.3, "wake_up_microseconds": 5.1}
+    fields |= {"one_day": {"layers": 8, "tokens": 118_300_672, "memory_gb": 2.6}}
     print_fields(Console(), "speeds", fields, first=True)
     assert [line.split(maxsplit=1 if "day" not in line else 2) for line in capsys.readouterr().out.splitlines()] == [
         ["speeds"],

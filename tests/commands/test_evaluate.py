@@ -110,7 +110,6 @@ def test_baselines_are_compressors_and_a_character_model(run: Path, text: Path, 
     assert list(record) == [*KEYS[2:], "baselines"]
     assert set(record["baselines"]) == {"gzip", "xz", "order-5 characters"}
     data = read_config(run).data
-    assert data is not None
     training = (shelf / "one.txt").read_text()[: data.train_characters]
     expected = ngram_bits_per_byte(training, text.read_text())
     assert record["baselines"]["order-5 characters"] == pytest.approx(expected)
@@ -176,7 +175,7 @@ def test_without_a_text_the_validation_text_of_the_run_or_adapter_is_evaluated(r
         *documents, record = records(result := run_ok("eval", option, path, "--json", "--by-document"))
         assert f"Evaluating on the validation text of {path}." in result.stderr
         data = read_config(path).data
-        assert data is not None and record["tokens"] == data.val_tokens - 1
+        assert record["tokens"] == data.val_tokens - 1
         assert record["loss"] == pytest.approx(summarise(path)["val_loss"], rel=1e-4)
         (document,) = documents
         assert (document["document"], document["name"], document["tokens"]) == (1, "", record["tokens"])
@@ -224,24 +223,18 @@ def test_a_model_made_to_memorise_copies_nearly_all_and_the_control_nothing(shel
         assert found["held-out text"]["copied"] == found["held-out text"]["longest"] == 0
         match = found["continuations of training text"]["matches"][0]
         assert text[match["character"] :].startswith(match["text"])
-        assert (match["name"], match["line"]) == (
-            str(shelf / "noise.txt"),
-            text[: match["character"]].count("\n") + 1,
-        )
+        assert match["name"] == str(shelf / "noise.txt")
+        assert match["line"] == text[: match["character"]].count("\n") + 1
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_a_model_that_has_learned_little_copies_no_more_than_the_control(run: Path, shelf: Path) -> None:
+def test_a_model_that_has_learned_little_copies_little_and_the_table_says_where(run: Path, shelf: Path) -> None:
     found = measured("-m", run, *FEW)
     assert list(found) == SOURCES
     assert all(record["samples"] <= 12 and record["characters"] <= 12 * 120 for record in found.values())
     assert found["samples"]["copied"] <= found["held-out text"]["copied"] + 0.1
     names = {match["name"] for record in found.values() for match in record["matches"]}
     assert names <= {str(shelf / "one.txt")}
-
-
-@pytest.mark.usefixtures("shelf_cache")
-def test_the_table_has_shares_and_places_and_the_same_seed_gives_the_same_figures(run: Path, shelf: Path) -> None:
     result = run_ok("eval", "-m", run, "--memorisation", *FEW[:4], "--min-match", 8)
     shares, longest = result.stdout.split("\n\n")
     assert [line.split("  ")[0] for line in shares.splitlines()] == ["text", *SOURCES]

@@ -123,7 +123,7 @@ def test_resuming_a_finished_run_names_the_option_that_continues_it(run: Path, h
         result = tinylm("train", "--resume", "my run")
         assert_error(result, 2, "my run is finished", f"its --time of {spelled} is the total of all its sessions; --t")
         more = re.fullmatch(r".*; --time (\S+) continues it\.\n", result.stderr, re.DOTALL)
-        assert more is not None and parse_duration(more[1]) >= 2 * seconds
+        assert parse_duration(more[1]) >= 2 * seconds
         assert snapshot(path) == before
     (here / "text.txt").write_text(story(1500))
     run_ok("train", "text.txt", "--epochs", 0.5, "--out", "half", *TINY)

@@ -145,13 +145,10 @@ def test_where_a_run_exists_the_commands_to_keep_replace_or_continue_it_work(out
     run_ok(*command)
     (here / "checkpoints/my book-2").mkdir()
     result = tinylm(*command)
-    assert_error(
-        result, 2, "checkpoints/my book already holds a run; --force replaces it, and another --out keeps both."
-    )
-    found = re.search(
-        r"To keep both: tinylm (.*); to replace it: tinylm (.*); to continue it: tinylm (.*)\.$", result.stderr
-    )
-    assert found is not None
+    message = "checkpoints/my book already holds a run; --force replaces it, and another --out keeps both."
+    assert_error(result, 2, message)
+    ways = r"To keep both: tinylm (.*); to replace it: tinylm (.*); to continue it: tinylm (.*)\.$"
+    found = re.search(ways, result.stderr)
     keep, replace, resume = map(shlex.split, found.groups())
     assert keep == ["train", "my book.txt", "--steps", "1", *TINY, "--out", "checkpoints/my book-3"]
     assert replace == [*command, "--force"]

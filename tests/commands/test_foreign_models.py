@@ -68,14 +68,8 @@ def test_info_describes_an_adapter_without_its_base(models: dict[str, Any]) -> N
     (record,) = records(run_ok("info", path, "--json"))
     # 3 layers of q_proj (32, 32) and up_proj (48, 32), each with A (3, in) and B (out, 3).
     assert record["parameters"] == 3 * (3 * (32 + 32) + 3 * (32 + 48))
-    assert record["adapter"] == {
-        "base": None,
-        "rank": 3,
-        "alpha": 5.0,
-        "rank_stabilised": False,
-        "targets": ["q_proj", "up_proj"],
-        "modules_to_save": [],
-    }
+    settings = {"base": None, "rank": 3, "alpha": 5.0, "rank_stabilised": False, "modules_to_save": []}
+    assert record["adapter"] == settings | {"targets": ["q_proj", "up_proj"]}
     assert "  targets              q_proj, up_proj" in run_ok("info", path).stdout.splitlines()
 
 
@@ -179,21 +173,13 @@ def test_a_pointer_or_a_page_in_place_of_a_file_is_named(run: Path, models: dict
 
 def test_a_model_that_is_a_link_to_itself_is_refused(here: Path) -> None:
     (here / "text.txt").write_text(SENTENCE * 20)
-    commands: tuple[tuple[object, ...], ...] = (
-        ("info",),
-        ("sample", "-n", 1, "-m"),
-        ("eval", "text.txt", "-m"),
-        ("import", "--out", "run"),
-        ("export", "--to", "hf", "--out", "new"),
-        ("sample", "-n", 1, "--adapter"),
-        ("merge-lora", "--out", "new"),
-        ("train", "text.txt", "--steps", 1, "--init-from"),
-        ("finetune-lora", "text.txt", "--steps", 1, "--model"),
-    )
+    commands = ("info", "sample -n 1 -m", "eval text.txt -m", "import --out run", "export --to hf --out new")
+    commands += ("sample -n 1 --adapter", "merge-lora --out new", "train text.txt --steps 1 --init-from")
+    commands += ("finetune-lora text.txt --steps 1 --model",)
     for name in ("loop", "loop.gguf"):
         (here / name).symlink_to(name)
         for words in commands:
-            result = tinylm(*words, name)
+            result = tinylm(*words.split(), name)
             assert_error(result, result.exit_code, name)
             assert result.exit_code in (1, 2)
 

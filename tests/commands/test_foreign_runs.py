@@ -149,7 +149,7 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "resume": ("train", "--resume", "checkpoints/bad", "--steps", 6),
 }
 ALL, TOKENS, BEST = " ".join(COMMANDS), "eval resume", "sample draft eval tune"
-NOT_REGULAR = "it is not a regular file"
+NOT_REGULAR, RECORDED = "it is not a regular file", {"corpus": ["/dev/zero"], "tokens_in_run": False}
 
 # Name: the forgery, the commands that report it, and what each of them says.
 FORGERIES: dict[str, tuple[Forge, str, str]] = {
@@ -160,11 +160,7 @@ FORGERIES: dict[str, tuple[Forge, str, str]] = {
     "a link for the tokens": (lambda run: replace(run / "tokens", "link"), f"draft {TOKENS}", "is damaged"),
     "deep metrics": (lambda run: replace(run / "metrics.jsonl", "deep"), "", ""),
     "a token that is none": (lambda run: set_token(run, "val.bin"), TOKENS, "val.bin has an id that is not in the voc"),
-    "a recorded path": (
-        lambda run: edit_config(run, data={"corpus": ["/dev/zero"], "tokens_in_run": False}),
-        f"draft {TOKENS}",
-        "is no longer in the cache",
-    ),
+    "a recorded path": (lambda run: edit_config(run, data=RECORDED), f"draft {TOKENS}", "is no longer in the cache"),
     "an infinite loss": (lambda run: set_metadata(run, val_loss="NaN"), f"info {BEST}", "model.safetensors is damaged"),
 }
 
@@ -211,7 +207,6 @@ def read_last(run: Path) -> object:
 
 def read_run_tokens(run: Path) -> object:
     _, config, tokenizer, _ = load_model(run)
-    assert config.data is not None
     return np.asarray(reopen_tokens(run, config.data, tokenizer).train)
 
 

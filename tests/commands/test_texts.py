@@ -13,19 +13,12 @@ import pytest
 from tests.shell import TINY, assert_error, records, run_ok, snapshot, story, tinylm
 from tests.trained_runs import BOTH, REVERSED, pairs_file
 from tinylm.cache_directory import cache_root
-from tinylm.run_config import DataConfig
 from tinylm.run_directory.loading import read_config
 from tinylm.text.tokenizer import Tokenizer
 
 ONE_STEP = ("--steps", 1, *TINY)
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(5000)
 JSONL = "".join(json.dumps({"body": story(900, seed)}) + "\n" for seed in range(3))
-
-
-def data_of(run: Path) -> DataConfig:
-    data = read_config(run).data
-    assert data is not None
-    return data
 
 
 @pytest.mark.slow
@@ -106,7 +99,7 @@ def test_a_corpus_may_be_a_glob_and_its_run_is_resumed_elsewhere(here: Path, mon
     result = run_ok("train", "*.txt", *ONE_STEP)
     assert result.stdout == "checkpoints/te[x]ts\n"
     run = folder / "checkpoints/te[x]ts"
-    assert data_of(run).documents == 2
+    assert read_config(run).data.documents == 2
     shutil.rmtree(cache_root())
     monkeypatch.chdir(here)
     assert_error(tinylm("train", "--resume", run, "--steps", 2), 1, "is no longer in the cache", "te[x]ts")
@@ -117,24 +110,21 @@ def test_a_corpus_may_be_a_glob_and_its_run_is_resumed_elsewhere(here: Path, mon
 # Formats
 
 
-def test_the_format_is_recorded_for_resuming(here: Path) -> None:
+def test_the_format_is_recorded_and_options_from_variables_apply_only_where_they_fit(here: Path, corpus: Path) -> None:
     (here / "names").write_text("\n".join(story(2000).split()))
     run_ok("train", "names", "--format", "lines", *ONE_STEP)
-    data = data_of(here / "checkpoints/names")
+    data = read_config(here / "checkpoints/names").data
     assert (data.format, data.documents) == ("lines", len(story(2000).split()))
     shutil.rmtree(cache_root())
     run_ok("train", "--resume", "checkpoints/names", "names", "--steps", 2)
     assert "tokens" in records(run_ok("eval", "-m", "checkpoints/names", "names", "--format", "lines", "--json"))[0]
-
-
-def test_options_of_texts_from_variables_apply_only_where_they_fit(corpus: Path, here: Path) -> None:
     env = {"TINYLM_TRAIN_TEXT_KEY": "body", "TINYLM_TRAIN_TRAIN_ON": "last"}
     run_ok("train", corpus, *ONE_STEP, env=env)
     env["TINYLM_TRAIN_FORMAT"] = "lines"
     run_ok("train", pairs_file(here / "p.tsv"), "--out", "pairs", "--steps", 1, *BOTH, env=env)
     (here / "a.jsonl").write_text(JSONL)
     run_ok("train", "a.jsonl", *ONE_STEP, env={"TINYLM_TRAIN_TEXT_KEY": "body"})
-    assert data_of(here / "checkpoints/a").documents == 3
+    assert read_config(here / "checkpoints/a").data.documents == 3
 
 
 def test_train_tokenizer_reads_pairs_with_format_pairs(here: Path) -> None:
@@ -162,10 +152,10 @@ def test_unknown_characters_are_skipped_in_training_when_resuming_and_in_eval(ru
     options = ("--steps", 1, "--batch-size", 4, "--init-from", run, "--out")
     result = run_ok("train", "unseen.txt", *options, "new", "--unknown", "skip")
     assert f"Warning: Skipped {message}." in result.stderr
-    data = data_of(here / "new")
+    data = read_config(here / "new").data
     assert (data.unknown, data.characters) == ("skip", len(skipped))
     run_ok("train", "skipped.txt", *options, "plain")
-    assert data_of(here / "plain").fingerprint == data.fingerprint
+    assert read_config(here / "plain").data.fingerprint == data.fingerprint
     shutil.rmtree(cache_root())
     run_ok("train", "--resume", "new", "unseen.txt", "--steps", 2)
     assert_error(tinylm("eval", "-m", run, "unseen.txt"), 2, "--unknown skip", "--extend-vocab")
@@ -183,7 +173,7 @@ def test_a_pair_with_an_empty_side_after_skipping_is_dropped(here: Path) -> None
     options = ("--init-from", "base", "--steps", 1, "--batch-size", 4, "--unknown", "skip")
     run_ok("train", pairs_file(here / "q.tsv", changed), "--out", "new", *options)
     run_ok("train", pairs_file(here / "r.tsv", [pairs[0], *pairs]), "--out", "same", *options)
-    assert data_of(here / "new").fingerprint == data_of(here / "same").fingerprint
+    assert read_config(here / "new").data.fingerprint == read_config(here / "same").data.fingerprint
 
 
 # A text per line
@@ -227,7 +217,7 @@ def test_stdout_is_the_path_and_one_character_is_enough(corpus: Path, here: Path
     assert Tokenizer.load(here / "tokenizer.json").unknown_characters(story(100))[0] == "t"
 
 
-def test_decoding_the_encoded_text_gives_the_text(corpus: Path, here: Path) -> None:
+def test_a_tokenizer_decodes_what_it_encodes_and_is_the_one_that_train_makes_or_takes(corpus: Path, here: Path) -> None:
     text = corpus.read_text()
     for kind, size in (("char", len(set(text)) + 1), ("bpe", 270)):
         options = ("--vocab-size", size) if kind == "bpe" else ()
@@ -236,9 +226,6 @@ def test_decoding_the_encoded_text_gives_the_text(corpus: Path, here: Path) -> N
         tokenizer = Tokenizer.load(here / kind)
         assert tokenizer.vocab_size == size
         assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_the_tokenizer_is_the_one_that_train_makes_or_takes(corpus: Path, here: Path) -> None:
     run_ok("train-tokenizer", corpus, "--vocab-size", 300)
     for name, choice in (("made", ("bpe", "--vocab-size", 300)), ("taken", ("tokenizer.json",))):
         run_ok("train", corpus, "--out", name, "--tokenizer", *choice, "--steps", 1, *TINY)

@@ -123,7 +123,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(corpus: Path, here: Path) ->
     assert snapshot(here) == before
 
 
-def test_dry_run_in_several_processes_plans_for_all_of_them(corpus: Path, here: Path) -> None:
+def test_dry_run_in_several_processes_plans_for_all_of_them(corpus: Path) -> None:
     threads = torch.get_num_threads()
     variables = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     try:
@@ -175,7 +175,7 @@ def test_a_run_is_replaced_only_with_force_and_when_the_new_one_can_start(run: P
     assert snapshot(here) == before
     run_ok(*new, "--force")
     config = read_config(path)
-    assert config.training is not None and config.training.seed == 5
+    assert config.training.seed == 5
     assert [entry.name for entry in here.iterdir() if entry.name.startswith(".")] == []
 
 
@@ -205,7 +205,6 @@ def test_the_validation_text_is_given_or_the_end_of_the_corpus(corpus: Path, her
     ):
         run_ok("train", corpus, *options, "--out", name, "--steps", 1, *TINY, stdin=story(1000)[:500])
         data = read_config(here / name).data
-        assert data is not None
         assert (data.val_tokens, data.train_characters) == (characters, len(text) - characters * (name == "fraction"))
         assert data.val_corpus == {"file": (str(here / "val.txt"),), "stdin": ("-",)}.get(name, ())
     run_ok("train", "--resume", "stdin", "--steps", 2)
@@ -218,7 +217,6 @@ def test_a_run_ends_by_patience_or_after_its_epochs(corpus: Path, here: Path) ->
     assert last["step"] < 50
     last = records(run_ok("train", corpus, "--epochs", "0.5", "--out", "half", *TINY, "--json"))[-1]
     data = read_config(here / "half").data
-    assert data is not None
     assert (last["stopped_by"], last["step"]) == ("epochs", -(-data.train_tokens // (2 * 4 * 16)))
 
 

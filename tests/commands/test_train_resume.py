@@ -28,7 +28,6 @@ def test_resuming_may_change_budget_and_intervals_and_records_them(run: Path, he
     changed = ("--steps", 204, "--eval-every", 2, "--save-every", 3, "--log-every", 1, "--patience", 9)
     run_ok("train", "--resume", path, *changed, env={"TINYLM_TRAIN_DEVICE": "cpu", "TINYLM_TRAIN_LAYERS": "7"})
     training = read_config(path).training
-    assert training is not None
     assert (training.budget.steps, training.eval_every, training.save_every, training.patience) == (204, 2, 3, 9)
     assert (training.batch_size, training.log_every) == (4, 1)
 
@@ -73,7 +72,7 @@ def test_init_from_takes_weights_shape_tokenizer_and_schedule_of_a_run(run: Path
     run_ok("train", corpus, "--steps", 1, "--preset", "gpt2", *TINY, "--out", "first")
     run_ok("train", corpus, "--steps", 1, "--init-from", "first", "--out", "second")
     training = read_config(here / "second").training
-    assert training is not None and training.schedule == "cosine"
+    assert training.schedule == "cosine"
 
 
 def test_extend_vocab_adds_new_characters_to_the_model(run: Path, here: Path) -> None:
@@ -130,7 +129,7 @@ def kept_step(run: Path) -> int:
     return read_header(run / "model.safetensors").step
 
 
-def test_few_validation_records_keep_the_last_weights_and_say_why(here: Path) -> None:
+def test_few_validation_records_keep_the_last_weights_and_more_or_a_patience_the_best(here: Path) -> None:
     """Regression: of 40 questions, 4 were for validation, and an adapter that had learned nothing was kept."""
     said = trained(here, 49)
     assert "weights:   the last ones are kept: 4 records to validate with do not show which are better" in said
@@ -143,10 +142,7 @@ def test_few_validation_records_keep_the_last_weights_and_say_why(here: Path) ->
     assert re.search(rf"Best validation loss: .*, at step {best}\.", said)
     run_ok("train", "--resume", "run", "--steps", 36)
     assert kept_step(here / "run") == 36
-
-
-def test_enough_records_or_a_patience_keep_the_best_weights(here: Path) -> None:
-    for number, options in ((49, ("--patience", 9)), (200, ("--force",))):
+    for number, options in ((49, ("--patience", 9, "--force")), (200, ("--force",))):
         said = trained(here, number, *options)
         found = losses(here / "run")
         assert "the last ones are kept" not in said

@@ -47,16 +47,8 @@ def started() -> Started:
     """A run on 100 tokens, of which a step has 20."""
     tokenizer = train_char("abc")
     shape = small(vocab_size=tokenizer.vocab_size)
-    data = DataConfig(
-        corpus=("a.txt",),
-        train_characters=100,
-        fingerprint="f",
-        characters=110,
-        bytes=110,
-        documents=1,
-        train_tokens=100,
-        val_tokens=10,
-    )
+    sizes = {"characters": 110, "bytes": 110, "documents": 1, "train_tokens": 100, "val_tokens": 10}
+    data = DataConfig(corpus=("a.txt",), train_characters=100, fingerprint="f", **sizes)
     config = RunConfig.new(model=shape, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256), data=data)
     return Started(Path("run"), config, build_model(shape), tokenizer, 5.0, None)
 
@@ -88,22 +80,7 @@ def test_progress_shows_best_loss_step_tokens_and_epochs(started: Started, monke
         "best 1.607@300  loss 1.234  6.0k tokens 60.20 epochs  step 301  12,346 tok/s",
         "best 1.607@300  loss 1.234  8.0k tokens 80.20 epochs  step 401  val 1.700@400  12,346 tok/s",
     ]
-
-
-def test_samples_are_shown_with_line_breaks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Regression: line breaks were printed as \\n. Elsewhere than on a terminal, and with --quiet, none is shown."""
-    for on_terminal, quiet, lines in ((True, False, 3), (True, True, 0), (False, False, 0)):
-        monkeypatch.setattr(Console, "on_terminal", on_terminal)
-        TrainingDisplay(Console(quiet=quiet))(Sampled(50, 2.1913, 1.0, "to be\nor `width` 3"))
-        found = capsys.readouterr().err.splitlines()
-        assert found == ["Sample at step 50, validation loss 2.191:", "to be", "or `width` 3"][:lines]
-
-
-def test_a_resumed_run_shows_its_best_loss_and_bits_per_byte(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The 9 scored tokens have 18 bytes: 1.6072 / ln 2 * 9 / 18 = 1.159 and 1.7 / ln 2 * 9 / 18 = 1.226."""
-    assert started.config.data is not None
+    # The 9 scored tokens have 18 bytes: 1.6072 / ln 2 * 9 / 18 = 1.159 and 1.7 / ln 2 * 9 / 18 = 1.226.
     data = dataclasses.replace(started.config.data, val_bytes=18)
     training = TrainingConfig(budget=Budget(steps=9), batch_size=1, micro_batch=1, lr=1, min_lr=0, warmup=0)
     config = dataclasses.replace(started.config, data=data, training=training)
@@ -116,6 +93,17 @@ def test_a_resumed_run_shows_its_best_loss_and_bits_per_byte(started: Started, m
         "best 1.607@300  8.0k tokens 80.20 epochs  step 401  val 1.700@400",
         "best 1.159 bits/byte (1.607)@300  8.0k tokens 80.20 epochs  step 401  val 1.226 bits/byte (1.700)@400",
     ]
+
+
+def test_samples_are_shown_with_line_breaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: line breaks were printed as \\n. Elsewhere than on a terminal, and with --quiet, none is shown."""
+    for on_terminal, quiet, lines in ((True, False, 3), (True, True, 0), (False, False, 0)):
+        monkeypatch.setattr(Console, "on_terminal", on_terminal)
+        TrainingDisplay(Console(quiet=quiet))(Sampled(50, 2.1913, 1.0, "to be\nor `width` 3"))
+        found = capsys.readouterr().err.splitlines()
+        assert found == ["Sample at step 50, validation loss 2.191:", "to be", "or `width` 3"][:lines]
 
 
 @pytest.mark.parametrize(("rank", "message"), [(0, "`report` is"), (1, "began")])

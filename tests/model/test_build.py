@@ -93,31 +93,25 @@ def test_biases_start_at_zero_and_gains_at_one() -> None:
                 assert (parameter == (0 if config.norm_unit_offset else 1)).all(), (variant, name)
 
 
-def test_a_seed_gives_the_same_weights_whatever_the_state_of_the_global_generator() -> None:
+def test_a_seed_gives_the_same_weights_and_neither_depends_on_a_global_generator_nor_changes_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither that of the CPU nor those of other devices."""
+    seeded: list[int] = []
     for variant, config in VARIANTS:
         torch.manual_seed(1)
-        first = build_model(config, seed=7).state_dict()
-        torch.manual_seed(2)
-        second = build_model(config, seed=7).state_dict()
-        other = build_model(config, seed=8).state_dict()
+        expected = torch.rand(3)
+        torch.manual_seed(1)
+        with monkeypatch.context() as patch:
+            patch.setattr("torch.cuda.manual_seed_all", seeded.append)
+            first = build_model(config, seed=7).state_dict()
+        assert torch.equal(torch.rand(3), expected) and seeded == [], variant
+        second, other = (build_model(config, seed=seed).state_dict() for seed in (7, 8))
         assert first.keys() == second.keys()
         assert all(torch.equal(first[name], second[name]) for name in first), variant
         assert not torch.equal(first["embedding.weight"], other["embedding.weight"]), variant
         layers = [first[f"layers.{n}.attention.q_proj.weight"] for n in range(2)]
         assert not torch.equal(*layers), variant
-
-
-def test_building_a_model_does_not_change_any_global_generator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither that of the CPU nor those of other devices."""
-    seeded: list[int] = []
-    monkeypatch.setattr("torch.cuda.manual_seed_all", seeded.append)
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    seeded.clear()
-    build_model(small(), seed=7)
-    assert torch.equal(torch.rand(3), expected)
-    assert seeded == []
 
 
 @every_variant

@@ -30,7 +30,7 @@ def shares(x: Tensor) -> dict[float, float]:
     return dict(zip(values.tolist(), (counts / x.numel()).tolist(), strict=True))
 
 
-def test_the_dropout_of_sublayers_rescales_kept_values_and_is_off_in_evaluation() -> None:
+def test_the_dropout_of_embeddings_and_sublayers_rescales_kept_values_and_is_off_in_evaluation() -> None:
     """Each sublayer outputs 1 and, with p = 1/4, independently adds 0 with probability 1/4, else 4/3."""
     torch.manual_seed(0)
     x = torch.zeros(100, 100, 10)
@@ -39,13 +39,8 @@ def test_the_dropout_of_sublayers_rescales_kept_values_and_is_off_in_evaluation(
         found = shares(layer.train()(x, None, None, None)[0])
         assert found == pytest.approx({0.0: 1 / 16, 4.0: 6 / 16, 8.0: 9 / 16}, abs=0.01)
         assert torch.equal(layer.eval()(x, None, None, None)[0], torch.full_like(x, 2.0))
-
-
-def test_the_dropout_of_the_embedding_rescales_kept_values_and_is_off_in_evaluation() -> None:
-    torch.manual_seed(0)
     parts = (Position(), [], nn.Identity(), 0.25, Embeddings(nn.Embedding.from_pretrained(torch.ones(1, 10)), None), 8)
-    model = Decoder(*parts, cache_shape=CacheShape(1, 2, ()))
-    ids = torch.zeros(1000, 10, dtype=torch.long)
+    model, ids = Decoder(*parts, cache_shape=CacheShape(1, 2, ())), torch.zeros(1000, 10, dtype=torch.long)
     assert shares(model.train()(ids).hidden) == pytest.approx({0.0: 0.25, 4.0: 0.75}, abs=0.01)
     assert torch.equal(model.eval()(ids).hidden, torch.ones(1000, 10, 10))
 

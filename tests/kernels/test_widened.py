@@ -29,14 +29,10 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 @pytest.fixture
 def widths(processor: pytest.MonkeyPatch) -> list[torch.dtype]:
     """The dtype of the weight in each call of the other kernel."""
-    found: list[torch.dtype] = []
-    original = onednn.linear
-
-    def record(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        found.append(weight.dtype)
-        return original(x, weight, bias)
-
-    processor.setattr(onednn, "linear", record)
+    found, original = [], onednn.linear
+    processor.setattr(
+        onednn, "linear", lambda x, weight, *bias: (found.append(weight.dtype), original(x, weight, *bias))[1]
+    )
     return found
 
 
@@ -84,16 +80,14 @@ def test_few_rows_gradients_and_processors_with_instructions_keep_the_product_in
 
 def test_all_large_products_of_a_16_bit_model_are_widened(widths: list[torch.dtype]) -> None:
     """Also the output layer that is the embedding; the logits are those of fp32 weights up to roundings of bf16."""
-    model = build_model(small(context=MIN_ROWS))
-    layers = sum(isinstance(module, Linear) for module in model.modules())
-    rounded = build_model(small(context=MIN_ROWS))
-    rounded.load_state_dict(model.state_dict())
-    rounded.bfloat16()
+    model, rounded = (
+        build_model(small(context=MIN_ROWS), seed=1).to(dtype) for dtype in (torch.float32, torch.bfloat16)
+    )
     model.load_state_dict(rounded.state_dict())
     ids = torch.arange(MIN_ROWS).view(1, -1) % 13
     with torch.no_grad():
         expected = model(ids).hidden @ model.embedding.weight.t()
         widths.clear()
         found = rounded.logits(rounded(ids).hidden)
-    assert widths == [torch.float32] * (layers + 1)
+    assert widths == [torch.float32] * (1 + sum(isinstance(module, Linear) for module in model.modules()))
     torch.testing.assert_close(found.float(), expected, rtol=0.0, atol=0.05 * float(expected.abs().max()))

@@ -40,7 +40,7 @@ NEW: dict[str, dict[str, Any]] = {
     "averaged": {"average": 0.1},
     "experts": {"experts": 4, "expert_balance": 0.1},
     "merged experts": {"experts": 4, "expert_mode": "merge"},
-    "continued": {"init_from": "base"},
+    "continued": {},  # from a base
     "masked": {"architecture": "encoder"},
     "pairs": {"architecture": "encoder-decoder", "label_smoothing": 0.1},
     # Each rank draws its own masks. With so little dropout they are all ones and the divergence is zero, so that losses
@@ -86,25 +86,22 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["the", "old", "man", "said", "it", "was", "cold", "by", "sea"]
     with (folder / "chat.jsonl").open("w") as file:
         for _ in range(40):
-            said = [" ".join(rng.choices(words, k=rng.randint(1, 4))) for _ in range(2)]
-            roles = zip(("user", "assistant"), said, strict=True)
-            file.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in roles]}) + "\n")
+            said = [(role, " ".join(rng.choices(words, k=rng.randint(1, 4)))) for role in ("user", "assistant")]
+            file.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in said]}) + "\n")
     return folder
 
 
-def runs(texts: Path, out: Path, cases: list[tuple[str, str]], base: Path | None, parallel: str = "auto") -> list[Any]:
+def runs(texts: Path, out: Path, cases: list[tuple[str, str]], base: Path, parallel: str = "auto") -> list[Any]:
     made = []
     for kind, optimizer in cases:
         common = {**TRAINING, "optimizer": optimizer, "parallel": parallel, "out": str(out / f"{kind} {optimizer}")}
         file = FILES.get(kind, "text.txt")
-        if kind == "continued":
-            made.append(["train", [str(texts / file)], {**common, "init_from": str(base)}])
-        elif kind in NEW:
-            context = {"context": 64} if file == "chat.jsonl" else {}
-            made.append(["train", [str(texts / file)], {**MODEL, **context, **common, **NEW[kind]}])
+        command, settings = ADAPTED.get(kind) or ("train", NEW[kind])
+        if kind in ADAPTED or kind == "continued":
+            settings = {**settings, "model" if kind in ADAPTED else "init_from": str(base)}
         else:
-            command, settings = ADAPTED[kind]
-            made.append([command, [str(texts / file)], {**common, **settings, "model": str(base)}])
+            settings = {**MODEL, "context": 64 if file == "chat.jsonl" else 16, **settings}
+        made.append([command, [str(texts / file)], {**common, **settings}])
     return made
 
 
@@ -205,8 +202,7 @@ OPTIONS = [
 
 
 def saved_state(run: Path) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads((run / "last" / "state.json").read_text())
-    return state
+    return json.loads((run / "last" / "state.json").read_text())
 
 
 def saved_step(run: Path) -> int:

@@ -48,112 +48,93 @@ MIXED = {"sliding_window": 6, "layer_types": ["full_attention", "sliding_attenti
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 
-# By name: model_type, and the settings that differ from the small config.
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("gpt2", {}),
-    "gpt2 untied, exact GELU, narrow": (
-        "gpt2",
-        {"activation_function": "gelu", "n_inner": 40, "tie_word_embeddings": False},
-    ),
-    "gpt2 ReLU, unscaled attention, epsilon": (
-        "gpt2",
-        {"activation_function": "relu", "scale_attn_weights": False, "layer_norm_epsilon": 1e-3},
-    ),
-    "llama": ("llama", {}),
-    "llama tied, theta, epsilon": (
-        "llama",
-        {"tie_word_embeddings": True, "rope_parameters": THETA, "rms_norm_eps": 1e-3},
-    ),
-    "llama with biases, head_dim, GELU": ("llama", {**BIASES, "head_dim": 12, "hidden_act": "gelu"}),
-    "llama 3 scaling": (
-        "llama",
-        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5000.0, **LLAMA3}, "head_dim": 32},
-    ),
-    "llama linear scaling, multi-head, biases": (
-        "llama",
-        {"rope_parameters": LINEAR, "num_key_value_heads": 4, **BIASES},
-    ),
-    "llama yarn scaling": ("llama", {"rope_parameters": YARN}),
-    "llama yarn with mscale": ("llama", {"rope_parameters": MSCALE}),
-    "mistral": ("mistral", {"sliding_window": None, "head_dim": 16}),
-    "mistral with a window": ("mistral", {"sliding_window": 7}),
-    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
-    "qwen2 with windows in the last layers": (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
-    ),
-    "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
-    "qwen3 with biases, windows by layer, yarn": (
-        "qwen3",
-        {"head_dim": 8, "attention_bias": True, "use_sliding_window": True, **MIXED, "rope_parameters": YARN},
-    ),
-    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "mixtral with a window, one expert of three": (
-        "mixtral",
-        {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 9, "tie_word_embeddings": True},
-    ),
-    "qwen3_moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True, "head_dim": 16}),
-    "qwen3_moe without normalised routing, windows": (
-        "qwen3_moe",
-        {
-            **EXPERTS,
-            "num_experts_per_tok": 3,
-            "norm_topk_prob": False,
-            "attention_bias": True,
-            "use_sliding_window": True,
-            "sliding_window": 8,
-        },
-    ),
-    "gpt_neox": ("gpt_neox", {}),
-    "gpt_neox sequential, full RoPE": (
-        "gpt_neox",
-        {"use_parallel_residual": False, "rope_parameters": {**THETA, "partial_rotary_factor": 1.0}},
-    ),
-    "gpt_neox without attention biases, half RoPE, tanh GELU, tied": (
-        "gpt_neox",
-        {
-            "attention_bias": False,
-            "rope_parameters": {**THETA, "partial_rotary_factor": 0.5},
-            "hidden_act": "gelu_new",
-            "layer_norm_eps": 1e-3,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "gemma": ("gemma", {"head_dim": 16}),
-    "gemma with legacy activation, untied": (
-        "gemma",
-        {"head_dim": 8, "num_key_value_heads": 1, "tie_word_embeddings": False, "attention_bias": True},
-    ),
-    "gemma3_text": ("gemma3_text", {"head_dim": 16, **MIXED}),
-    "gemma3_text with scaling, scalar, pattern": (
-        "gemma3_text",
-        {
-            "head_dim": 16,
-            "sliding_window": 5,
-            "sliding_window_pattern": 2,
-            "query_pre_attn_scalar": 24,
-            "rope_parameters": GEMMA3_ROPE,
-            "attention_bias": True,
-        },
-    ),
-    "gemma3_text as published": (
-        "gemma3_text",
-        {
-            "head_dim": 16,
-            "num_hidden_layers": 7,
-            "sliding_window": 6,
-            "query_pre_attn_scalar": 16,
-            "rope_parameters": {**GEMMA3_ROPE, **LOCAL_THETA},
-        },
-    ),
+# By name, which begins with the model_type: the settings that differ from the small config.
+CASES: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "gpt2 untied, exact GELU, narrow": {"activation_function": "gelu", "n_inner": 40, "tie_word_embeddings": False},
+    "gpt2 ReLU, unscaled attention, epsilon": {
+        "activation_function": "relu",
+        "scale_attn_weights": False,
+        "layer_norm_epsilon": 1e-3,
+    },
+    "llama": {},
+    "llama tied, theta, epsilon": {"tie_word_embeddings": True, "rope_parameters": THETA, "rms_norm_eps": 1e-3},
+    "llama with biases, head_dim, GELU": {**BIASES, "head_dim": 12, "hidden_act": "gelu"},
+    "llama 3 scaling": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5000.0, **LLAMA3}, "head_dim": 32},
+    "llama linear scaling, multi-head, biases": {"rope_parameters": LINEAR, "num_key_value_heads": 4, **BIASES},
+    "llama yarn scaling": {"rope_parameters": YARN},
+    "llama yarn with mscale": {"rope_parameters": MSCALE},
+    "mistral": {"sliding_window": None, "head_dim": 16},
+    "mistral with a window": {"sliding_window": 7},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen2 with windows in the last layers": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    "qwen3": {"head_dim": 16, "tie_word_embeddings": True},
+    "qwen3 with biases, windows by layer, yarn": {
+        "head_dim": 8,
+        "attention_bias": True,
+        "use_sliding_window": True,
+        **MIXED,
+        "rope_parameters": YARN,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "mixtral with a window, one expert of three": {
+        "num_local_experts": 3,
+        "num_experts_per_tok": 1,
+        "sliding_window": 9,
+        "tie_word_embeddings": True,
+    },
+    "qwen3_moe": {**EXPERTS, "norm_topk_prob": True, "head_dim": 16},
+    "qwen3_moe without normalised routing, windows": {
+        **EXPERTS,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": False,
+        "attention_bias": True,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+    },
+    "gpt_neox": {},
+    "gpt_neox sequential, full RoPE": {
+        "use_parallel_residual": False,
+        "rope_parameters": {**THETA, "partial_rotary_factor": 1.0},
+    },
+    "gpt_neox without attention biases, half RoPE, tanh GELU, tied": {
+        "attention_bias": False,
+        "rope_parameters": {**THETA, "partial_rotary_factor": 0.5},
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-3,
+        "tie_word_embeddings": True,
+    },
+    "gemma": {"head_dim": 16},
+    "gemma with legacy activation, untied": {
+        "head_dim": 8,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+    },
+    "gemma3_text": {"head_dim": 16, **MIXED},
+    "gemma3_text with scaling, scalar, pattern": {
+        "head_dim": 16,
+        "sliding_window": 5,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 24,
+        "rope_parameters": GEMMA3_ROPE,
+        "attention_bias": True,
+    },
+    "gemma3_text as published": {
+        "head_dim": 16,
+        "num_hidden_layers": 7,
+        "sliding_window": 6,
+        "query_pre_attn_scalar": 16,
+        "rope_parameters": {**GEMMA3_ROPE, **LOCAL_THETA},
+    },
 }
-BASES = {kind: SMALL for kind, _ in CASES.values()} | {"gpt2": GPT2, "gpt_neox": NEOX}
+BASES = {name.split()[0]: SMALL for name in CASES} | {"gpt2": GPT2, "gpt_neox": NEOX}
 
 
 def make_peer(case: str) -> Any:
     """The model of a case in fp32. All parameters are random, also those that transformers initialises to constants."""
-    kind, choices = CASES[case]
-    config = transformers.AutoConfig.for_model(kind, **{**BASES[kind], **choices})
+    kind = case.split()[0]
+    config = transformers.AutoConfig.for_model(kind, **{**BASES[kind], **CASES[case]})
     torch.manual_seed(sum(map(ord, case)))
     peer = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():

@@ -182,9 +182,7 @@ def test_absurd_numbers_of_layers_are_refused_by_name_before_anything_is_made_of
     assert_refused(rows, lambda kind: read(kind, **{names[kind]: 10**15, "layer_types": None}), ValueError)
 
 
-def test_the_layers_and_experts_are_compared_with_the_tensors_before_a_model_is_built(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_layers_and_experts_are_compared_with_the_tensors_before_a_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "build_empty_model", None)
     tensors = {"model.norm.weight": torch.ones(32)}
     with pytest.raises(ValueError, match="it claims 1,000 layers and has 1 tensors"):

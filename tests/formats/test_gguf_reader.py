@@ -99,9 +99,7 @@ def random_blocks(kind: str) -> np.ndarray:
     return blocks
 
 
-def test_tensors_of_floats_are_mapped_in_their_own_dtype_and_changing_one_does_not_change_the_file(
-    tmp_path: Path,
-) -> None:
+def test_tensors_of_floats_keep_their_dtype_and_changing_one_does_not_change_the_file(tmp_path: Path) -> None:
     _, tensors = parts("llama")
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         path = write(tmp_path, {name: t.to(dtype) for name, t in tensors.items() if t.dim() > 1})
@@ -114,9 +112,7 @@ def test_tensors_of_floats_are_mapped_in_their_own_dtype_and_changing_one_does_n
         assert path.read_bytes() == before
 
 
-def test_without_the_package_a_quantized_file_is_an_error_with_the_extra_and_others_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_only_quantized_files_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quantized = gguf.quants.quantize(np.zeros((32, 32), np.float32), gguf.GGMLQuantizationType.Q8_0)
     write(tmp_path, {"blk.0.attn_q.weight": (quantized, "Q8_0")}).rename(tmp_path / "quantized.gguf")
     plain = write(tmp_path)
@@ -189,9 +185,7 @@ REFUSED: tuple[tuple[Any, ...], ...] = (
 )
 
 
-def test_metadata_and_tensors_that_would_change_the_model_and_files_that_are_not_regular_are_errors(
-    tmp_path: Path,
-) -> None:
+def test_metadata_tensors_and_special_files_that_would_change_the_model_are_errors(tmp_path: Path) -> None:
     rows = [((changes, *case), message) for changes, message, *case in REFUSED]
     assert_refused(rows, lambda row: read_gguf(write(tmp_path, *row)))
     (tmp_path / "link.gguf").symlink_to("fifo.gguf")

@@ -126,9 +126,7 @@ def test_an_index_names_tensors_in_files_of_its_folder_only(shards: Path) -> Non
     assert_refused(rows, attempt, (ValueError, OSError))
 
 
-def test_a_link_is_not_followed_and_a_fifo_does_not_block(
-    shards: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_links_are_not_followed_and_fifos_do_not_block(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     outside = tmp_path_factory.mktemp("outside")
     first = next(iter(SHARDS))
     (shards / first).rename(outside / first)

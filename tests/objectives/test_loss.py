@@ -45,9 +45,7 @@ def expected_loss(model: Decoder, config: ModelConfig, batch: Batch) -> float:
 
 
 @pytest.mark.parametrize("config", [small(), small("original", kv_heads=4, tie=False)], ids=["modern", "original"])
-def test_the_loss_equals_the_formula_summed_over_scored_targets(
-    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_is_its_formula_over_scored_targets(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     model = decoder(config)
     for scored in (None, 0.4):
         batch = batch_of(config, 3, 7, scored)
@@ -61,9 +59,7 @@ def test_the_loss_equals_the_formula_summed_over_scored_targets(
 
 
 @pytest.mark.parametrize("chunk", [1 << 25, 30])
-def test_multi_token_prediction_adds_the_loss_of_the_token_after_the_next_to_the_auxiliary_loss(
-    chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_multi_token_prediction_adds_the_loss_of_the_second_token(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the loss of the next token is smoothed. Both losses are those of the same logits."""
     monkeypatch.setattr(module, "MAX_LOGITS", chunk)
     config = small(tie=chunk == 30)
@@ -249,7 +245,7 @@ def hidden_weight_and_targets() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("dtype", "second_weight"), [(torch.bfloat16, 0.5), (torch.float16, 0.0)])
-def test_under_autocast_chunks_have_the_gradient_of_the_whole_batch_up_to_rounding(
+def test_under_autocast_chunks_equal_the_whole(
     dtype: torch.dtype, second_weight: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weight is rounded once for all chunks, and its gradient is summed in single precision. Loss scale: 1024."""

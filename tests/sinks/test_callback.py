@@ -117,9 +117,7 @@ def send(name: str, first: int = 1, resumed_step: int | None = None) -> SimpleNa
     return SimpleNamespace(notes=notes, warnings=warnings)
 
 
-def test_wandb_with_a_login_or_a_mode_of_its_own_is_not_set_to_offline(
-    calls: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_with_a_login_or_a_mode_is_not_set_to_offline(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_stub("wandb", calls, module="def login(**options): return True")
     assert send("wandb").notes == []
     write_stub("wandb", calls)
@@ -156,9 +154,7 @@ def test_trackio_continues_a_run_by_its_name_after_the_last_step_that_it_has(cal
         ({"log": "os.kill(os.getpid(), signal.SIGKILL)"}, "its process was ended by signal 9"),
     ],
 )
-def test_a_failure_of_a_tracker_is_one_warning_that_names_it_and_what_to_do(
-    calls: Path, parts: dict[str, str], reason: str
-) -> None:
+def test_a_failure_of_a_tracker_is_one_warning_with_advice(calls: Path, parts: dict[str, str], reason: str) -> None:
     write_stub("wandb", calls, **parts)
     (warning,) = send("wandb").warnings
     assert warning.startswith(f"Logging to wandb failed: {reason}. ")
@@ -175,9 +171,7 @@ def test_a_run_whose_tracker_fails_is_complete_and_other_trackers_have_all_of_it
     assert recorded(calls.with_name("others.jsonl"))[1:-1] == metrics()
 
 
-def test_a_tracker_that_hangs_holds_neither_the_training_nor_its_end(
-    calls: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hanging_tracker_holds_neither_training_nor_its_end(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tinylm.sinks.callback, "FINISH_SECONDS", 0.5)
     monkeypatch.setattr(tinylm.sinks.process, "MAX_QUEUED", 2)
     write_stub("wandb", calls, log="time.sleep(999)")
@@ -188,9 +182,7 @@ def test_a_tracker_that_hangs_holds_neither_the_training_nor_its_end(
     assert started[0].exit_code == -9, "it was killed"
 
 
-def test_warnings_of_trackio_and_a_process_that_cannot_be_started_are_passed_on(
-    calls: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warnings_of_trackio_and_a_failed_start_are_passed_on(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """trackio catches its errors and warns of them."""
     write_stub("trackio", calls, log="warnings.warn('failed to write'); warnings.warn('and again')")
     Path("stubs/trackio").mkdir()
@@ -202,9 +194,7 @@ def test_warnings_of_trackio_and_a_process_that_cannot_be_started_are_passed_on(
     assert "its process cannot be started (No such file or directory)" in warning
 
 
-def test_a_missing_package_and_a_wrong_name_are_found_before_training(
-    calls: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_packages_and_wrong_names_are_found_at_once(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (calls.parent / "stubs" / "wandb" / "run-1").mkdir(parents=True)  # as wandb writes, which is no module
     missing = TRACKERS["tensorboard"]._replace(package="a_package_that_nobody_has")
     monkeypatch.setitem(TRACKERS, "tensorboard", missing)

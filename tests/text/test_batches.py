@@ -115,9 +115,7 @@ def test_a_limited_evaluation_uses_the_same_evenly_spaced_windows() -> None:
 
 
 @given(st.integers(1, 20), st.integers(1, 25), st.booleans())
-def test_micro_batches_contain_the_batch_in_order_and_all_tensors_move_to_a_device(
-    size: int, rows: int, masked: bool
-) -> None:
+def test_micro_batches_contain_the_batch_in_order_and_tensors_move_devices(size: int, rows: int, masked: bool) -> None:
     ids = torch.arange(size * 3).reshape(size, 3)
     batch = Batch(ids, ids + 1, ids % 2 == 0 if masked else None)
     parts = list(batch.split(rows))
@@ -215,9 +213,7 @@ def tokens_of(pairs: list[tuple[str, str]], tmp_path: Path) -> PairTokens:
     return PairTokens(encode_stream(write_pairs(tmp_path / "p.tsv", tsv(pairs)).stream(), TOKENIZER), END_ID)
 
 
-def test_encoded_pairs_decode_to_their_texts_and_have_end_of_text_ids_after_sources_and_around_targets(
-    tmp_path: Path,
-) -> None:
+def test_encoded_pairs_decode_to_their_texts_and_have_end_of_text_ids_around_targets(tmp_path: Path) -> None:
     pairs = tokens_of(PAIRS, tmp_path)
     assert [(TOKENIZER.decode(pairs.source(i)), TOKENIZER.decode(pairs.target(i))) for i in range(len(pairs))] == PAIRS
     assert pairs.lengths.tolist() == [[3, 2], [1, 3], [3, 1], [4, 4]]

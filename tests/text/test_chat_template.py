@@ -159,9 +159,7 @@ NOT_TEMPLATES = {
 }
 
 
-def test_what_cannot_be_compiled_and_reasons_are_one_line_of_printable_characters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_cannot_be_compiled_and_reasons_are_one_line_that_is_printable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "SECONDS", 0.4)
     for source, words in NOT_TEMPLATES.items():
         with pytest.raises(TinyLMError) as info:
@@ -284,9 +282,7 @@ for act in (lambda: open("/etc/passwd"), lambda: open("new", "w"), socket.socket
     assert done.stdout.split() == ["[]", "{}", *[str(errno.EMFILE)] * 4]
 
 
-def test_the_process_starts_with_the_first_rendering_and_ends_with_the_template_or_an_interruption(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_process_starts_with_the_first_text_and_ends_with_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate(CHATML)
     assert template._process is None
     first = template.render(CONVERSATION)

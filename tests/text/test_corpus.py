@@ -96,9 +96,7 @@ def test_a_folder_without_text_a_missing_path_or_a_pipe_which_can_be_read_only_o
     require_errors(read_documents, rows)
 
 
-def test_named_files_are_read_in_the_order_given_even_if_hidden_or_with_nuls_unless_they_have_no_text(
-    tmp_path: Path,
-) -> None:
+def test_named_files_are_read_in_their_order_even_if_hidden_or_with_nuls_unless_they_are_empty(tmp_path: Path) -> None:
     one, two, hidden = (write_file(tmp_path / name, name) for name in ("z.txt", "a.txt", ".hidden"))
     assert read_documents(one, hidden, two) == ["z.txt", ".hidden", "a.txt"]
     assert read_documents(write_file(tmp_path / "zeros", b"a\0b")) == ["a\0b"]
@@ -158,9 +156,7 @@ def stream_of(parts: list[list[str]]) -> Iterator[str | None]:
 
 
 @given(documents, st.integers(0, 60), st.integers(0, 60))
-def test_a_slice_of_a_stream_is_a_slice_of_the_text_with_its_documents(
-    parts: list[list[str]], start: int, stop: int
-) -> None:
+def test_a_slice_of_a_stream_is_a_slice_of_its_documents(parts: list[list[str]], start: int, stop: int) -> None:
     expected, position = [], 0
     for document in map("".join, parts):
         part = document[max(0, start - position) : max(0, stop - position)]

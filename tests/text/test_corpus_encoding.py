@@ -73,9 +73,7 @@ def test_validation_records_are_drawn_from_all_of_the_text(name: str, tmp_path: 
 
 @pytest.mark.parametrize("tokenizer", ["char", "bpe"])
 @pytest.mark.parametrize(("name", "line_end"), [("a.txt", "\n"), ("a.txt", "\r\n"), ("a.jsonl", "\n")])
-def test_the_scored_bytes_of_lines_include_their_line_breaks(
-    name: str, line_end: str, tokenizer: str, tmp_path: Path
-) -> None:
+def test_the_scored_bytes_include_line_breaks(name: str, line_end: str, tokenizer: str, tmp_path: Path) -> None:
     """Regression: a line's end was a scored token without a byte, so that bits per byte seemed larger than those of the
     same file as continuous text.
     """
@@ -102,9 +100,7 @@ def test_a_fraction_or_a_text_that_leaves_nothing_is_refused(corpus: Path, tmp_p
     require_errors(lambda file, val, fraction: split_of(file, val=val, fraction=fraction), rows)
 
 
-def test_both_parts_are_encoded_once_into_the_cache_or_a_run_and_recorded(
-    corpus: Path, other: Path, tmp_path: Path
-) -> None:
+def test_both_parts_are_encoded_once_into_the_cache_or_a_run(corpus: Path, other: Path, tmp_path: Path) -> None:
     split = split_of(corpus, other, fraction=0.5)
     tokenizer = choose_tokenizer(split, "char", None)
     progress: list[int] = []
@@ -147,9 +143,7 @@ def test_a_text_that_is_too_short_is_refused_by_its_name(corpus: Path, tmp_path:
         encode_split(split, choose_tokenizer(split, "char", None))
 
 
-def test_if_gigatoken_gives_other_ids_the_library_encodes_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_if_gigatoken_gives_other_ids_the_library_encodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split = split_of(write_file(tmp_path / "s.txt", "It is the cause, it is the cause, my soul. " * 100))
     expected, _ = encode_split(split, choose_tokenizer(split, "bpe", 300), warn=pytest.fail)
     wrong = SimpleNamespace(encode=lambda text: np.zeros(len(text), dtype=np.uint32))
@@ -163,9 +157,7 @@ def test_if_gigatoken_gives_other_ids_the_library_encodes_with_a_warning(
 
 
 @pytest.mark.parametrize("with_val", [True, False])
-def test_the_tokens_of_a_run_are_reopened_or_encoded_again_from_a_named_text(
-    with_val: bool, corpus: Path, other: Path, tmp_path: Path
-) -> None:
+def test_tokens_of_a_run_are_reopened_or_made_again(with_val: bool, corpus: Path, other: Path, tmp_path: Path) -> None:
     """The recorded paths are shown and not opened, since an untrusted run could name any file."""
     run = tmp_path / "run"
     split = split_of(corpus, val=other if with_val else None)
@@ -184,9 +176,7 @@ def test_the_tokens_of_a_run_are_reopened_or_encoded_again_from_a_named_text(
     assert reopen_tokens(run, data, tokenizer).train.tolist() == expected[0]
 
 
-def test_a_text_that_has_changed_or_is_not_named_is_not_encoded_again(
-    corpus: Path, other: Path, tmp_path: Path
-) -> None:
+def test_a_text_that_has_changed_or_is_not_named_is_not_encoded(corpus: Path, other: Path, tmp_path: Path) -> None:
     split = split_of(corpus, val=other)
     tokenizer = choose_tokenizer(split, "char", None)
     _, data = encode_split(split, tokenizer)
@@ -211,9 +201,7 @@ def test_tokens_of_standard_input_are_opened_only_in_the_run_directory(corpus: P
         reopen_tokens(moved, data, tokenizer)
 
 
-def test_a_run_keeps_its_tokens_when_the_version_of_the_encoder_changes(
-    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_keeps_its_tokens_in_new_versions(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split = split_of(corpus)
     tokenizer = choose_tokenizer(split, "char", None)
     tokens, data = encode_split(split, tokenizer)

@@ -77,7 +77,7 @@ def is_open(tokenizer: Tokenizer, i: int) -> bool:
 @settings(max_examples=300)
 @given(context=ids, following=ids)
 @example(context=CHARACTER * 3, following=[*CHARACTER, 4])  # adjacent byte tokens are decoded together
-def test_streamed_text_is_that_of_all_ids_without_that_of_the_context(
+def test_streamed_text_is_that_of_all_ids_after_the_context(
     name: str, context: list[int], following: list[int]
 ) -> None:
     library, tokenizer = LIBRARIES[name], TOKENIZERS[name]
@@ -98,9 +98,7 @@ def test_streamed_text_is_that_of_all_ids_without_that_of_the_context(
 @pytest.mark.parametrize("name", BUFFERED)
 @given(context=ids, following=ids)
 @example(context=[5], following=[*[4] * 9, 5])  # b, and a, which is removed
-def test_text_that_any_later_id_can_change_is_returned_at_the_end(
-    name: str, context: list[int], following: list[int]
-) -> None:
+def test_text_that_later_ids_can_change_comes_at_the_end(name: str, context: list[int], following: list[int]) -> None:
     expected = LIBRARIES[name].decode(context + following)[len(LIBRARIES[name].decode(context)) :]
     assert streamed(TOKENIZERS[name], context, following) == expected
 

@@ -125,9 +125,7 @@ def test_a_pattern_is_expanded_in_sorted_order_unless_a_file_has_that_name(tmp_p
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in ("one", "two"))
 
 
-def test_json_in_a_file_of_another_suffix_or_a_single_object_is_refused_unless_the_format_is_given(
-    tmp_path: Path,
-) -> None:
+def test_json_of_another_suffix_or_a_single_object_is_refused_unless_the_format_is_given(tmp_path: Path) -> None:
     """An unknown format is refused."""
     contents = (LINES, json.dumps([{"text": "one"}]), '{"text": "' + "x" * 20_000 + '"}\n')
     for name in ("data.txt", "part-00000", "data.log"):
@@ -207,9 +205,7 @@ def test_a_byte_order_mark_names_the_encoding() -> None:
 
 
 @given(st.integers(0, 2**32), st.booleans())
-def test_random_bytes_16_bit_numbers_and_utf_8_with_an_invalid_byte_are_not_another_encoding(
-    seed: int, zeros: bool
-) -> None:
+def test_random_bytes_16_bit_numbers_and_damaged_utf_8_are_not_another_encoding(seed: int, zeros: bool) -> None:
     noise = random.Random(seed).randbytes(1000)
     noise = noise if zeros else noise.replace(b"\0", b"\x80")
     assert other_encoding(noise, "utf-8") is None

@@ -83,9 +83,7 @@ def test_a_changed_text_is_read_again(corpus: Path, other: Path) -> None:
         assert scanned(corpus) == find_corpus([str(corpus)]).scan() != before
 
 
-def test_short_texts_pairs_and_texts_without_some_characters_are_read_again(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_or_filtered_texts_are_read_again(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in (
         write_pairs(tmp_path / "p.tsv", "a\tb\n"),
         corpus_without_unknown(find_corpus([str(corpus)]), train_char("Tthe c")),

@@ -171,9 +171,7 @@ def test_documents_are_read_in_any_format_compression_and_encoding(
 
 
 @given(st.lists(json_values, max_size=6), st.lists(st.integers(0, 500), max_size=9), st.sampled_from([None, 0, 2]))
-def test_an_array_is_parsed_equally_from_any_chunks(
-    values: list[object], positions: list[int], indent: int | None
-) -> None:
+def test_an_array_is_parsed_equally_in_chunks(values: list[object], positions: list[int], indent: int | None) -> None:
     text = json.dumps(values, indent=indent)
     chunks = [chunk for chunk in chunks_of(text, positions) if chunk]
     numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
@@ -214,9 +212,7 @@ def test_lines_end_only_at_line_feeds_in_any_chunks(text: str, positions: list[i
     assert list(numbered_lines(iter(chunks_of(text, positions)), "a")) == expected
 
 
-def test_invalid_elements_lines_and_lone_surrogates_are_reported_with_their_places(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_elements_and_lines_are_reported_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """UTF-7 is read to its end."""
     elements = ("[" * 100_000, "1" * 5000, "{", "nul", '"\\ud800"')
     require_errors(

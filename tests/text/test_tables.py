@@ -67,9 +67,7 @@ def test_a_malformed_row_is_an_error_with_file_and_line(tmp_path: Path, monkeypa
     )
 
 
-def test_a_table_that_is_read_as_plain_text_is_reported_with_its_columns(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_table_that_is_read_as_plain_text_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def warnings(file: Path, **settings: Any) -> str:
         caplog.clear()
         load_text(TextSource(paths=(str(file),), **settings), tmp_path, "text", LogReporter())
@@ -115,9 +113,7 @@ def test_columns_are_conversations_or_pairs(tmp_path: Path) -> None:
     assert documents_of(find_corpus([str(file)], corpus_type=PairCorpus).stream()) == ["abc", "ij", "d", "hgf"]
 
 
-def test_a_column_without_texts_a_damaged_file_and_no_pyarrow_are_errors_that_name_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_parquet_files_and_a_missing_pyarrow_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a.parquet"
     columns = ([1, 2], [b"bytes", b"x"], [["a"], ["b"]], [{"a": "b"}, {"a": "c"}])
     rows = [({"text": column}, r"a\.parquet, row 1: the value under 'text' .* not a string") for column in columns]

@@ -111,9 +111,7 @@ def test_slices_and_ids_equal_those_of_one_array(sizes: list[int], start: int, s
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, CHARACTERS], ids=["bpe", "char"])
-def test_documents_are_joined_by_the_end_of_text_id_in_shards_with_the_ids_of_the_library(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_documents_are_joined_by_the_end_of_text_id_with_the_librarys_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:
     expected = (ids_by_the_library(tokenizer), ids_by_the_library(tokenizer, VAL))
     assert encode_stream(stream(), tokenizer).tolist() == expected[0]
     assert encode_stream(iter([]), tokenizer).tolist() == []
@@ -236,9 +234,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_a_shard_is_hashed_again_only_if_it_has_changed_also_in_another_process(
-    hashed: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_is_hashed_again_only_if_it_has_changed(hashed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = private_folder("tokens") / KEY
     encoded(folder)
     file = folder / "train-00001.bin"
@@ -279,9 +275,7 @@ def test_shards_elsewhere_or_in_a_cache_that_others_can_write_are_hashed(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["val.bin", "tokens.json", "t"])
-def test_a_failure_of_the_system_is_an_error_before_encoding_and_does_not_delete_token_files(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_of_the_system_keeps_token_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded(tmp_path / "t")
     for number in (errno.EMFILE, errno.ESTALE, errno.EACCES, errno.EIO):
 
@@ -415,9 +409,7 @@ def test_another_process_with_the_same_text_does_not_share_the_unfinished_folder
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be deleted there")
-def test_a_lock_file_that_is_deleted_while_it_is_locked_does_not_permit_two_writers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_file_deleted_while_locked_permits_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that held the lock deletes the file after this one has opened it, and a third process locks anew."""
     import fcntl
 

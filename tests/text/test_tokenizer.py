@@ -122,9 +122,7 @@ def test_only_one_thread_at_a_time_calls_gigatoken(monkeypatch: pytest.MonkeyPat
     assert [ids.tolist() for ids in encoded] == [[1], [2], [3], [1]]
 
 
-def test_the_encoder_is_the_verified_gigatoken_until_it_differs_from_the_library(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_encoder_is_verified_gigatoken_until_it_differs_from_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ids of gigatoken 0.10 were compared with the library's for every code point (decisions 002 and 021)."""
     library = f"tokenizers {tokenizers.__version__}"
     encoders = (

@@ -71,9 +71,7 @@ def test_the_default_vocab_size_grows_with_the_text_and_is_doubled_for_pairs(
     assert sizes == [1024, 300, 2048, 4096, 300, 8192]
 
 
-def test_a_given_tokenizer_may_be_a_link_and_its_unknown_characters_are_listed(
-    corpus: Path, other: Path, tmp_path: Path
-) -> None:
+def test_a_tokenizer_may_be_a_link_and_unknown_characters_are_listed(corpus: Path, other: Path, tmp_path: Path) -> None:
     """The files of the Hugging Face cache are links."""
     file = write_file(tmp_path / "mine.json", train_char("".join(sorted(set(TEXT)))).to_str())
     assert choose_tokenizer(split_of(corpus), str(file), None).sha256 == Tokenizer.load(file).sha256

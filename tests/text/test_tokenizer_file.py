@@ -146,7 +146,7 @@ class PanicException(BaseException):
     __module__ = "pyo3_runtime"
 
 
-def test_a_panic_of_the_library_raises_tinylm_error_and_interrupts_and_memory_errors_pass_through(
+def test_panics_of_the_library_are_errors_and_interrupts_pass(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer = Tokenizer.load(saved(tmp_path, PUBLISHED["words"]))

@@ -63,16 +63,6 @@ def rotate_pair(
     return turned.real, turned.imag
 
 
-def rotary(x: Array, position: int, theta: float) -> Array:
-    """One head's vector with each pair (i, i + W/2) turned by position * theta^(-2i/W)."""
-    half = len(x) // 2
-    turned = np.empty_like(x)
-    for i in range(half):
-        angle = position * theta ** (-2 * i / len(x))
-        turned[i], turned[i + half] = rotate_pair(x[i], x[i + half], angle)
-    return turned
-
-
 def relu(x: Array) -> Array:
     return np.where(x > 0, x, 0.0)
 

@@ -100,15 +100,13 @@ def test_a_conversation_whose_answers_cannot_be_found_is_refused_with_its_line_a
 
 def test_an_answer_ends_with_a_special_token_or_with_the_text_after_it() -> None:
     ends = {CHATML: "<|im_end|>", LLAMA_2: "</s>", LLAMA_3: "<|eot_id|>", QWEN: "<|im_end|>"}
-    assert {template: (chat(template).end_token, chat(template).end_text) for template in ends} == {
-        template: (end, None) for template, end in ends.items()
-    }
+    for template, end in ends.items():
+        assert (chat(template).end_token, chat(template).end_text) == (end, None), template
     lines = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
     texts = {CHATML: "<|im_end|>", lines: None, lines.replace("}}", "}}\n## END "): "## END"}
-    formats = {template: ChatFormat(ChatTemplate(template), ("</s>",)) for template in texts}
-    assert {template: (format.end_token, format.end_text) for template, format in formats.items()} == {
-        template: (None, text) for template, text in texts.items()
-    }
+    for template, text in texts.items():
+        format = ChatFormat(ChatTemplate(template), ("</s>",))
+        assert (format.end_token, format.end_text) == (None, text), template
 
 
 # The answer d is not scored.

@@ -33,9 +33,8 @@ def test_an_epoch_visits_every_window_once(context: int, extra: int, batch_size:
     for start in range(0, n_windows, windows.windows_per_epoch):
         epoch = rows[start : start + windows.windows_per_epoch]
         first = min(row[0] for row in epoch)
-        assert sorted(epoch) == [
-            list(range(first + i * context, first + (i + 1) * context)) for i in range(windows.windows_per_epoch)
-        ]
+        expected = np.arange(first, first + windows.windows_per_epoch * context).reshape(-1, context)
+        assert sorted(epoch) == expected.tolist()
         assert first <= min(context, len(tokens) - 1 - windows.windows_per_epoch * context)
 
 
@@ -82,14 +81,12 @@ def test_batches_of_a_text_beyond_memory_are_found_by_their_number() -> None:
 
 
 @given(st.integers(2, 60), st.integers(1, 12), st.none() | st.integers(1, 12), st.integers(1, 9))
-def test_every_token_but_the_first_is_scored_once(
-    length: int, context: int, stride: int | None, batch_size: int
-) -> None:
+def test_every_token_but_the_first_is_scored_once(length: int, context: int, stride: int | None, rows: int) -> None:
     stride = stride and min(stride, context)
     tokens = np.arange(length, dtype=np.uint8)
     scored: Counter[int] = Counter()
-    for batch in evaluation_batches(tokens, context, batch_size, stride):
-        assert 1 <= len(batch) <= batch_size and batch.ids.shape[1] <= context
+    for batch in evaluation_batches(tokens, context, rows, stride):
+        assert 1 <= len(batch) <= rows and batch.ids.shape[1] <= context
         assert torch.equal(batch.targets, batch.ids + 1)  # each token equals its position
         assert torch.equal(batch.ids, batch.ids[:, :1] + torch.arange(batch.ids.shape[1]))
         mask = torch.ones_like(batch.ids, dtype=torch.bool) if batch.mask is None else batch.mask
@@ -175,11 +172,20 @@ def test_evaluation_masks_do_not_depend_on_the_batch_size() -> None:
     assert flat(1) == flat(3) == flat(7) == flat(100)
 
 
-def test_a_line_is_a_source_a_tab_and_a_target_or_an_object(tmp_path: Path) -> None:
+def test_a_line_is_a_source_and_a_target_which_are_two_documents_of_a_stream_that_are_never_split(
+    tmp_path: Path,
+) -> None:
     corpus = write_pairs(tmp_path / "p.tsv", " a b \tc d\r\n\ne\tf\n")
     assert list(corpus.pairs()) == [Pair("a b", "c d"), Pair("e", "f")]
     lines = [json.dumps({"target": target, "source": source, "id": 3}) for source, target in PAIRS]
     assert [tuple(pair) for pair in write_pairs(tmp_path / "p.jsonl", "\n".join(lines)).pairs()] == PAIRS
+    corpus = write_pairs(tmp_path / "p.tsv", tsv(PAIRS))
+    assert documents_of(corpus.stream()) == [text for pair in PAIRS for text in pair]
+    split = split_corpus(corpus, None, 0.5)
+    halves = [documents_of(stream) for stream in (split.train_stream(), split.val_stream())]
+    assert split.val_records == 2
+    pairs = [pair for half in halves for pair in zip(half[::2], half[1::2], strict=True)]
+    assert sorted(pairs) == sorted(PAIRS) and len(halves[1]) == 4
 
 
 def test_an_error_about_an_invalid_line_says_what_was_expected(tmp_path: Path) -> None:
@@ -193,16 +199,6 @@ def test_an_error_about_an_invalid_line_says_what_was_expected(tmp_path: Path) -
         lambda name, content: list(write_pairs(tmp_path / name, content).pairs()),
         [(name, content, f"{name}, {words}") for name, content, words in rows],
     )
-
-
-def test_a_pair_is_two_documents_of_a_stream_and_is_never_split(tmp_path: Path) -> None:
-    corpus = write_pairs(tmp_path / "p.tsv", tsv(PAIRS))
-    assert documents_of(corpus.stream()) == [text for pair in PAIRS for text in pair]
-    split = split_corpus(corpus, None, 0.5)
-    halves = [documents_of(stream) for stream in (split.train_stream(), split.val_stream())]
-    assert split.val_records == 2
-    pairs = [pair for half in halves for pair in zip(half[::2], half[1::2], strict=True)]
-    assert sorted(pairs) == sorted(PAIRS) and len(halves[1]) == 4
 
 
 TOKENIZER = train_char("abcdefghij ")

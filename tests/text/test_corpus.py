@@ -156,19 +156,14 @@ def stream_of(parts: list[list[str]]) -> Iterator[str | None]:
 
 
 @given(documents, st.integers(0, 60), st.integers(0, 60))
-def test_a_slice_of_a_stream_is_a_slice_of_its_documents(parts: list[list[str]], start: int, stop: int) -> None:
+def test_slices_and_statistics_are_those_of_the_documents(parts: list[list[str]], start: int, stop: int) -> None:
     expected, position = [], 0
     for document in map("".join, parts):
         part = document[max(0, start - position) : max(0, stop - position)]
         position += len(document)
         expected += [part] if part else []
     assert documents_of(slice_stream(stream_of(parts), start, stop)) == expected
-
-
-@given(documents)
-def test_statistics_equal_those_of_the_whole_text(parts: list[list[str]]) -> None:
-    text = "".join(map("".join, parts))
-    stats = scan_stream(stream_of(parts))
+    text, stats = "".join(map("".join, parts)), scan_stream(stream_of(parts))
     assert (stats.characters, stats.bytes, stats.documents) == (len(text), len(text.encode()), len(parts))
     assert stats.alphabet == "".join(sorted(set(text)))
     assert stats.fingerprint == hashlib.sha256(b"\xff".join("".join(p).encode() for p in parts)).hexdigest()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tinylm.errors import TinyLMError, UsageError
+from tinylm.errors import UsageError
 from tinylm.text.corpus import Stream, find_corpus
 from tinylm.text.corpus_encoding import SplitCorpus, split_corpus
 from tinylm.text.pairs import PairCorpus
@@ -22,16 +22,19 @@ def write_file(path: Path, content: bytes | str) -> Path:
 
 
 def require_errors(
-    function: Callable[..., object], rows: Iterable[tuple[Any, ...]], error: type[TinyLMError] = UsageError
+    function: Callable[..., object],
+    rows: Iterable[tuple[Any, ...]],
+    error: type[Exception] | tuple[type[Exception], ...] = UsageError,
 ) -> None:
     """For each row of arguments and a pattern, the function must raise an error with this pattern."""
-    wrong = []
+    wrong, rows = [], list(rows)
+    assert rows
     for *arguments, pattern in rows:
         try:
-            wrong.append(f"{pattern}: no error, but {function(*arguments)!r:.200}")
+            wrong.append(f"{arguments!r:.200}: no error with {pattern}, but {function(*arguments)!r:.200}")
         except error as raised:
             if not re.search(pattern, str(raised)):
-                wrong.append(f"{pattern}: {raised}")
+                wrong.append(f"{arguments!r:.200}: {raised} (expected: {pattern})")
     assert not wrong, "\n".join(wrong)
 
 

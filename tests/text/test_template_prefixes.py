@@ -21,26 +21,18 @@ HEADS = (
     "{% if messages[0].role == 'system' %}S{{ messages[1].content }}{% endif %}",
     "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}",
     "{% if add_generation_prompt %}P{% endif %}",
-    *(
-        "{{ messages | length }}",
-        "{% set ns.x = messages[1].role %}",
-        "{% for a in [1, 2] %}{{ loop.last }}{% endfor %}",
-    ),
+    *("{{ messages | length }}", "{% set ns.x = messages[1].role %}"),
+    "{% for a in [1, 2] %}{{ loop.last }}{% endfor %}",
 )
 BODIES = (
     *("{{ m.content }}", "<{{ m.role }}>\n", "{% set ns.x = ns.x ~ m.role %}", "{{ ns.x }}", "{{ loop.index }}"),
     *("{% if loop.first %}F{% endif %}", "{% if loop.last %}L{% endif %}", "{{ messages | length }}", "{{ f(m) }}"),
     *("{{ messages[0].role }}", "{{ messages[1].content }}", "{{ messages[-1].role }}", "{{ loop.nextitem.role }}"),
     *("{% if m.content == 'b' %}{% break %}{% endif %}", "{% if loop.index is odd %}{% continue %}{% endif %}"),
-    *(
-        "{% for c in m.content %}{{ loop.last }}{% endfor %}",
-        "{% set x = m.role %}",
-        "{{ x }}",
-        "{{ m == messages[0] }}",
-    ),
+    *("{% for c in m.content %}{{ loop.last }}{% endfor %}", "{% set x = m.role %}", "{{ x }}"),
     *("{% for n in messages %}{{ n.role }}{% endfor %}", "{{ raise_exception('no') if m.content == 'c' }}"),
     *("{% if add_generation_prompt %}G{% endif %}", "{% set messages = [] %}", "{% set m = 1 %}", "\ufdd3"),
-    "{% for c in m.content %}{{ messages[2].role }}{% endfor %}",
+    *("{% for c in m.content %}{{ messages[2].role }}{% endfor %}", "{{ m == messages[0] }}"),
 )
 TAILS = (
     *("{% if add_generation_prompt %}<a>\n{% endif %}", "{{ ns.x }}", "{{ x }}", "{{ m }}", "end\n", "{{ f(ns) }}"),

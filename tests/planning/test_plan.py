@@ -28,9 +28,8 @@ def test_without_a_budget_a_run_lasts_ten_minutes_or_until_it_stops_improving() 
         assert (training.budget, training.patience) == (budget, None)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "dtype", "seconds", "faster", "compiled"),
-    [
+def test_long_runs_are_compiled_if_compiled_layers_are_faster() -> None:
+    for wanted, dtype, seconds, faster, compiled in (
         ("on", "fp32", 1, False, True),
         ("off", "fp32", 1e6, True, False),
         ("auto", "fp32", 1200, True, True),
@@ -38,14 +37,10 @@ def test_without_a_budget_a_run_lasts_ten_minutes_or_until_it_stops_improving() 
         ("auto", "bf16", 600, True, True),
         ("auto", "bf16", 599, True, False),
         ("auto", "fp32", 1e6, False, False),
-    ],
-)
-def test_long_runs_are_compiled_if_compiled_layers_are_faster(
-    wanted: str, dtype: str, seconds: float, faster: bool, compiled: bool
-) -> None:
-    on = machine(compiled_is_faster=faster, dtype=dtype)
-    plan = planned(budget=Budget(time=seconds), compile=wanted, on=on, model={"size": "nano"})
-    assert plan.runtime == on.runtime(compile=compiled)
+    ):
+        on = machine(compiled_is_faster=faster, dtype=dtype)
+        plan = planned(budget=Budget(time=seconds), compile=wanted, on=on, model={"size": "nano"})
+        assert plan.runtime == on.runtime(compile=compiled), (wanted, dtype, seconds, faster)
 
 
 @pytest.mark.parametrize(("share", "compiled"), [(0.98, False), (1.02, True)])

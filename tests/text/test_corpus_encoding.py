@@ -74,9 +74,7 @@ def test_validation_records_are_drawn_from_all_of_the_text(name: str, tmp_path: 
 @pytest.mark.parametrize("tokenizer", ["char", "bpe"])
 @pytest.mark.parametrize(("name", "line_end"), [("a.txt", "\n"), ("a.txt", "\r\n"), ("a.jsonl", "\n")])
 def test_the_scored_bytes_include_line_breaks(name: str, line_end: str, tokenizer: str, tmp_path: Path) -> None:
-    """Regression: a line's end was a scored token without a byte, so that bits per byte seemed larger than those of the
-    same file as continuous text.
-    """
+    """Regression: a line's end was a scored token without a byte, so that bits per byte seemed larger."""
     texts = [f"{'ünï' * (index % 4)} {index}" for index in range(200)]
     content = [json.dumps(text) if name == "a.jsonl" else text for text in texts]
     file = write_file(tmp_path / name, "".join(line + line_end for line in content))
@@ -113,8 +111,7 @@ def test_both_parts_are_encoded_once_into_the_cache_or_a_run(corpus: Path, other
     ids = [*tokens.train.tolist(), *tokens.val.tolist()]
     texts = (TEXT, "Zebras!\n")
     assert ids == [*tokenizer.encode(texts[0]).tolist(), tokenizer.end_of_text_id, *tokenizer.encode(texts[1]).tolist()]
-    assert tokens.path.parent == cache_root() / "tokens"
-    assert not data.tokens_in_run
+    assert tokens.path.parent == cache_root() / "tokens" and not data.tokens_in_run
     assert (data.characters, data.bytes, data.documents) == (len(TEXT) + 8, len(TEXT) + 8, 2)
     assert (data.train_tokens, data.val_tokens) == (len(tokens.train), len(tokens.val))
     assert data.train_characters == split.train_characters

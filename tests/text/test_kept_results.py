@@ -104,16 +104,13 @@ def test_without_a_usable_result_a_text_is_read_each_time(
         patch.setattr(files, "SETTLED_SECONDS", 60.0)
         assert scanned(corpus) == scanned(corpus)
     assert len(reads) == 2
-    assert scanned(corpus) == scanned(corpus)
-    assert len(reads) == 3
+    assert scanned(corpus) == scanned(corpus) and len(reads) == 3
     (file,) = kept()
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")  # is not followed
-    scanned(corpus)
-    assert len(reads) == 4
+    assert scanned(corpus) and len(reads) == 4
     monkeypatch.setenv("TINYLM_CACHE", str(corpus / "cache"))  # cannot be created
-    assert scanned(corpus) == scanned(corpus)
-    assert len(reads) == 6
+    assert scanned(corpus) == scanned(corpus) and len(reads) == 6
 
 
 def test_a_bpe_tokenizer_is_trained_once_for_a_text_and_its_settings(corpus: Path, reads: list[Corpus]) -> None:

@@ -18,12 +18,10 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
 from tinylm.formats.source import is_gguf
-from tinylm.generation.continuation import Continuation, TokenGenerator
-from tinylm.generation.draft_choice import NGramDrafts
+from tinylm.generation.continuation import Continuation, Sample
 from tinylm.generation.engine import GGUF_TYPES, EngineWeights, open_llama_cpp
 from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
 from tinylm.generation.fuse_layers import fuse_model
-from tinylm.generation.generated_text import Sample
 from tinylm.generation.generation_config import (
     BeamSearchConfig,
     GenerationConfig,
@@ -31,10 +29,9 @@ from tinylm.generation.generation_config import (
     SpeedConfig,
     is_sampled,
     settings_without_effect,
-    torch_is_faster,
 )
-from tinylm.generation.generator import NextTokenModel
-from tinylm.generation.llama_cpp import LlamaCppDecoder
+from tinylm.generation.generator import NextTokenModel, TorchEngine
+from tinylm.generation.llama_cpp import LlamaCpp
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
 from tinylm.generation.text_generator import TextGenerator
 from tinylm.generation.thread_policy import ThreadPolicyDecoder
@@ -96,8 +93,7 @@ class Model(TextGenerator):
         self._describe_training(self.adapters[0] if self.adapters else self.config)
         self._prepared: _PreparedNetwork | None = None
         self._switches_adapters = False
-        self._llama_cpp: dict[tuple[Any, ...], LlamaCppDecoder | None] = {}  # by engine, cache and adapter scales
-        self._drafts = NGramDrafts(self.path, self.tokenizer)
+        self._llama_cpp: dict[tuple[Any, ...], LlamaCpp | None] = {}  # by engine, cache and adapter scales
 
     def __repr__(self) -> str:
         model, quantized = self.config.model, "" if self.quantize == "none" else f", {self.quantize} weights"
@@ -173,7 +169,6 @@ class Model(TextGenerator):
         length_penalty: float = 1.0,
         unknown: str = "error",
         strict: bool = False,
-        draft: str = "auto",
         cache: bool = True,
         engine: str = "auto",
         stream: bool = False,
@@ -188,7 +183,7 @@ class Model(TextGenerator):
         seed: the same seed gives the same text. Default: a random seed.
         beams, length_penalty: see BeamSearchConfig.
         unknown, strict: see PromptPolicy.
-        draft, cache, engine: see SpeedConfig.
+        cache, engine: see SpeedConfig.
 
         Raises UsageError for a setting out of range or without effect, and for a prompt that cannot be used (with
         `stream`, when the iteration starts).
@@ -204,10 +199,9 @@ class Model(TextGenerator):
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             seed=secrets.randbits(32) if seed is None else seed,
         )
-        search, speed = BeamSearchConfig(beams, length_penalty), SpeedConfig(draft, cache, engine)
+        search, speed = BeamSearchConfig(beams, length_penalty), SpeedConfig(cache, engine)
         policy = PromptPolicy(unknown, strict)
         self._reject_settings_without_effect(config, search, speed)
-        speed = self._with_engine(speed, [config])
         require(not stream or num_samples == 1, "`stream` is for a single sample; leave out `num_samples`.")
         chunks = self._text_chunks(Prompt(prompt, config), search, policy, speed)
         if stream:
@@ -249,23 +243,19 @@ class Model(TextGenerator):
     ) -> Continuation:
         """See `TextGenerator.continue_encoded`."""
         speed = speed or SpeedConfig()
-        assert isinstance(self.network, Decoder)
-        draft, model = None, self._open_llama_cpp(speed) or self._prepare().model
-        # Speculative decoding does not speed up llama.cpp, whose steps are fast.
-        if speed.draft == "ngram" or not isinstance(model, LlamaCppDecoder):
-            draft = self._drafts.choose(self.network, self.data, config, speed)
+        engine = self._open_llama_cpp(speed) or self._torch_engine(speed.cache)
+        return Continuation(engine, self.tokenizer, [encoded], config, first_stream)
+
+    def _torch_engine(self, use_cache: bool = True) -> TorchEngine:
+        model = self._prepare().model
         assert model is not None
-        generator = TokenGenerator(model, draft, speed.cache)
-        return Continuation(generator, self.tokenizer, encoded, config, first_stream)
+        return TorchEngine(model, self.tokenizer.vocab_size, use_cache)
 
     def continue_each(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Continuation:
         """One sample of each of several prompts, as one batch, for decoders. `num_samples` must be `len(prompts)`."""
-        model = self._prepare().model
-        assert model is not None
-        generator = TokenGenerator(model, None, True, [prompt.start for prompt in prompts])
-        return Continuation(generator, self.tokenizer, prompts[0], config, first_stream)
+        return Continuation(self._torch_engine(), self.tokenizer, prompts, config, first_stream)
 
     def fill_mask(self, prompt: Prompt, policy: PromptPolicy | None = None) -> FilledPrompt:
         """Fill each `<mask>` of a prompt, for encoders, and list the `top_k` candidates for each mask (default: 5).
@@ -299,27 +289,24 @@ class Model(TextGenerator):
     def prepare_generation(
         self,
         speed: SpeedConfig | None = None,
-        requests: Sequence[GenerationConfig] = (),
         *,
         switches_adapters: bool = False,
-    ) -> LlamaCppDecoder | None:
+    ) -> LlamaCpp | None:
         """Open the model in llama.cpp, or convert, fuse and quantize the network in place.
 
         In the second case all later generation uses this network. That saves the memory of the copy that `generate`
         makes, but `evaluate` and `logits` then use the prepared weights.
 
-        requests: settings of the prompts that will follow, if known; engine "auto" is torch if that completes them
-            sooner.
         switches_adapters: whether adapters will be selected between prompts; this requires torch.
 
         Returns the model in llama.cpp, or `None` if torch is used. Raises UsageError if llama.cpp is required and
         cannot run the model with these settings, and TinyLMError if it is required and fails.
         """
         self._switches_adapters = switches_adapters
-        decoder = self._open_llama_cpp(self._with_engine(speed or SpeedConfig(), requests))
-        if decoder is None:
+        engine = self._open_llama_cpp(speed or SpeedConfig())
+        if engine is None:
             self._prepare(in_place=True)
-        return decoder
+        return engine
 
     def _prepare(self, in_place: bool = False) -> "_PreparedNetwork":
         """The network for generation by torch, prepared at first use."""
@@ -340,21 +327,6 @@ class Model(TextGenerator):
         self._prepared = _PreparedNetwork(network, adapters, model)
         return self._prepared
 
-    @property
-    def fp32_parameters(self) -> int:
-        """Number of parameters for generation in fp32; 0 for other number formats, and for GGUF files."""
-        weights = self._engine_weights()
-        is_fp32 = weights.kind == "f32" and weights.quantized is None
-        return sum(weight.numel() for weight in self.network.parameters()) if is_fp32 else 0
-
-    def _with_engine(self, speed: SpeedConfig, requests: Sequence[GenerationConfig]) -> SpeedConfig:
-        """The settings, with engine torch instead of auto where `tinylm sample` takes torch for these requests.
-
-        The choice is that of the command, whose start includes importing torch, so that both give the same text.
-        """
-        is_faster = speed.engine == "auto" and torch_is_faster(requests, self.fp32_parameters)
-        return replace(speed, engine="torch") if is_faster else speed
-
     def _engine_weights(self) -> EngineWeights:
         is_plain = self.quantize == "none" and not self.adapters
         return EngineWeights(
@@ -366,7 +338,7 @@ class Model(TextGenerator):
             switches_adapters=self._switches_adapters,
         )
 
-    def _open_llama_cpp(self, speed: SpeedConfig) -> LlamaCppDecoder | None:
+    def _open_llama_cpp(self, speed: SpeedConfig) -> LlamaCpp | None:
         """The model in llama.cpp, opened at first use, or `None` if torch is to be used."""
         if self._prepared is not None and self._prepared.network is self.network:
             require(

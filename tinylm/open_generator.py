@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tinylm.formats.hub import is_reference
 from tinylm.generation.converted_model import Conversion, ConvertedModel, conversion_key, open_converted
-from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
+from tinylm.generation.generation_config import SpeedConfig
 from tinylm.reporter import LogReporter, Reporter, SilentReporter
 from tinylm.run_directory.find_run import find_run, newest_model
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 def open_generator(
     path: str | Path | None = None,
     speed: SpeedConfig | None = None,
-    requests: Sequence[GenerationConfig] = (),
     *,
     adapters: Sequence[str | Path] = (),
     switches_adapters: bool = False,
@@ -28,7 +27,7 @@ def open_generator(
 ) -> "Model | ConvertedModel":
     """The model, prepared for generation only.
 
-    speed, requests, switches_adapters: see `Model.prepare_generation`. The other arguments are those of `tinylm.load`.
+    speed, switches_adapters: see `Model.prepare_generation`. The other arguments are those of `tinylm.load`.
 
     Raises the errors of `Model.prepare_generation` and `tinylm.load`.
     """
@@ -41,16 +40,15 @@ def open_generator(
     if not adapters and not is_reference(str(path)):
         found = find(SilentReporter())  # `load` finds it again and reports it
         key = conversion_key(found, device, dtype, quantize)
-        if key is not None and (converted := open_converted(key, speed, requests, reporter)) is not None:
+        if key is not None and (converted := open_converted(key, speed, reporter)) is not None:
             find(reporter)
             reporter.note(converted.note)
             return converted
     from tinylm.loaded_model import load
 
     model = load(path, adapters=adapters, device=device, dtype=dtype, quantize=quantize, reporter=reporter)
-    decoder = model.prepare_generation(speed, requests, switches_adapters=switches_adapters)
-    if key is not None and decoder is not None:
-        tokenizer = model.tokenizer.to_str()
-        parameters = model.fp32_parameters
-        Conversion(decoder.file.name, model.config, tokenizer, decoder.threads, parameters, model.note).write(key)
+    engine = model.prepare_generation(speed, switches_adapters=switches_adapters)
+    if key is not None and engine is not None:
+        tokenizer, rows = model.tokenizer.to_str(), model.network.vocab_size
+        Conversion(engine.file.name, model.config, tokenizer, rows, engine.is_exact, model.note).write(key)
     return model

@@ -111,6 +111,7 @@ RANGES: dict[str, Range] = {
     "min_p": FRACTION,
     "repeat_penalty": Range(0.001, 1000),
     "max_tokens": Range(1, 2**31 - 1),
+    "logprobs": Range(0, 100),
     "show_examples": Range(0, 1 << 16),
     "num_samples": Range(1, 1 << 16),
     "beams": Range(1, 256),

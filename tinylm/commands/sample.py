@@ -21,9 +21,8 @@ from tinylm.streams import has_piped_input, read_stdin
 from tinylm.validation import check_choice, require
 
 if TYPE_CHECKING:
-    from tinylm.generation.continuation import Continuation
+    from tinylm.generation.continuation import Continuation, Sample
     from tinylm.generation.fill_mask import FilledPrompt
-    from tinylm.generation.generated_text import Sample
     from tinylm.generation.generation_config import GenerationConfig
     from tinylm.generation.prompts import Prompt
     from tinylm.loaded_model import Model
@@ -91,7 +90,6 @@ def sample(
     loaded = open_generator(
         model,
         speed,
-        [prompt.config for prompt in prompts],
         adapters=adapter or prompt_adapters,
         switches_adapters=bool(prompt_adapters),
         quantize=options.quantize.quantize,

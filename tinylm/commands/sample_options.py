@@ -179,6 +179,20 @@ class PrintOptions:
 
 
 @dataclass(frozen=True)
+class StructureOptions:
+    """What is recorded of the output."""
+
+    logprobs: Annotated[
+        int,
+        option(
+            "With --json, record each token's log-probability and those of the N likeliest (default: 0, none).",
+            Panel.TEXT,
+            "N",
+        ),
+    ] = 0
+
+
+@dataclass(frozen=True)
 class QuantizeOptions:
     """Quantization of the weights."""
 
@@ -197,7 +211,7 @@ class EngineOptions:
     engine: Annotated[
         str,
         option(
-            "Inference engine. With few samples on a CPU, llama.cpp is several times as fast as torch (default: auto).",
+            "Inference engine (default: auto, llama.cpp on a CPU wherever it can run the model, else torch).",
             Panel.MACHINE,
             "auto|torch|llama.cpp",
         ),
@@ -208,14 +222,6 @@ class EngineOptions:
 class SpeedOptions:
     """The fields of SpeedConfig except `engine`."""
 
-    draft: Annotated[
-        str,
-        option(
-            "Speculative decoding with n-grams of the training text; the output stays the same (default: auto).",
-            Panel.MACHINE,
-            "auto|ngram|none",
-        ),
-    ] = "auto"
     cache: Annotated[
         bool,
         option(
@@ -246,6 +252,7 @@ class SampleOptions:
     sampling: SamplingOptions
     beam_search: BeamSearchOptions
     length: TextLengthOptions
+    structure: StructureOptions
     printing: PrintOptions
     quantize: QuantizeOptions
     engine: EngineOptions
@@ -259,7 +266,9 @@ class SampleOptions:
         length = self.length
         require("" not in (length.stop or []), "--stop is empty; give the text to stop at, or leave it out.")
         stop = tuple(unescape("stop", text) for text in length.stop or [])
-        return GenerationConfig(length.max_tokens, length.num_samples, stop=stop, seed=seed, **vars(self.sampling))
+        return GenerationConfig(
+            length.max_tokens, length.num_samples, stop=stop, seed=seed, **vars(self.structure), **vars(self.sampling)
+        )
 
 
 def unescape(name: str, text: str) -> str:

@@ -51,11 +51,11 @@ class ConditionedDecoder:
         return self._model.make_cache(batch, length, starts)
 
     @torch.inference_mode()
-    def last_logits(self, ids: Any, cache: Sequence[Cache] | None, count: int) -> Tensor:
-        """See `NextTokenModel.last_logits`: (B, T) -> (B, count, V)."""
+    def last_logits(self, ids: Any, cache: Sequence[Cache] | None) -> Tensor:
+        """See `NextTokenModel.last_logits`: (B, T) -> (B, V)."""
         ids = torch.as_tensor(ids, device=self.device).expand(len(self._memory.hidden), -1)  # (B, T)
         output = self._model.decode(ids, self._memory, cache, self._cross_cache if cache else None)
-        return self._model.logits(output.hidden[:, -count:])
+        return self._model.logits(output.hidden[:, -1])
 
     def reorder(self, rows: Tensor, cache: Sequence[Cache], reorder_sources: bool) -> None:
         """Replace row b of the caches and encoded sources by row rows[b]. rows: (B',).
@@ -170,7 +170,7 @@ def beam_search(
     # The decoder's input starts with the end-of-text token, as in training.
     last_tokens = torch.full((len(sources) * width, 1), end_of_text_id, device=device)  # (B*N, 1)
     for _ in range(max_tokens):
-        logits = decoder.last_logits(last_tokens, cache, 1)[:, -1].float()  # (B*N, V)
+        logits = decoder.last_logits(last_tokens, cache).float()  # (B*N, V)
         totals = torch.tensor([beam.totals for beam in active], device=device).unsqueeze(2)  # (B, N, 1)
         extended = totals + logits.log_softmax(dim=-1).unflatten(0, (len(active), width))  # (B, N, V)
         vocab_size = extended.shape[2]

@@ -1,42 +1,38 @@
 """Text generation with a decoder: samples that continue a prompt."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from tinylm.generation.generated_text import Sample
-from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig
-from tinylm.generation.generator import NextTokenModel, generate
+from tinylm.generation.generation_config import GenerationConfig
+from tinylm.generation.generator import Engine, Token
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import Sampler, sample_seed
-from tinylm.generation.speculative import DraftModel, generate_speculatively
 from tinylm.generation.text_stream import TextStream
 from tinylm.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class TokenGenerator:
-    """A decoder with its generation settings: the draft model, if any, and whether to use the KV cache.
+class Sample:
+    """A text that was generated for a prompt.
 
-    prompts: token ids per sample, used instead of the prompt of `tokens`; not with a draft model.
+    prompt: the prompt, without skipped characters; of a chat, the rendered conversation; of a translation, the source.
+    text: the generated text, without the prompt.
+    tokens: number of generated tokens, without an end token.
+    seed: the seed that gives this text as the only sample of the prompt, up to rounding.
+    finish_reason: `stop` (a stop sequence), `end` (an end token, or the text that ends an answer in a chat) or
+        `length` (`max_tokens`).
+    score: length-normalised log-likelihood of a target found by beam search; otherwise `None`.
+    logprobs: the tokens with their log-probabilities, if `GenerationConfig.logprobs` is not 0; otherwise `None`.
     """
 
-    model: NextTokenModel
-    draft: DraftModel | None
-    use_cache: bool
-    prompts: Sequence[Sequence[int]] | None = None
-
-    def tokens(
-        self, prompt: Sequence[int], sampler: Sampler, num_samples: int, max_tokens: int, bos_id: int | None
-    ) -> Iterator[list[int]]:
-        """Yield the next token of each sample, `max_tokens` times. A draft model needs a single sample.
-
-        bos_id: see `generate`.
-        """
-        if self.draft is None:
-            prompts = [prompt] * num_samples if self.prompts is None else self.prompts
-            return generate(self.model, prompts, sampler, max_tokens, self.use_cache, bos_id)
-        return generate_speculatively(self.model, prompt, sampler, max_tokens, self.draft, bos_id=bos_id)
+    prompt: str
+    text: str
+    tokens: int
+    seed: int
+    finish_reason: str
+    score: float | None = None
+    logprobs: list[dict[str, Any]] | None = None
 
 
 class TextChunk(NamedTuple):
@@ -46,28 +42,25 @@ class TextChunk(NamedTuple):
     text: str
 
 
+@dataclass(eq=False)
 class Continuation:
-    """The samples that continue one prompt. Iteration generates the samples and yields their text in chunks.
+    """The samples that continue prompts: `config.num_samples` of one prompt, or one sample of each of several.
 
-    prompt: the prompt's text. samples: empty until the iteration has ended.
+    Iteration generates the samples and yields their text in chunks. first_stream: random stream of the first sample.
+    samples: empty until the iteration has ended.
     """
 
-    def __init__(
-        self,
-        generator: TokenGenerator,
-        tokenizer: Tokenizer,
-        prompt: EncodedPrompt,
-        config: GenerationConfig,
-        first_stream: int,
-    ) -> None:
-        """first_stream: random stream of the first sample; see `Sampler`."""
-        self.prompt = prompt.text
-        self.samples: list[Sample] = []
-        self._generator = generator
-        self._tokenizer = tokenizer
-        self._encoded = prompt
-        self._config = config
-        self._first_stream = first_stream
+    engine: Engine
+    tokenizer: Tokenizer
+    prompts: Sequence[EncodedPrompt]
+    config: GenerationConfig
+    first_stream: int
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def prompt(self) -> str:
+        """The text of the first prompt."""
+        return self.prompts[0].text
 
     def run(self) -> list[Sample]:
         """Generate and return all samples."""
@@ -76,36 +69,48 @@ class Continuation:
         return self.samples
 
     def __iter__(self) -> Iterator[TextChunk]:
-        config = self._config
-        rows = range(config.num_samples)
-        sampling = config.sampling(DEFAULT_TEMPERATURE)
-        vocab_size = self._tokenizer.vocab_size
-        sampler = Sampler(sampling, config.seed, config.num_samples, vocab_size, self._first_stream)
-        for row in rows:
-            sampler.observe(row, self._encoded.ids)
-        start, bos_id = self._encoded.start, self._tokenizer.start_id
-        contexts = self._generator.prompts or [start] * config.num_samples
-        ends = self._encoded.end_ids, self._encoded.end_texts
-        streams = [TextStream(self._tokenizer, config.stop, *ends, context=context) for context in contexts]
-        texts = [""] * config.num_samples
-        for tokens in self._generator.tokens(start, sampler, config.num_samples, config.max_tokens, bos_id):
-            for row, (stream, token) in enumerate(zip(streams, tokens, strict=True)):
-                if not stream.finished and (text := stream.push(token)):
-                    texts[row] += text
-                    yield TextChunk(row, text)
-            if all(stream.finished for stream in streams):
-                break
+        config, tokenizer = self.config, self.tokenizer
+        prompts = list(self.prompts) * (config.num_samples if len(self.prompts) == 1 else 1)
+        streams = [
+            TextStream(tokenizer, config.stop, prompt.end_ids, prompt.end_texts, context=prompt.start)
+            for prompt in prompts
+        ]
+        texts = [""] * len(prompts)
+        logprobs: list[list[dict[str, Any]]] = [[] for _ in prompts]
+        generated = self.engine.generate(prompts, config, self.first_stream, tokenizer.start_id)
+        with contextlib.closing(generated):  # stops the engine as soon as all texts have ended
+            for token in generated:
+                row, stream = token.row, streams[token.row]
+                if not stream.finished:
+                    if text := stream.push(token.id):
+                        texts[row] += text
+                        yield TextChunk(row, text)
+                    if config.logprobs and token.id is not None:
+                        logprobs[row].append(self._scores(token))
+                if all(stream.finished for stream in streams):
+                    break
         for row, stream in enumerate(streams):
             if text := stream.finish():
                 texts[row] += text
                 yield TextChunk(row, text)
         self.samples = [
             Sample(
-                self.prompt,
-                text,
+                prompt.text,
+                texts[row],
                 stream.tokens,
-                sample_seed(config.seed, self._first_stream + row),
+                self.engine.sample_seed(config, self.first_stream, row),
                 stream.finish_reason,
+                logprobs=logprobs[row] if config.logprobs else None,
             )
-            for row, (text, stream) in enumerate(zip(texts, streams, strict=True))
+            for row, (prompt, stream) in enumerate(zip(prompts, streams, strict=True))
         ]
+
+    def _scores(self, token: Token) -> dict[str, Any]:
+        """A token with its candidates, as in the JSON output."""
+
+        def scored(id: int, logprob: float | None) -> dict[str, Any]:
+            return {"id": id, "token": self.tokenizer.decode([id]), "logprob": logprob}
+
+        top = [scored(*candidate) for candidate in token.candidates]
+        assert token.id is not None
+        return scored(token.id, token.logprob) | {"top": top}

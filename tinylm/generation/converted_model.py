@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
@@ -20,12 +19,11 @@ from tinylm import __version__
 from tinylm.cache_directory import is_private, private_folder
 from tinylm.errors import TinyLMError
 from tinylm.files import check_regular, file_state, is_settled, read_json, replacing, resolve_links
-from tinylm.generation.continuation import Continuation, TokenGenerator
-from tinylm.generation.generation_config import GenerationConfig, SpeedConfig, torch_is_faster
-from tinylm.generation.llama_cpp import LlamaCppDecoder, import_llama_cpp
+from tinylm.generation.continuation import Continuation
+from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
+from tinylm.generation.llama_cpp import LlamaCpp, import_llama_cpp
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.text_generator import TextGenerator
-from tinylm.machine_profile import usable_cores
 from tinylm.reporter import Reporter
 from tinylm.run_config import DataConfig, RunConfig, run_of
 from tinylm.serialization import from_json
@@ -33,25 +31,24 @@ from tinylm.text.tokenizer import Tokenizer
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
 
 GGUF_FOLDER = "gguf"  # in the cache: converted files and records
-LAYOUT = 1  # version of the converted files; increment it when the output of `write_gguf` changes
+LAYOUT = 2  # version of the converted files; increment it when the output of `write_gguf` changes
 SUFFIXES = (".json", ".jinja", ".safetensors")  # of the files that are read to open a model folder
 GPU_DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # device files on Linux: NVIDIA, AMD and WSL
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # environment variables that set torch's number of threads
 
 
 @dataclass(frozen=True)
 class Conversion:
     """The record of a converted model.
 
-    gguf: name of the GGUF file in GGUF_FOLDER. tokenizer: the tokenizer as JSON. threads: torch's number of threads.
-    fp32_parameters: number of parameters, 0 if some have another number format. note: see `ConvertedModel`.
+    gguf: name of the GGUF file in GGUF_FOLDER. tokenizer: the tokenizer as JSON. rows, is_exact: see `LlamaCpp`.
+    note: see `ConvertedModel`.
     """
 
     gguf: str
     config: RunConfig
     tokenizer: str
-    threads: int
-    fp32_parameters: int
+    rows: int
+    is_exact: bool
     note: str
 
     def write(self, key: str) -> None:
@@ -88,8 +85,7 @@ def conversion_key(path: Path, device: str, dtype: str, quantize: str) -> str | 
     if not all(map(is_settled, states)):
         return None
     files = [(file.name, *file_state(state)) for file, state in zip(paths, states, strict=True)]
-    threads = (usable_cores(), *map(os.environ.get, THREAD_VARIABLES))
-    identity = (__version__, LAYOUT, str(path.absolute()), files, device, dtype, quantize, threads)
+    identity = (__version__, LAYOUT, str(path.absolute()), files, device, dtype, quantize)
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
 
 
@@ -117,7 +113,7 @@ class ConvertedModel(TextGenerator):
 
     config: RunConfig
     tokenizer: Tokenizer
-    decoder: LlamaCppDecoder
+    engine: LlamaCpp
     reporter: Reporter
     note: str
     data: DataConfig | None = field(init=False)
@@ -129,22 +125,18 @@ class ConvertedModel(TextGenerator):
         self, encoded: EncodedPrompt, config: GenerationConfig, speed: SpeedConfig | None = None, first_stream: int = 0
     ) -> Continuation:
         """See `TextGenerator.continue_encoded`. `speed` was used by `open_converted` and has no effect here."""
-        generator = TokenGenerator(self.decoder, draft=None, use_cache=True)
-        return Continuation(generator, self.tokenizer, encoded, config, first_stream)
+        return Continuation(self.engine, self.tokenizer, [encoded], config, first_stream)
 
 
-def open_converted(
-    key: str, speed: SpeedConfig, requests: Sequence[GenerationConfig], reporter: Reporter
-) -> ConvertedModel | None:
+def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> ConvertedModel | None:
     """The model with this key from its converted file.
 
-    `None` if there is no usable record or file, llama-cpp-python is not installed, the settings need torch, or torch
-    completes the requests sooner.
+    `None` if there is no usable record or file, xllamacpp is not installed, or the settings need torch.
     """
-    if speed.engine == "torch" or speed.draft == "ngram" or not speed.cache or import_llama_cpp() is None:
+    if speed.engine == "torch" or not speed.cache or import_llama_cpp() is None:
         return None
     record = Conversion.read(key)
-    if record is None or (speed.engine == "auto" and torch_is_faster(requests, record.fp32_parameters)):
+    if record is None:
         return None
     file = private_folder(GGUF_FOLDER) / Path(record.gguf).name
     if not is_private(file):
@@ -153,8 +145,8 @@ def open_converted(
         with wrap_library_errors():  # the tokenizer was validated before it was stored
             library = tokenizers.Tokenizer.from_str(record.tokenizer)
         tokenizer = Tokenizer(library, record.config.tokenizer.special)
-        decoder = LlamaCppDecoder(file, record.config.model.context, record.threads)
+        engine = LlamaCpp(file, record.config.model.context, tokenizer.vocab_size, record.rows, record.is_exact)
         mark_used(file)
     except (OSError, TinyLMError, TokenizerLibraryError):
         return None
-    return ConvertedModel(record.config, tokenizer, decoder, reporter, record.note)
+    return ConvertedModel(record.config, tokenizer, engine, reporter, record.note)

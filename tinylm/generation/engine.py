@@ -5,8 +5,6 @@ import copy
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from tinylm.adapters.adapter import Adapter, adapter_layers
 from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, merge_lora
 from tinylm.adapters.replacement import Replacement
@@ -17,7 +15,7 @@ from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.imported import ForeignModel
 from tinylm.generation.converted_model import GGUF_FOLDER, LAYOUT, mark_used
 from tinylm.generation.generation_config import SpeedConfig
-from tinylm.generation.llama_cpp import LlamaCppDecoder, import_llama_cpp
+from tinylm.generation.llama_cpp import LlamaCpp, import_llama_cpp
 from tinylm.model.decoder import Decoder
 from tinylm.model.stack import Transformer
 from tinylm.reporter import Reporter
@@ -27,6 +25,7 @@ from tinylm.text.tokenizer import Tokenizer
 
 GGUF_TYPES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 MERGEABLE = (LoRALinear, LoRAEmbedding, Replacement)
+SMALLEST_CONTEXT = 4
 MAX_CACHED_BYTES = 8 << 30  # of all files; the newest one is kept whatever its size
 
 
@@ -47,7 +46,7 @@ class EngineWeights:
     switches_adapters: bool
 
 
-def open_llama_cpp(weights: EngineWeights, speed: SpeedConfig, reporter: Reporter) -> LlamaCppDecoder | None:
+def open_llama_cpp(weights: EngineWeights, speed: SpeedConfig, reporter: Reporter) -> LlamaCpp | None:
     """The model in llama.cpp, or `None` if torch is to be used. The GGUF file is written to the cache at first use.
 
     With `speed.engine` "llama.cpp", raises UsageError if llama.cpp cannot run this model with these settings, and
@@ -60,7 +59,9 @@ def open_llama_cpp(weights: EngineWeights, speed: SpeedConfig, reporter: Reporte
     reason = _reason_against(weights, speed)
     if reason is None:
         try:
-            return LlamaCppDecoder(_cached_file(weights, reporter), weights.network.context, torch.get_num_threads())
+            file = _cached_file(weights, reporter)
+            rows, is_exact = weights.network.vocab_size, weights.kind == "f32" and weights.quantized is None
+            return LlamaCpp(file, weights.network.context, weights.tokenizer.vocab_size, rows, is_exact)
         except UsageError as error:
             reason = str(error).removesuffix(".")
         except TinyLMError as error:
@@ -81,6 +82,8 @@ def _reason_against(weights: EngineWeights, speed: SpeedConfig) -> str | None:
         return f"it is for a CPU, and the model is on {network.device.type}"
     if not speed.cache:
         return "it needs the cache"
+    if network.context < SMALLEST_CONTEXT:
+        return f"it is for contexts of at least {SMALLEST_CONTEXT} tokens"
     if weights.switches_adapters:
         return "prompts choose their adapters"
     layers = adapter_layers(network).values()
@@ -89,7 +92,7 @@ def _reason_against(weights: EngineWeights, speed: SpeedConfig) -> str | None:
     if any(isinstance(layer.base, Adapter) for layer in layers):
         return "a module of the model has several adapters"
     if import_llama_cpp() is None:
-        return "llama-cpp-python is not installed (pip install llama-cpp-python), which is in tinylm's extra llama-cpp"
+        return "xllamacpp is not installed or cannot be loaded (tinylm doctor says why)"
     return None
 
 

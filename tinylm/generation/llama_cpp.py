@@ -1,238 +1,255 @@
-"""llama.cpp as the engine of a decoder: llama.cpp computes the logits, and tinylm samples from them (decision 025).
+"""llama.cpp as the engine of a decoder on a CPU: it computes, samples and batches (decision 025).
 
-Only GGUF files that tinylm wrote and verified are opened. Needs llama-cpp-python, an optional extra.
+The package xllamacpp runs llama.cpp's server inside this process. The server listens on a Unix socket in a private
+folder, and opens no TCP port. Only GGUF files that tinylm wrote and verified are opened.
 """
 
 import contextlib
-import ctypes
 import functools
+import http
+import http.client
 import importlib
-import math
+import json
 import os
-import platform
+import shutil
+import signal
+import socket
+import tempfile
+import threading
 import time
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig
+from tinylm.generation.generator import Candidate, Token, window
+from tinylm.generation.prompts import EncodedPrompt
+from tinylm.generation.sampler import sample_seed
+from tinylm.kernels.openmp_spin import spinning
+from tinylm.machine_profile import usable_cores
 
-from tinylm.errors import TinyLMError
-from tinylm.generation.generator import Ids
-from tinylm.generation.sampler import Logits
-
-MAX_MICRO_BATCH = 256  # tokens that llama.cpp processes at a time; 512 take 4 to 10 % longer per token
-TRIAL_STEPS = 8  # least steps of a trial of a number of threads
-TRIAL_SECONDS = 0.03  # least time of the trial: several time slices of Linux
-SLOWER = 1.25  # ratio to the fastest number of threads from which on a trial ends early
-FIRST_WAIT, LONGEST_WAIT = 8, 6_400  # steps before a trial: the first number doubles after each trial without a change
-FLOAT32, FLOAT16 = 0, 1  # ggml_type
+# The order of the sampler's steps, which is that of `Sampler`: llama.cpp would divide by the temperature last.
+SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
+SPIN_COUNT = 1000  # of OpenMP, for each of a step's 100 barriers: decision 025
+SEEDS = 2**31  # the samples of a prompt have consecutive seeds; llama.cpp replaces 2^32 - 1 by a random one
+MICRO_BATCH = 256  # tokens that are computed at a time; 512 take 4 to 10 % longer per token
+SLOT_UNIT = 256  # llama.cpp rounds the size of a cache up to a multiple of it
+USUAL_SLOTS = 512  # tokens of a cache, until a text needs more
 
 
 @functools.cache
 def import_llama_cpp() -> Any:
-    """The module llama_cpp with its log switched off, or `None` if it is not installed or cannot be loaded."""
-    try:
-        library: Any = importlib.import_module("llama_cpp")
-    except (ImportError, OSError, RuntimeError):  # the latter two if the build does not fit the machine
+    """The module xllamacpp, or `None` if it is not installed, cannot be loaded, or there are no Unix sockets."""
+    if not hasattr(socket, "AF_UNIX"):
         return None
-    library.tinylm_log = library.llama_log_callback(lambda level, text, data: None)  # kept alive by the reference
-    library.llama_log_set(library.tinylm_log, ctypes.c_void_p(0))
-    return library
+    try:
+        with spinning(SPIN_COUNT):
+            return importlib.import_module("xllamacpp")
+    except (ImportError, OSError):  # the latter if the build does not fit the machine
+        return None
 
 
-class LlamaCppCache:
-    """A context of llama.cpp with the KV cache of `rows` sequences.
+class LlamaCpp:
+    """A model in llama.cpp. Implements `Engine`. The server ends when the object is garbage.
 
-    Keys and values are fp32 if all weights are (`exact`), otherwise fp16.
-    context: llama.cpp's context, which is freed with this object. model: a reference that keeps the model loaded.
-    padding: (rows,), number of left-padding tokens per row, which are skipped.
-    step: a batch of one token per row; `set_step` sets its tokens and positions.
+    file: a GGUF file that tinylm wrote. context: context length of the model. vocab_size: number of ids that may be
+    sampled. rows: number of rows of the embedding. is_exact: whether all weights have 32 bits; keys and values then
+    have them, too.
 
-    Raises TinyLMError if llama.cpp cannot allocate the context.
-    """
-
-    def __init__(
-        self, library: Any, model: Any, rows: int, length: int, starts: Ids | None, threads: int, exact: bool
-    ) -> None:
-        options = library.llama_context_default_params()
-        options.n_ctx = options.n_batch = rows * length
-        options.n_ubatch = min(MAX_MICRO_BATCH, rows * length)
-        options.n_seq_max = rows
-        options.n_threads = options.n_threads_batch = threads
-        options.type_k = options.type_v = FLOAT32 if exact else FLOAT16
-        if exact or rows == 1:  # with flash attention, one row's logits depend on the number of threads (decision 025)
-            options.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        options.no_perf = True
-        self.context = library.llama_init_from_model(model, options)
-        if not self.context:
-            raise TinyLMError(f'llama.cpp has no memory for {rows} sequences of {length} tokens; use `engine="torch"`.')
-        self._free = weakref.finalize(self, library.llama_free, self.context)
-        self._library = library
-        self.model: LlamaCppDecoder | None = None
-        self.threads = threads
-        self.padding: Ids = np.zeros(rows, dtype=np.int64) if starts is None else starts
-        self.offset = 0
-        self.step, self._tokens, self._positions = _batch(library, np.arange(rows), np.ones(rows))
-        weakref.finalize(self, library.llama_batch_free, self.step)
-
-    def set_step(self, ids: Ids) -> None:
-        """Set the next token of each row in `step`. ids: (rows,)."""
-        self._tokens[:] = ids
-        self._positions[:] = self.offset - self.padding
-
-    @property
-    def rows(self) -> int:
-        """The number of sequences."""
-        return len(self.padding)
-
-    def copy_first_row(self) -> None:
-        """Copy the keys and values of the first row to the other rows, which must be empty."""
-        memory = self._library.llama_get_memory(self.context)
-        for row in range(1, self.rows):
-            self._library.llama_memory_seq_cp(memory, 0, row, -1, -1)
-
-    def rewind(self, tokens: int) -> None:
-        """As `Cache.rewind`."""
-        self.offset -= tokens
-        memory = self._library.llama_get_memory(self.context)
-        for row, padding in enumerate(self.padding.tolist()):
-            self._library.llama_memory_seq_rm(memory, row, self.offset - padding, -1)
-
-
-class LlamaCppDecoder:
-    """A model in a GGUF file, run by llama.cpp on the CPU. Implements `NextTokenModel`.
-
-    context: context length in tokens. threads: maximum number of threads.
-
+    Raises UsageError outside the main thread, since llama.cpp replaces signal handlers that only that can restore.
     Raises TinyLMError, and deletes the file, if llama.cpp cannot open it.
     """
 
-    def __init__(self, file: Path, context: int, threads: int) -> None:
-        self._library = import_llama_cpp()
-        options = self._library.llama_model_default_params()
-        if platform.machine().lower() in ("x86_64", "amd64"):
-            # With them, llama.cpp repacks q8_0 weights on processors with AMX, and llama-cpp-python 0.3.36 crashes when
-            # it processes several tokens with repacked weights (decision 025).
-            options.use_extra_bufts = False
-        self._model = self._library.llama_model_load_from_file(os.fsencode(file), options)
+    def __init__(self, file: Path, context: int, vocab_size: int, rows: int, is_exact: bool) -> None:
         self.file = file
-        if not self._model:
-            with contextlib.suppress(OSError):
-                file.unlink()
-            raise TinyLMError(f'llama.cpp cannot open {file}, which is deleted; use `engine="torch"`.')
-        self._free = weakref.finalize(self, self._library.llama_model_free, self._model)
-        vocabulary = self._library.llama_model_get_vocab(self._model)
-        self._vocab_size = int(self._library.llama_vocab_n_tokens(vocabulary))
-        parameters = self._library.llama_model_n_params(self._model)
-        self._is_exact = self._library.llama_model_size(self._model) >= parameters * np.dtype(np.float32).itemsize
-        self._context, self.threads = context, threads
-        self._step_threads = fastest_threads(threads)
-        self._next_threads = next(self._step_threads)
+        self._context = context
+        self.is_exact = is_exact
+        self._padding = [[token, False] for token in range(vocab_size, rows)]  # ids that are never sampled
+        self._samples = self._slots = 0
+        self._close: weakref.finalize[..., Any] | None = None
+        self._reserve(1, min(context, USUAL_SLOTS))
 
-    @property
-    def context(self) -> int:
-        """Context length in tokens."""
-        return self._context
+    def generate(
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, bos_id: int | None
+    ) -> Generator[Token]:
+        """See `Engine.generate`. Raises TinyLMError if llama.cpp fails, and UsageError for a schema it cannot use."""
+        texts = {row: list(prompt.start) for row, prompt in enumerate(prompts)}
+        longest = max(map(len, texts.values()))
+        self._reserve(len(texts), min(self._context, longest + config.max_tokens))
+        seed, remaining = self.sample_seed(config, first_stream, 0), config.max_tokens
+        while texts and remaining:
+            rows = list(texts)
+            windows = [window(text, self._context, bos_id) for text in texts.values()]
+            count = min(remaining, self._context - max(map(len, windows)))
+            is_one_prompt = all(ids == windows[0] for ids in windows)  # which is computed once
+            prompt = {"prompt": windows[0], "n": len(rows)} if is_one_prompt else {"prompt": windows}
+            for token in self._tokens({**self._settings(config), **prompt, "n_predict": count, "seed": seed}):
+                row = rows[token.row]
+                yield replace(token, row=row)
+                if token.id is None:
+                    del texts[row]
+                else:
+                    texts[row].append(token.id)
+            remaining -= count
+            seed = sample_seed(seed, 1) % SEEDS  # of all rows: a request has one
 
-    def make_cache(self, batch: int, length: int, starts: Ids | None = None) -> list[LlamaCppCache]:
-        """See `NextTokenModel.make_cache`. Returns one cache for all layers. Raises TinyLMError if memory is short."""
-        cache = LlamaCppCache(self._library, self._model, batch, length, starts, self.threads, self._is_exact)
-        cache.model = self  # llama.cpp's model must be freed after its contexts
-        return [cache]
+    def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
+        """See `Engine.sample_seed`."""
+        return sample_seed(config.seed, first_stream) % SEEDS + row
 
-    def last_logits(self, ids: Ids, cache: Sequence[LlamaCppCache] | None, count: int) -> Logits:
-        """See `NextTokenModel.last_logits`: (B, T) -> (B, count, V). Raises TinyLMError if llama.cpp fails."""
-        memory = (cache or self.make_cache(*ids.shape))[0]
-        rows, length = ids.shape
-        if length == 1 and rows == memory.rows and memory.offset >= memory.padding.max():
-            memory.set_step(ids[:, 0])
-            failed = self._step(memory)
-        else:
-            failed = self._decode_rows(memory, ids, count)
-        if failed:
-            raise TinyLMError('llama.cpp could not compute the next token; use `engine="torch"`.')
-        if rows < memory.rows:
-            memory.copy_first_row()
-        memory.offset += length
-        address = ctypes.addressof(self._library.llama_get_logits(memory.context).contents)
-        logits = (ctypes.c_float * (rows * count * self._vocab_size)).from_address(address)
-        copied = np.frombuffer(logits, dtype=np.float32).copy()  # llama.cpp overwrites the logits at the next step
-        return copied.reshape(rows, count, self._vocab_size)
+    def _settings(self, config: GenerationConfig) -> dict[str, Any]:
+        """The part of a request that is the same for all windows of a text."""
+        sampling = config.sampling(DEFAULT_TEMPERATURE)
+        return {
+            **vars(sampling),
+            "samplers": SAMPLERS,
+            "repeat_last_n": self._context,
+            "n_probs": config.logprobs,
+            "logit_bias": self._padding,
+            "cache_prompt": False,  # the cache of an earlier prompt would change the rounding
+            "return_tokens": True,
+            "stream": True,
+        }
 
-    def _decode_rows(self, memory: LlamaCppCache, ids: Ids, count: int) -> int:
-        """Process all ids except padding; compute logits for the last `count` ids per row. Returns 0 on success."""
-        rows, length = ids.shape
-        positions = memory.offset + np.arange(length) - memory.padding[:rows, None]  # (B, T)
-        kept = positions >= 0
-        scored = np.broadcast_to(np.arange(length) >= length - count, ids.shape)
-        sequences = np.broadcast_to(np.arange(rows)[:, None], ids.shape)
-        batch, batch_tokens, batch_positions = _batch(self._library, sequences[kept], scored[kept])
+    def _tokens(self, request: dict[str, Any]) -> Iterator[Token]:
+        """Yield the tokens of all rows as llama.cpp generates them; the row is the index in the request."""
+        connection = _UnixConnection(self._socket)
         try:
-            batch_tokens[:], batch_positions[:] = ids[kept], positions[kept]
-            return self._decode(memory, batch, self.threads)
+            connection.request("POST", "/completion", json.dumps(request))
+            response = connection.getresponse()
+            if response.status != http.HTTPStatus.OK:
+                raise TinyLMError(f'llama.cpp refuses the prompt: {_message(response.read())}; use `engine="torch"`.')
+            for line in response:
+                field, _, content = line.partition(b": ")
+                if field == b"error":
+                    raise TinyLMError(f'llama.cpp failed: {_message(content)}; use `engine="torch"`.')
+                if field == b"data" and (event := json.loads(content)):
+                    yield from _read_event(event)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise TinyLMError(f'llama.cpp has stopped: {error}; use `engine="torch"`.') from error
         finally:
-            self._library.llama_batch_free(batch)
+            connection.close()  # stops the generation within a token
 
-    def _step(self, memory: LlamaCppCache) -> int:
-        started = time.perf_counter()
-        status = self._decode(memory, memory.step, self._next_threads)
-        self._next_threads = self._step_threads.send(time.perf_counter() - started)
-        return status
+    def _reserve(self, samples: int, slots: int) -> None:
+        """Start the server anew unless it has caches for this many samples, with this many tokens each."""
+        if samples <= self._samples and slots <= self._slots:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            raise UsageError("llama.cpp has to be opened in the main thread.")
+        self._samples, self._slots = max(samples, self._samples), max(slots, self._slots)
+        if self._close is not None:
+            self._close()
+        folder = tempfile.mkdtemp(prefix="tinylm-")  # only this user can open it
+        self._socket = str(Path(folder, "llama.cpp.sock"))
+        try:
+            server = self._start()
+        except RuntimeError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.file.unlink()
+            raise TinyLMError(f'llama.cpp cannot open {self.file}, which is deleted; use `engine="torch"`.') from error
+        self._close = weakref.finalize(self, _end, [server], folder)
+        for _ in self._tokens({"prompt": [0], "n_predict": 0, "stream": True}):  # a server whose loop has not begun yet
+            pass  # would never end
 
-    def _decode(self, memory: LlamaCppCache, batch: Any, threads: int) -> int:
-        if memory.threads != threads:
-            self._library.llama_set_n_threads(memory.context, threads, threads)
-            memory.threads = threads
-        return int(self._library.llama_decode(memory.context, batch))
+    def _start(self) -> Any:
+        """A server of llama.cpp. Raises RuntimeError if it cannot open the file."""
+        library = import_llama_cpp()
+        parameters = library.CommonParams()
+        parameters.model.path = str(self.file)
+        parameters.hostnames = [self._socket]
+        parameters.n_parallel = self._samples
+        parameters.n_ctx = self._samples * -(-self._slots // SLOT_UNIT) * SLOT_UNIT
+        parameters.n_ubatch = MICRO_BATCH
+        parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = free_cores()
+        parameters.n_gpu_layers = 0
+        parameters.fit_params = parameters.warmup = parameters.ui = parameters.endpoint_slots = False
+        parameters.verbosity = -1  # silent
+        kinds, attention = library.ggml_type, library.llama_flash_attn_type
+        parameters.cache_type_k = parameters.cache_type_v = (
+            kinds.GGML_TYPE_F32 if self.is_exact else kinds.GGML_TYPE_F16
+        )
+        # Flash attention rounds keys and values to 16 bits, and with one row depends on the number of threads.
+        parameters.flash_attn_type = (
+            attention.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            if self.is_exact or self._samples == 1
+            else attention.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        )
+        with _kept_signal_handlers():
+            return library.Server(parameters)
 
 
-def _batch(library: Any, sequences: Ids, scored: NDArray[Any]) -> tuple[Any, NDArray[np.int32], NDArray[np.int32]]:
-    """A batch of llama.cpp, and views of its tokens and positions, each (N,), for the caller to set.
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
 
-    sequences: (N,), the sequence of each token. scored: (N,), whether logits are computed after each token.
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self._path)
+
+
+def _read_event(event: dict[str, Any]) -> Iterator[Token]:
+    """The tokens of an event of the stream."""
+    row, scores = event["index"], event.get("completion_probabilities", [])
+    for position, token in enumerate(event.get("tokens", [])):
+        if not scores:
+            yield Token(row, token)
+            continue
+        score = scores[position]
+        candidates = [Candidate(other["id"], other["logprob"]) for other in score["top_logprobs"]]
+        yield Token(row, token, score["logprob"], candidates)
+    if event["stop"] and event["stop_type"] == "eos":
+        yield Token(row, None)
+
+
+def _message(answer: bytes) -> str:
+    """The reason in an error of llama.cpp."""
+    try:
+        return str(json.loads(answer)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.decode(errors="replace")[:200]
+
+
+def _end(servers: list[Any], folder: str) -> None:
+    """End the server, which `servers` has the only reference to, and delete the folder of its socket."""
+    servers.clear()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _kept_signal_handlers() -> Iterator[None]:
+    """Context manager that restores the signal handlers that Python knows."""
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGPIPE")]
+    handlers = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def free_cores() -> int:
+    """Number of cores that this process may use and that are idle on Linux; at least 1.
+
+    llama.cpp's threads wait for each other by spinning: if one of two has no core, a token takes up to 100 times as
+    long. The number changes the speed only, since llama.cpp computes the same logits with each.
     """
-    count = len(sequences)
-    batch = library.llama_batch_init(count, 0, 1)
-    batch.n_tokens = count
-    np.ctypeslib.as_array(batch.n_seq_id, (count,))[:] = 1
-    np.ctypeslib.as_array(batch.logits, (count,))[:] = scored
-    for index, sequence in enumerate(sequences.tolist()):
-        batch.seq_id[index][0] = sequence
-    return batch, *(np.ctypeslib.as_array(part, (count,)) for part in (batch.token, batch.pos))
+    return max(1, min(usable_cores(), (os.cpu_count() or 1) - _running_threads()))
 
 
-def fastest_threads(maximum: int) -> Generator[int, float, None]:
-    """Yield the number of threads for the next step, and receive the seconds that the step took.
-
-    Trials of other numbers are repeated, since the load of the machine may change. With the options of LlamaCppCache,
-    llama.cpp computes the same logits with any number of threads, so the text does not depend on the timings.
-    """
-    counts = [2**power for power in range(maximum.bit_length()) if 2**power < maximum] + [maximum]
-    best, wait = maximum, FIRST_WAIT
-    while True:
-        waited = 0.0
-        for _ in range(wait):
-            waited += yield best
-        steps = max(TRIAL_STEPS, math.ceil(TRIAL_SECONDS * wait / waited))
-        fastest, before = (yield from _mean_seconds(best, steps, math.inf)), best
-        for count in counts:
-            if count != before and (seconds := (yield from _mean_seconds(count, steps, fastest))) < fastest:
-                best, fastest = count, seconds
-        wait = FIRST_WAIT if best != before else min(2 * wait, LONGEST_WAIT)
-
-
-def _mean_seconds(threads: int, steps: int, limit: float) -> Generator[int, float, float]:
-    """The mean seconds of a number of steps.
-
-    Returns infinity as soon as the mean of all steps cannot be below `limit`, or if the steps so far took more than
-    TRIAL_STEPS times `limit` and their mean is more than SLOWER times `limit`.
-    """
-    total = 0.0
-    for step in range(1, steps + 1):
-        total += yield threads
-        if total > limit * min(steps, max(TRIAL_STEPS, SLOWER * step)):
-            return math.inf
-    return total / steps
+def _running_threads() -> int:
+    """Number of threads of other processes that are running now; 0 where it is unknown."""
+    counts = []
+    try:
+        for _ in range(3):  # the least, since some run only for an instant
+            counts.append(int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1)
+            time.sleep(0.002)
+    except (OSError, ValueError, IndexError):
+        return 0
+    return max(0, min(counts))

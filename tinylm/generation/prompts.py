@@ -85,10 +85,10 @@ def encode_prompt(
     text = drop_unknown(prompt.text, tokenizer, policy, prompt.name, reporter)
     ids = [int(i) for i in tokenizer.encode(text)] if text else []
     begins = tokenizer.bos_id is not None
-    if len(ids) + begins > context:
+    if len(ids) + begins > max(1, context - 1):
         bos = tokenizer.special.bos
         count = f"{len(ids)} tokens{f' and {bos} before them' if begins else ''}"
-        message = f"{prompt.name} has {count}, more than the context of {context}"
+        message = f"{prompt.name} has {count}, and the context of {context} has no room for them and the next token"
         if policy.strict:
             raise UsageError(f"{message}; shorten it, or leave out `strict` to use its last tokens.")
         reporter.warn(f"{message}: only {f'{bos} and ' if begins else ''}its last tokens are used.")
@@ -98,12 +98,12 @@ def encode_prompt(
 def start_tokens(tokenizer: Tokenizer, data: DataConfig | None, prompt: Sequence[int], context: int) -> list[int]:
     """The ids to generate from, at least one: those of the prompt or, for an empty one, `empty_start`.
 
-    If the tokenizer has a token that begins documents (`bos_id`), it begins every prompt, and the end of a longer
-    prompt follows it.
+    Of a prompt that leaves no room in the context for the next token, only the end is used. If the tokenizer has a
+    token that begins documents (`bos_id`), it begins every prompt.
     """
     if tokenizer.bos_id is not None:
-        return [tokenizer.bos_id, *prompt[max(0, len(prompt) + 1 - context) :]]
-    return list(prompt) if prompt else empty_start(tokenizer, data)
+        return [tokenizer.bos_id, *prompt[max(0, len(prompt) + 2 - context) :]]
+    return list(prompt[-max(1, context - 1) :]) if prompt else empty_start(tokenizer, data)
 
 
 def empty_start(tokenizer: Tokenizer, data: DataConfig | None) -> list[int]:

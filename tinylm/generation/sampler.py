@@ -93,6 +93,17 @@ def _first_above(cumulative: Doubles, numbers: Doubles) -> NDArray[np.intp]:
     return (cumulative <= numbers[:, None]).sum(axis=-1)
 
 
+def as_array(logits: "Logits | Tensor") -> Logits:
+    """The logits as an array on the CPU; those of a tensor in fp32."""
+    return logits if isinstance(logits, np.ndarray) else logits.float().numpy(force=True)
+
+
+def log_softmax(logits: Logits) -> Doubles:
+    """The natural logarithms of the probabilities of the tokens, (B, V) -> (B, V), in float64."""
+    shifted = logits - logits.max(axis=-1, keepdims=True).astype(np.float64)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
 def softmax(logits: Logits) -> Logits:
     """The probabilities of the tokens, (B, V) -> (B, V)."""
     exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -124,9 +135,7 @@ class Sampler:
 
         Raises TinyLMError if, at the first call, a row contains NaN or +inf, or only -inf.
         """
-        if not isinstance(logits, np.ndarray):
-            logits = logits.float().numpy(force=True)
-        logits = logits[:, : self._vocab_size]
+        logits = as_array(logits)[:, : self._vocab_size]
         if not self._is_checked:
             _require_finite(logits)
             self._is_checked = True

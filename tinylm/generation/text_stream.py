@@ -36,9 +36,9 @@ class TextStream:
         """Whether a stop sequence, an end token or an end text has ended the text."""
         return self.finish_reason != "length"
 
-    def push(self, token: int) -> str:
-        """Decode a token. Returns the new text that is final; the rest is buffered."""
-        if token in self._stop_ids:
+    def push(self, token: int | None) -> str:
+        """Decode a token; `None` is an end token. Returns the new text that is final; the rest is buffered."""
+        if token is None or token in self._stop_ids:
             self.finish_reason = "end"
             return self._release(self._buffer + self._decoder.finish())
         self.tokens += 1

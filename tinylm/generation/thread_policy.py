@@ -43,10 +43,10 @@ class ThreadPolicyDecoder:
         """See `NextTokenModel.make_cache`."""
         return self._decoder.make_cache(batch, length, starts)
 
-    def last_logits(self, ids: Any, cache: Sequence[Cache] | None, count: int) -> Tensor:
-        """See `NextTokenModel.last_logits`: (B, T) -> (B, count, V)."""
+    def last_logits(self, ids: Any, cache: Sequence[Cache] | None) -> Tensor:
+        """See `NextTokenModel.last_logits`: (B, T) -> (B, V)."""
         with self._threads_for(math.prod(ids.shape), len(ids) * cache[0].offset if cache else 0):
-            return self._decoder.last_logits(ids, cache, count)
+            return self._decoder.last_logits(ids, cache)
 
     @contextmanager
     def _threads_for(self, rows: int, cached: int) -> Iterator[None]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from tinylm.errors import UsageError
 from tinylm.generation.beam_search import Hypothesis, beam_search, encode_sources
-from tinylm.generation.generated_text import Sample
+from tinylm.generation.continuation import Sample
 from tinylm.generation.generation_config import BeamSearchConfig, GenerationConfig, PromptPolicy, is_sampled
 from tinylm.generation.generator import generate
 from tinylm.generation.prompts import Prompt, drop_unknown
@@ -119,7 +119,7 @@ def sample_targets(
         targets: list[list[int]] = [[] for _ in range(rows)]
         ended = [not source] * rows
         decoder = encode_sources(model, [source], end_of_text_id, rows)
-        for tokens in generate(decoder, [[end_of_text_id]] * rows, sampler, max_tokens):
+        for tokens, _ in generate(decoder, [[end_of_text_id]] * rows, sampler, max_tokens):
             for row, token in enumerate(tokens):
                 ended[row] = ended[row] or token == end_of_text_id
                 if not ended[row]:

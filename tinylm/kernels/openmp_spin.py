@@ -3,9 +3,11 @@
 The environment variable `GOMP_SPINCOUNT` sets the number of polls; libgomp reads it when torch is imported.
 """
 
+import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 from tinylm.machine_profile import Measurement, identify_processor
 
@@ -23,6 +25,25 @@ def set_spin_count() -> None:
     """
     if not any(name in os.environ for name in SPIN_VARIABLES):
         os.environ["GOMP_SPINCOUNT"] = str(choose_spin_count())
+
+
+@contextlib.contextmanager
+def spinning(count: int) -> Iterator[None]:
+    """Context manager for the import of another library with OpenMP, whose threads poll `count` times.
+
+    Values that the user has set are kept.
+    """
+    before = os.environ.get("GOMP_SPINCOUNT")
+    if "OMP_WAIT_POLICY" in os.environ or before not in (None, str(NO_SPIN), str(SPIN_COUNT)):
+        yield
+        return
+    os.environ["GOMP_SPINCOUNT"] = str(count)
+    try:
+        yield
+    finally:
+        del os.environ["GOMP_SPINCOUNT"]
+        if before is not None:
+            os.environ["GOMP_SPINCOUNT"] = before
 
 
 def choose_spin_count() -> int:

@@ -78,9 +78,9 @@ class Decoder(Autoregressive):
         return self.run_layers(self.embed(ids), segment_positions(segments), masks, valid=segments > 0)
 
     @torch.inference_mode()
-    def last_logits(self, ids: Any, cache: Sequence[Cache] | None, count: int) -> Tensor:
-        """Next-token logits after each of the last `count` tokens, without gradients: (B, T) -> (B, count, V).
+    def last_logits(self, ids: Any, cache: Sequence[Cache] | None) -> Tensor:
+        """Next-token logits after the last token, without gradients: (B, T) -> (B, V).
 
         ids: a tensor or another argument of `torch.as_tensor`.
         """
-        return self.logits(self(torch.as_tensor(ids, device=self.device), cache).hidden[:, -count:])
+        return self.logits(self(torch.as_tensor(ids, device=self.device), cache).hidden[:, -1])

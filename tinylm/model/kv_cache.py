@@ -31,10 +31,6 @@ class Cache(Protocol):
         """
         ...
 
-    def rewind(self, tokens: int) -> None:
-        """Remove the last `tokens` tokens. Raises ValueError if the cache may have dropped the tokens before them."""
-        ...
-
 
 class KVCache:
     """Cache of full attention with `length` preallocated slots."""
@@ -68,10 +64,6 @@ class KVCache:
     def reorder(self, rows: Tensor) -> None:
         """As `Cache.reorder`."""
         self.keys, self.values = self._reordered(self.keys, rows), self._reordered(self.values, rows)
-
-    def rewind(self, tokens: int) -> None:
-        """As `Cache.rewind`; never raises."""
-        self.offset -= tokens
 
     def _reordered(self, slots: Tensor, rows: Tensor) -> Tensor:
         """(B, K, length, W) -> (B', K, length, W). Copies the filled slots only."""
@@ -114,11 +106,6 @@ class SlidingWindowCache:
     def reorder(self, rows: Tensor) -> None:
         """As `Cache.reorder`."""
         self.keys, self.values = self.keys[rows], self.values[rows]  # (B', K, S, W)
-
-    def rewind(self, tokens: int) -> None:
-        """As `Cache.rewind`; raises ValueError unless `tokens` is 0."""
-        if tokens:
-            raise ValueError("a sliding-window cache cannot be rewound: it has dropped older tokens")
 
 
 class CrossCache:

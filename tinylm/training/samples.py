@@ -67,8 +67,8 @@ def generate_sample(
     end, ids = time.monotonic() + seconds, []
     try:
         with force_eager(), autocast(model.device.type, dtype):
-            for row in generate(model, [start], sampler, tokens, bos_id=tokenizer.start_id):
-                ids.append(row[0])
+            for (token,), _ in generate(model, [start], sampler, tokens, bos_id=tokenizer.start_id):
+                ids.append(token)
                 if time.monotonic() >= end:
                     break
     except (RuntimeError, MemoryError) as error:

@@ -238,6 +238,11 @@ class Model(TextGenerator):
                     line, row = divmod(number, prompt.config.num_samples)
                     yield row, f"\n{sample.text}" if line else sample.text
 
+    def close(self) -> None:
+        """See `TextGenerator.close`."""
+        for engine in filter(None, self._llama_cpp.values()):
+            engine.close()
+
     def continue_encoded(
         self, encoded: EncodedPrompt, config: GenerationConfig, speed: SpeedConfig | None = None, first_stream: int = 0
     ) -> Continuation:

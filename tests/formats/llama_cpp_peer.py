@@ -1,44 +1,62 @@
-"""Results of llama.cpp for a GGUF file, for test_llama_cpp.py. Needs llama-cpp-python and numpy, and nothing of tinylm.
+"""llama.cpp itself as a peer, by the package xllamacpp: its tokens of a text, and the text it generates."""
 
-    python llama_cpp_peer.py MODEL.gguf QUESTIONS.json ANSWERS.npz
-
-QUESTIONS: `texts` to encode, `ids` to compute logits for, and `greedy`, the number of tokens to generate after them.
-ANSWERS: `ids` (JSON, of each text), `logits` of `ids`, (number of ids, vocabulary) and `greedy`, the generated ids.
-"""
-
+import http.client
 import json
-import sys
+import signal
+import socket
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from llama_cpp import Llama
-
-FLOAT32 = 0  # GGML_TYPE_F32, for keys and values in the cache
+import xllamacpp
 
 
-def main() -> None:
-    model, questions_file, answers_file = sys.argv[1:]
-    questions = json.loads(Path(questions_file).read_text(encoding="utf-8"))
-    ids = questions["ids"]
-    llama = Llama(
-        model,
-        n_ctx=len(ids) + questions["greedy"],
-        n_batch=512,
-        n_threads=2,
-        logits_all=True,
-        type_k=FLOAT32,
-        type_v=FLOAT32,
-        flash_attn=False,
-        verbose=False,
-    )
-    texts = [llama.tokenize(text.encode("utf-8"), add_bos=False, special=False) for text in questions["texts"]]
-    llama.eval(ids)
-    logits = np.array(llama.scores[: len(ids)], dtype=np.float32)
-    greedy: list[int] = []
-    for position in range(len(ids) - 1, len(ids) + questions["greedy"] - 1):
-        greedy.append(int(llama.scores[position].argmax()))
-        llama.eval(greedy[-1:])
-    np.savez(answers_file, ids=json.dumps(texts), logits=logits, greedy=np.array(greedy, dtype=np.int64))
+class LlamaCppPeer:
+    """A server of llama.cpp for a GGUF file, with 32-bit keys and values."""
 
+    def __init__(self, model: Path, context: int = 256) -> None:
+        self.path = str(Path(tempfile.mkdtemp(), "llama.sock"))
+        parameters = xllamacpp.CommonParams()
+        parameters.model.path = str(model)
+        parameters.hostnames = [self.path]
+        parameters.n_ctx, parameters.n_parallel, parameters.verbosity = context, 1, -1
+        parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
+        parameters.fit_params = parameters.warmup = parameters.ui = False
+        parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.server = xllamacpp.Server(parameters)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        self.post("/completion", {"prompt": [0], "n_predict": 1})  # a server whose loop has not begun yet never ends
 
-main()
+    def post(self, path: str, request: dict[str, Any]) -> Any:
+        connection = http.client.HTTPConnection("localhost", timeout=60)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(self.path)
+        connection.request("POST", path, json.dumps(request))
+        answer = json.loads(connection.getresponse().read())
+        connection.close()
+        assert "error" not in answer, answer
+        return answer
+
+    def tokens(self, text: str) -> list[int]:
+        """The ids of a text without special tokens."""
+        request = {"content": text, "add_special": False, "parse_special": False}
+        return list(self.post("/tokenize", request)["tokens"])
+
+    def greedy(self, ids: list[int], count: int, vocab_size: int) -> tuple[list[int], int, np.ndarray]:
+        """The likeliest ids one after another, at most `count`; the first step that completes a character, since
+        llama.cpp gives no probabilities for others; and the log-probabilities (V,) of all ids at this step.
+        """
+        settings = {"temperature": 0.0, "samplers": ["temperature"], "return_tokens": True}
+        generated = self.post("/completion", {"prompt": ids, "n_predict": count} | settings)["tokens"]
+        for step in range(len(generated)):
+            request = {"prompt": ids + generated[:step], "n_predict": 1, "n_probs": vocab_size}
+            if found := self.post("/completion", request | settings).get("completion_probabilities"):
+                break
+        scores = np.full(vocab_size, np.nan)
+        for candidate in found[0]["top_logprobs"]:
+            scores[candidate["id"]] = candidate["logprob"]
+        return generated, step, scores

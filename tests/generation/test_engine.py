@@ -1,46 +1,47 @@
-"""llama.cpp as the engine gives the tokens of torch; the file that it reads from the cache, and the record with which
-the model's own files are not opened again. A double computes its part; llama.cpp itself is run by name:
-
-pytest tests/generation/test_engine.py -m "llamacpp or not llamacpp"
+"""llama.cpp as the engine gives the greedy text of torch; the file that it reads from the cache, and the record with
+which the model's own files are not opened again.
 """
 
+import collections
 import errno
 import functools
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
-import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tinylm
 from tests.formats.test_gguf_writer import CHARACTERS, own_model
-from tests.generation.llama_cpp_double import LlamaCppDouble
 from tests.shell import CHILD_LIMIT, assert_error, environment, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm import files, loaded_model
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.generation import converted_model, engine, llama_cpp
+from tinylm.generation.continuation import Continuation
 from tinylm.generation.converted_model import conversion_key, open_converted
-from tinylm.generation.generation_config import GenerationConfig, SamplingConfig, SpeedConfig, torch_is_faster
-from tinylm.generation.generator import generate
-from tinylm.generation.llama_cpp import LlamaCppDecoder, import_llama_cpp
-from tinylm.generation.sampler import Sampler
-from tinylm.generation.speculative import generate_speculatively
-from tinylm.model.decoder import Decoder
+from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
+from tinylm.generation.generator import Engine, TorchEngine
+from tinylm.generation.llama_cpp import LARGEST_SEED, LlamaCpp
+from tinylm.generation.prompts import EncodedPrompt
+from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p, softmax
 from tinylm.reporter import SilentReporter
+from tinylm.text.tokenizer import Tokenizer, train_bpe
 
 CONTEXT = 48  # of the models
-CASES = ("untied", "experts", "llama", "qwen2")
-PROMPTS = ([3], [1, 2, 3, 4, 5, 6, 7], list(range(20)) * 3)  # the last is longer than the context
-PROMPT = {"prompt": "the old man", "max_tokens": 40, "seed": 4}
+PROMPT = {"prompt": "the old man", "max_tokens": 40, "temperature": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -64,43 +65,32 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def double(monkeypatch: pytest.MonkeyPatch, cache: Path) -> LlamaCppDouble:
-    """A substitute for an installed llama-cpp-python."""
-    double = LlamaCppDouble()
-    for module in (engine, llama_cpp, converted_model):
-        monkeypatch.setattr(module, "import_llama_cpp", lambda: double)
-    return double
+def opened(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that llama.cpp opens."""
+    found, start = [], LlamaCpp._start
+    monkeypatch.setattr(LlamaCpp, "_start", lambda self: (found.append(self.file), start(self))[1])
+    return found
 
 
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch, double: LlamaCppDouble) -> list[Any]:
+def loads(monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[Any]:
     """The arguments of each call of `load`, which opens a model's own files."""
     calls, load = [], loaded_model.load
     monkeypatch.setattr(loaded_model, "load", lambda *args, **options: (calls.append(args), load(*args, **options))[1])
     return calls
 
 
-def test_llama_cpp_is_used_where_it_is_installed_unless_torch_is_asked_for(run: Path, double: LlamaCppDouble) -> None:
+def test_llama_cpp_is_used_unless_torch_is_asked_for_with_the_same_greedy_text(run: Path, opened: list[Path]) -> None:
     model = tinylm.load(run)
     for choices in ({"engine": "torch"}, {"cache": False}):
         expected = model.generate(**PROMPT, **choices)
-        assert not double.opened
+        assert not opened
     assert model.generate(**PROMPT) == expected
-    assert len(double.opened) == 1
-
-
-def test_torch_is_taken_for_many_samples_whose_time_makes_up_for_its_import() -> None:
-    """With 256 tokens per sample and the parameters of 12x768 with 50,257 ids."""
-    large, eight, seven = 116_500_000, GenerationConfig(num_samples=8), GenerationConfig(num_samples=7)
-    assert torch_is_faster([eight, eight], large)
-    assert not torch_is_faster([eight, seven], large)
-    assert not torch_is_faster([], large)
-    long = GenerationConfig(num_samples=10, max_tokens=2000)
-    assert torch_is_faster([long], 10_000_000) and not torch_is_faster([long], 9_999_999)
+    assert len(opened) == 1
 
 
 def test_a_file_is_written_once_for_each_model_and_again_if_others_can_write_it(
-    run: Path, double: LlamaCppDouble, cache: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, opened: list[Path], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the number format of the model. Those unused for longest are deleted."""
     expected = tinylm.load(run).generate(**PROMPT)
@@ -129,18 +119,18 @@ def lora(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ).run
 
 
-def test_loras_are_merged_at_their_scales(run: Path, lora: Path, double: LlamaCppDouble) -> None:
+def test_loras_are_merged_at_their_scales(run: Path, lora: Path, opened: list[Path]) -> None:
     texts = set()
     for adapter, selected in ((lora, None), (lora, 0), (f"{lora}=0.5", 0)):
         model = tinylm.load(run, adapters=[adapter])
         model.select_adapter(selected)
         texts.add(model.generate(**PROMPT))
         assert model.generate(**PROMPT, engine="torch") in texts
-    assert len(double.opened) == len(texts) == 3
+    assert len(set(opened)) == len(texts) == 3
 
 
 def test_what_llama_cpp_cannot_run_is_named_and_sampled_by_torch(
-    run: Path, lora: Path, double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Path, lora: Path, opened: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "text").write_text(story(4000))
     options = {"layers": 1, "heads": 2, "width": 16, "context": 32, "steps": 1, "position": "relative"}
@@ -150,7 +140,7 @@ def test_what_llama_cpp_cannot_run_is_named_and_sampled_by_torch(
         "relative": tinylm.load(relative),
         "bottleneck adapter, which cannot be merged": tinylm.load(run, adapters=[bottleneck]),
         "has several adapters": tinylm.load(run, adapters=[lora, lora]),
-        "llama-cpp-python is not installed": tinylm.load(run),
+        "xllamacpp is not installed": tinylm.load(run),
     }
     for reason, model in models.items():
         if "installed" in reason:
@@ -164,11 +154,11 @@ def test_what_llama_cpp_cannot_run_is_named_and_sampled_by_torch(
         prepared.generate(**PROMPT, engine="llama.cpp")
     with pytest.raises(UsageError, match="prompts choose their adapters"):
         tinylm.load(run).prepare_generation(SpeedConfig(engine="llama.cpp"), switches_adapters=True)
-    assert not double.opened
+    assert not opened
 
 
 def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(
-    run: Path, double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: Path, opened: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*args: Any, **options: Any) -> str:
         raise TinyLMError("Cannot write x.gguf: No space left on device.")
@@ -183,11 +173,11 @@ def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(
 
 # The record of a converted file
 
-OPTIONS = ("-n", 30, "--seed", 3)
+OPTIONS = ("-n", 30, "-t", 0, "--seed", 3)
 
 
 def test_a_read_only_cache_is_used_and_an_unknown_engine_is_an_error(
-    run: Path, double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch
+    run: Path, opened: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read_only(*args: Any, **options: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
@@ -245,11 +235,11 @@ def test_a_damaged_record_and_a_missing_file_are_replaced(
     expected = run_ok("sample", "-m", run, *OPTIONS).stdout
     (record,) = cache.glob("*.json")
     text = record.read_text()
-    opened = functools.partial(open_converted, record.stem, SpeedConfig(), [], SilentReporter())
+    opened = functools.partial(open_converted, record.stem, SpeedConfig(), SilentReporter())
     assert opened() is not None
     (tmp_path / "other.gguf").write_bytes(b"GGUF")
     other = {"gguf": str(tmp_path / "other.gguf")}
-    changes = (other, {"config": {}}, {"tokenizer": "{}"}, {"threads": "many"}, {"more": 1})
+    changes = (other, {"config": {}}, {"tokenizer": "{}"}, {"rows": "many"}, {"more": 1})
     for damaged in ("", "[]", *(json.dumps({**json.loads(text), **change}) for change in changes)):
         record.write_text(damaged)
         assert opened() is None, damaged[-100:]
@@ -268,76 +258,194 @@ def test_generation_from_a_converted_file_does_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=CHILD_LIMIT, env=environment())
 
 
-# The decoder
+# The engine
 
 
-@pytest.fixture(params=["double", pytest.param("llama.cpp", marks=pytest.mark.llamacpp)])
-def library(request: pytest.FixtureRequest) -> Any:
-    if request.param == "double":
-        return request.getfixturevalue("double")
-    assert import_llama_cpp() is not None, "llama-cpp-python is not installed"
-    return import_llama_cpp()
+def both_engines(folder: Path, case: str = "modern", library: Tokenizer = CHARACTERS) -> tuple[LlamaCpp, TorchEngine]:
+    """The same model in llama.cpp and in torch."""
+    model, exported = own_model(case, library, context=CONTEXT)
+    write_gguf(folder / "model.gguf", exported, "f32")
+    return LlamaCpp(folder / "model.gguf", CONTEXT, library, model.vocab_size, True), TorchEngine(
+        model.eval(), library.vocab_size
+    )
 
 
-def opened(folder: Path, case: str = "modern", kind: str = "f32", threads: int = 1) -> tuple[Decoder, LlamaCppDecoder]:
-    """A model in torch and in llama.cpp."""
-    model, exported = own_model(case)
-    write_gguf(folder / "model.gguf", exported, kind)
-    return model.eval(), LlamaCppDecoder(folder / "model.gguf", model.context, threads)
+def tokens(engine: Engine, prompt: Sequence[int], rows: int = 1, bos_id: int | None = None, **settings: Any) -> Any:
+    """The ids of each row before an end token."""
+    encoded = EncodedPrompt("", list(prompt), list(prompt))
+    found = collections.defaultdict[int, list[int]](list)
+    for token in engine.generate([encoded] * rows, GenerationConfig(**settings), 0, bos_id):
+        if token.id is not None:
+            found[token.row].append(token.id)
+    end = CHARACTERS.end_of_text_id
+    return [ids[: ids.index(end)] if end in (ids := found[row]) else ids for row in range(rows)]
 
 
-def sampler(rows: int, temperature: float = 1.0) -> Sampler:
-    return Sampler(SamplingConfig(temperature=temperature), 5, rows, CHARACTERS.vocab_size)
-
-
-@pytest.mark.parametrize("case", ["modern", *(pytest.param(case, marks=pytest.mark.llamacpp) for case in CASES)])
-def test_logits_and_texts_are_those_of_torch(case: str, library: Any, tmp_path: Path) -> None:
-    """Texts of prompts of different lengths, also past the context, and of samples of one prompt."""
-    models = opened(tmp_path, case, threads=2)
-    ids = torch.randint(CHARACTERS.vocab_size, (2, CONTEXT), generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        expected = models[0].logits(models[0](ids).hidden)
-    found = torch.tensor(models[1].last_logits(ids.numpy(), None, CONTEXT))
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    for prompts in (PROMPTS, [PROMPTS[1]] * 2, [PROMPTS[2]] * 2):
-        ours, theirs = ([*generate(model, prompts, sampler(len(prompts)), CONTEXT)] for model in models)
-        assert ours == theirs
-
-
-def test_rejected_draft_tokens_leave_no_trace(library: Any, tmp_path: Path) -> None:
-    """The draft proposes the tokens of the text itself, with every third one changed."""
-    reference, model = opened(tmp_path)
-    prompt = [1, 2, 3]
-    expected = [*generate(reference, [prompt], sampler(1), CONTEXT)]
-    complete = prompt + [token for (token,) in expected]
-
-    class Draft:
-        def propose(self, text: Any, limit: int) -> list[int]:
-            coming = complete[len(text) : len(text) + limit]
-            return [token if (len(text) + index) % 3 else 1 - min(token, 1) for index, token in enumerate(coming)]
-
-    assert [*generate_speculatively(model, prompt, sampler(1), CONTEXT, Draft())] == expected
-
-
-def test_a_file_that_cannot_be_opened_is_deleted_and_a_failure_is_an_error(
-    double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("case", ["modern", "gpt2"])
+def test_greedy_tokens_are_those_of_torch_also_past_the_context_where_a_bos_token_stays(
+    case: str, tmp_path: Path
 ) -> None:
-    _, model = opened(tmp_path)
-    monkeypatch.setattr(double, "llama_decode", lambda context, batch: 1)
-    with pytest.raises(TinyLMError, match="could not compute"):
-        model.last_logits(np.array([[1]]), model.make_cache(1, 5), 1)
+    ours, theirs = both_engines(tmp_path, case)
+    for prompt in ([3], [1, 2, 3, 4, 5, 6, 7], list(range(20)) * 3):
+        for bos_id in (None, prompt[0]):
+            settings = {"bos_id": bos_id, "temperature": 0.0, "max_tokens": 3 * CONTEXT}
+            (expected,) = tokens(theirs, prompt, **settings)
+            assert tokens(ours, prompt, **settings) == [expected]
+            assert tokens(ours, prompt, rows=3, **settings) == [expected] * 3
+
+
+def test_tokens_that_end_within_a_character_are_those_of_torch(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "text").write_text("日本語と中文字符、👍🏽 한국어 naïve。" * 200, encoding="utf-8")
+    sizes = {"layers": 1, "heads": 2, "width": 32, "context": 64, "vocab_size": 270, "tokenizer": "bpe"}
+    model = tinylm.load(tinylm.train(tmp_path / "text", tmp_path / "run", steps=120, lr=0.02, **sizes).run)
+    prompt = EncodedPrompt("", ids := model.encode("naïve。"), ids)
+    engines = [model._open_llama_cpp(SpeedConfig()), model._torch_engine()]
+    ours, theirs = ([*e.generate([prompt], GenerationConfig(max_tokens=50, temperature=0), 0, None)] for e in engines)
+    assert ours == theirs[: len(ours)] and len(ours) > 46  # the last character may be incomplete
+    assert sum("\ufffd" in model.decode([token.id]) for token in ours) > 10
+
+
+@given(st.lists(st.integers(1, 299), min_size=1, max_size=5))
+def test_missing_tokens_are_found_by_their_bytes(ids: list[int]) -> None:
+    library = train_bpe(["日本語 中文字符 naïve 👍🏽 한국어"], 300)
+    engine = LlamaCpp.__new__(LlamaCpp)
+    engine._tokenizer = library
+    text = b"".join(engine._token_bytes[token] for token in ids)
+    found = engine._split(text, len(ids))
+    assert b"".join(engine._token_bytes[token] for token in found) == text
+    assert len(found) == len(ids)
+
+
+def test_a_sample_of_several_is_also_generated_alone_by_its_seed_and_seeds_repeat_texts(tmp_path: Path) -> None:
+    ours, _ = both_engines(tmp_path)
+    for seed in (1, LARGEST_SEED - 4, 2**32 - 1, 2**40):
+        settings = {"temperature": 1.0, "max_tokens": 30}
+        together = tokens(ours, [1, 2, 3], rows=4, seed=seed, **settings)
+        assert together == tokens(ours, [1, 2, 3], rows=4, seed=seed, **settings)
+        assert len(set(map(tuple, together))) == 4
+        for row, expected in enumerate(together):
+            alone = ours.sample_seed(GenerationConfig(seed=seed), 0, row)
+            assert tokens(ours, [1, 2, 3], seed=alone, **settings) == [expected]
+    long = {"temperature": 1.0, "max_tokens": 100, "seed": 5}
+    assert tokens(ours, [1, 2, 3], rows=3, **long) == tokens(ours, [1, 2, 3], rows=3, **long)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.7, "top_k": 3},
+        {"temperature": 1.5, "top_p": 0.6},
+        {"temperature": 1.3, "min_p": 0.2},
+        {"temperature": 1.0, "repeat_penalty": 1.8},
+    ],
+    ids=lambda settings: list(settings)[-1],
+)
+def test_settings_of_the_sampler_have_the_distribution_of_their_definitions(
+    settings: dict[str, float], tmp_path: Path
+) -> None:
+    """By formula: the temperature comes before the filters. 1,024 samples of the next token."""
+    ours, theirs = both_engines(tmp_path)
+    prompt = [1, 2, 3, 4]
+    logits = theirs.model.last_logits(np.array([prompt]), None).double().numpy()  # (1, V)
+    if "repeat_penalty" in settings:
+        seen = logits[0, prompt]
+        logits[0, prompt] = np.where(seen > 0, seen / settings["repeat_penalty"], seen * settings["repeat_penalty"])
+    logits /= settings["temperature"]
+    for name, keep in (("top_k", keep_top_k), ("top_p", keep_top_p), ("min_p", keep_min_p)):
+        logits = keep(logits, settings[name]) if name in settings else logits  # type: ignore[operator]
+    expected = softmax(logits)[0]
+    drawn = tokens(ours, prompt, rows=64, max_tokens=1, **settings)
+    for seed in range(64, 1024, 64):
+        drawn += tokens(ours, prompt, rows=64, max_tokens=1, seed=seed, **settings)
+    ids = [token[0] if token else CHARACTERS.end_of_text_id for token in drawn]
+    found = np.bincount(ids, minlength=len(expected)) / len(ids)
+    assert not found[expected == 0].any()
+    assert float(np.abs(found - expected).max()) < 5 * np.sqrt(0.25 / len(ids))
+
+
+def test_log_probabilities_are_those_of_the_logits_in_both_engines(tmp_path: Path) -> None:
+    engines = both_engines(tmp_path)
+    model, prompt = engines[1].model, [1, 2, 3]
+    for engine_ in engines:
+        ids = list(prompt)
+        config = GenerationConfig(temperature=0.0, max_tokens=9, logprobs=3)
+        for token in engine_.generate([EncodedPrompt("", prompt, prompt)], config, 0, None):
+            expected = model.last_logits(np.array([ids]), None)[0].double().log_softmax(-1)
+            best = expected.topk(3)
+            assert [candidate.id for candidate in token.candidates] == best.indices.tolist()
+            assert [candidate.logprob for candidate in token.candidates] == pytest.approx(
+                best.values.tolist(), abs=1e-4
+            )
+            assert token.id == token.candidates[0].id and token.logprob == token.candidates[0].logprob
+            ids.append(token.id)
+
+
+def test_an_abandoned_text_stops_the_engine_for_the_next_one(tmp_path: Path) -> None:
+    ours, _ = both_engines(tmp_path)
+    prompt = EncodedPrompt("", [1], [1])
+    chunks = iter(Continuation(ours, CHARACTERS, [prompt], GenerationConfig(max_tokens=10**6), 0))
+    next(chunks)
+    chunks.close()  # type: ignore[attr-defined]
+    assert len(tokens(ours, [1], temperature=0.0, max_tokens=5)[0]) == 5
+
+
+def test_llama_cpp_opens_no_port_writes_nothing_to_stderr_and_leaves_the_signal_handlers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    ours, _ = both_engines(tmp_path)
+    tokens(ours, [1], max_tokens=5)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    received: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    ours.close()
+    tokens(ours, [1], max_tokens=5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.signal(signal.SIGTERM, previous)
+    assert received == [signal.SIGTERM]
+    sockets = {match[1] for link in Path("/proc/self/fd").iterdir() if (match := _socket(link))}
+    for table in ("tcp", "tcp6"):
+        rows = [line.split() for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]]
+        assert not {row[9] for row in rows if row[3] == "0A"} & sockets  # 0A: listening
+    folder = Path(ours._socket).parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    ours.close()
+    assert not folder.exists()
+    assert capfd.readouterr().err == ""
+
+
+def _socket(link: Path) -> re.Match[str] | None:
+    try:
+        return re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink()))
+    except OSError:
+        return None
+
+
+def test_a_file_that_cannot_be_opened_is_deleted_and_other_threads_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF and nothing else")
     with pytest.raises(TinyLMError, match=r"cannot open .*model\.gguf"):
-        LlamaCppDecoder(file, CONTEXT, threads=1)
+        LlamaCpp(file, CONTEXT, CHARACTERS, rows=CHARACTERS.vocab_size, is_exact=True)
     assert not file.exists()
+    errors: list[Exception] = []
+
+    def open_in_thread() -> None:
+        try:
+            both_engines(tmp_path)
+        except UsageError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=open_in_thread)
+    thread.start()
+    thread.join(60)
+    assert "main thread" in str(errors[0])
 
 
-def test_keys_and_values_have_16_bits_if_weights_have_fewer_than_32_and_several_rows_use_flash_attention(
-    double: LlamaCppDouble, tmp_path: Path
-) -> None:
-    f32, f16 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16
-    for kind, rows, bits, flash in (("f32", 1, f32, 0), ("f32", 3, f32, 0), ("f16", 1, f16, 0), ("q8_0", 3, f16, -1)):
-        opened(tmp_path, kind=kind)[1].make_cache(rows, 9)
-        options = double.contexts[-1]
-        assert (options.type_k, options.type_v, options.flash_attn_type) == (bits, bits, flash), (kind, rows)
+def test_threads_are_those_that_other_processes_leave_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_cpp, "usable_cores", lambda: 4)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for running, expected in ((1, 4), (5, 4), (6, 3), (9, 1), (50, 1)):
+        monkeypatch.setattr(Path, "read_text", lambda self, n=running: f"0.5 0.4 0.3 {n}/200 1234")
+        assert llama_cpp.free_cores() == expected
+    monkeypatch.setattr(Path, "read_text", lambda self: "?")
+    assert llama_cpp.free_cores() == 4

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import MachineOptions, OutputOptions, Panel, option
 from tinylm.commands.sample_options import EngineOptions, QuantizeOptions, SampleSeedOptions, SamplingOptions, unescape
@@ -74,6 +76,7 @@ class ChatSessionOptions:
 
 @with_option_groups
 def chat(
+    ctx: typer.Context,
     model: ModelOption = None,
     adapter: AdapterOption = None,
     *,
@@ -101,6 +104,7 @@ def chat(
     loaded = open_generator(
         model, speed, adapters=adapter or (), quantize=quantize.quantize, **vars(machine), reporter=console
     )
+    ctx.call_on_close(loaded.close)
     format = loaded.chat_format(options.chat_template)
     console.note(f"Seed {config.seed}. /help lists the commands, Ctrl-D ends.")
     talk(ChatSession(loaded, format, config, system=options.system), console)

@@ -96,6 +96,7 @@ def sample(
         **vars(machine),
         reporter=console,
     )
+    ctx.call_on_close(loaded.close)
     require(options.prompt.chat or options.prompt.chat_template is None, "--chat-template needs --chat.")
     chat_format = loaded.chat_format(options.prompt.chat_template) if options.prompt.chat else None
     if chat_format is None and loaded.data is not None and loaded.data.is_chat:

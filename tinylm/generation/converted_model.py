@@ -121,6 +121,10 @@ class ConvertedModel(TextGenerator):
     def __post_init__(self) -> None:
         self.data = self.config.data
 
+    def close(self) -> None:
+        """See `TextGenerator.close`."""
+        self.engine.close()
+
     def continue_encoded(
         self, encoded: EncodedPrompt, config: GenerationConfig, speed: SpeedConfig | None = None, first_stream: int = 0
     ) -> Continuation:
@@ -145,7 +149,7 @@ def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> Converte
         with wrap_library_errors():  # the tokenizer was validated before it was stored
             library = tokenizers.Tokenizer.from_str(record.tokenizer)
         tokenizer = Tokenizer(library, record.config.tokenizer.special)
-        engine = LlamaCpp(file, record.config.model.context, tokenizer.vocab_size, record.rows, record.is_exact)
+        engine = LlamaCpp(file, record.config.model.context, tokenizer, record.rows, record.is_exact)
         mark_used(file)
     except (OSError, TinyLMError, TokenizerLibraryError):
         return None

@@ -61,7 +61,7 @@ def open_llama_cpp(weights: EngineWeights, speed: SpeedConfig, reporter: Reporte
         try:
             file = _cached_file(weights, reporter)
             rows, is_exact = weights.network.vocab_size, weights.kind == "f32" and weights.quantized is None
-            return LlamaCpp(file, weights.network.context, weights.tokenizer.vocab_size, rows, is_exact)
+            return LlamaCpp(file, weights.network.context, weights.tokenizer, rows, is_exact)
         except UsageError as error:
             reason = str(error).removesuffix(".")
         except TinyLMError as error:

@@ -27,6 +27,10 @@ class TextGenerator(ABC):
     data: DataConfig | None
     reporter: Reporter
 
+    @abstractmethod
+    def close(self) -> None:
+        """End llama.cpp, if it runs; otherwise it ends with the process. It starts again when text is generated."""
+
     @property
     def architecture(self) -> str:
         """decoder, encoder or encoder-decoder."""

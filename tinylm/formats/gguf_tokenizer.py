@@ -359,6 +359,25 @@ def write_tokenizer(
     return values if chat_template is None else {**values, CHAT_TEMPLATE: chat_template}
 
 
+def write_numbers(end_id: int, vocab_size: int) -> dict[str, Any]:
+    """The metadata of a tokenizer whose tokens are the decimal numbers of their ids.
+
+    For generation from ids to ids: llama.cpp then reports each token as soon as it is sampled, also those that end
+    within a character, and knows no end token besides `end_id`.
+    """
+    metadata = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": [str(token) for token in range(vocab_size)],
+        "token_type": [1] * vocab_size,
+        "merges": [INERT_MERGE],
+        "bos_token_id": end_id,
+        "eos_token_id": end_id,
+        "add_bos_token": False,
+    }
+    return {PREFIX + name: value for name, value in metadata.items()}
+
+
 def _is_character_model(spec: TokenizerSpec) -> bool:
     """Whether all tokens are single characters or special tokens, without merges, pre-tokenizer and normalizer."""
     added = {token["content"] for token in spec["added_tokens"] if token["special"]}

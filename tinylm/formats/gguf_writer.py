@@ -24,7 +24,7 @@ from tinylm.formats.gguf_architectures import BY_FAMILY, ROPE_FACTORS, Architect
 from tinylm.formats.gguf_header import TENSOR_TYPES, Metadata, TensorInfo
 from tinylm.formats.gguf_reader import FLOAT_TYPES, GGUFFile, import_gguf, open_gguf, read_config, read_model
 from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
-from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_tokenizer
+from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_numbers, write_tokenizer
 from tinylm.formats.imported import ForeignModel
 from tinylm.formats.modelfile import check_name
 from tinylm.model_config import ModelConfig
@@ -86,7 +86,12 @@ class _Plan:
 
 
 def write_gguf(
-    path: Path, model: ForeignModel, dtype: str = "f16", name: str | None = None, quantized: GGUFFile | None = None
+    path: Path,
+    model: ForeignModel,
+    dtype: str = "f16",
+    name: str | None = None,
+    quantized: GGUFFile | None = None,
+    end_id: int | None = None,
 ) -> str:
     """Write a model as a GGUF file; return the name of the architecture.
 
@@ -94,6 +99,7 @@ def write_gguf(
         _ALWAYS_F32 as f32. All vectors are written as f32.
     name: value of general.name; default: the file name without its suffix.
     quantized: a file with the same model, whose quantized tensors are copied as they are.
+    end_id: the end token of a file for generation from ids to ids (`write_numbers`), which has no tokenizer.
 
     Raises UsageError for a model, a tokenizer or weights that GGUF cannot represent with this dtype, for a file name
     that a Modelfile cannot contain, for a folder that cannot be created, and without the package gguf. Raises
@@ -101,7 +107,7 @@ def write_gguf(
     """
     import_gguf()
     check_name(path)
-    plan = _make_plan(model, DTYPES[dtype], name or path.stem, quantized)
+    plan = _make_plan(model, DTYPES[dtype], name or path.stem, quantized, end_id)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -110,7 +116,7 @@ def write_gguf(
         with replacing(path) as unfinished:
             _write(plan, unfinished)
             try:
-                _verify(plan, unfinished)
+                _verify(plan, unfinished, has_tokenizer=end_id is None)
             except ValueError as error:
                 raise TinyLMError(f"{path} was written, but is not the same model when read again: {error}.") from error
         flush_folder(path.parent)
@@ -122,7 +128,7 @@ def write_gguf(
 # The plan of a file.
 
 
-def _make_plan(model: ForeignModel, dtype: str, name: str, quantized: GGUFFile | None) -> _Plan:
+def _make_plan(model: ForeignModel, dtype: str, name: str, quantized: GGUFFile | None, end_id: int | None) -> _Plan:
     config = resolve(model.config)
     family = choose_family(model.config, model.family)
     architecture = BY_FAMILY[family.name]
@@ -140,7 +146,7 @@ def _make_plan(model: ForeignModel, dtype: str, name: str, quantized: GGUFFile |
         "general.file_type": _FILE_TYPES[dtype],
         "general.quantization_version": QUANTIZATION_VERSION,
         **architecture.write_metadata(config),
-        **_tokenizer_metadata(model, config),
+        **(_tokenizer_metadata(model, config) if end_id is None else write_numbers(end_id, config.vocab_size)),
     }
     plan = _Plan(model, config, family, architecture, tensors, planned, metadata)
     _check_expressible(plan)
@@ -298,7 +304,7 @@ def _encode(tensor: Tensor, info: TensorInfo) -> np.ndarray:
 # Checking.
 
 
-def _verify(plan: _Plan, path: Path) -> None:
+def _verify(plan: _Plan, path: Path, has_tokenizer: bool) -> None:
     """Read the file and compare its configuration, tensors and tokenizer with the plan. Raises ValueError."""
     file = open_gguf(path)
     values, tensors = read_model(file)
@@ -309,8 +315,9 @@ def _verify(plan: _Plan, path: Path) -> None:
     for planned in plan.planned:
         for source in planned.sources:
             _compare(source, plan.tensors[source], tensors[source].load(), planned.info.type.name)
-    metadata = file.header.metadata
-    _compare_tokenizers(plan.model, read_tokenizer(metadata, values["model_type"], config.vocab_size))
+    if has_tokenizer:
+        tokenizer = read_tokenizer(file.header.metadata, values["model_type"], config.vocab_size)
+        _compare_tokenizers(plan.model, tokenizer)
 
 
 def _compare(name: str, written: Tensor, found: Tensor, kind: str) -> None:

@@ -149,7 +149,7 @@ def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> Converte
         with wrap_library_errors():  # the tokenizer was validated before it was stored
             library = tokenizers.Tokenizer.from_str(record.tokenizer)
         tokenizer = Tokenizer(library, record.config.tokenizer.special)
-        engine = LlamaCpp(file, record.config.model.context, tokenizer, record.rows, record.is_exact)
+        engine = LlamaCpp(file, record.config.model.context, tokenizer.vocab_size, record.rows, record.is_exact)
         mark_used(file)
     except (OSError, TinyLMError, TokenizerLibraryError):
         return None

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,9 +60,9 @@ def open_llama_cpp(weights: EngineWeights, speed: SpeedConfig, reporter: Reporte
     reason = _reason_against(weights, speed)
     if reason is None:
         try:
-            file = _cached_file(weights, reporter)
+            file = convert(weights, reporter)
             rows, is_exact = weights.network.vocab_size, weights.kind == "f32" and weights.quantized is None
-            return LlamaCpp(file, weights.network.context, weights.tokenizer, rows, is_exact)
+            return LlamaCpp(file, weights.network.context, weights.tokenizer.vocab_size, rows, is_exact)
         except UsageError as error:
             reason = str(error).removesuffix(".")
         except TinyLMError as error:
@@ -105,27 +106,33 @@ def _merged(network: Transformer) -> Transformer:
     return merged
 
 
-def _cached_file(weights: EngineWeights, reporter: Reporter) -> Path:
+def convert(weights: EngineWeights, reporter: Reporter, chat_template: str | None = None, serves: bool = False) -> Path:
     """The GGUF file of the model in the user's cache, written if it does not exist.
 
-    Its name has a digest of weights, configuration and tokenizer, and the type of the weights ("own" if they are copied
+    serves: whether llama.cpp reads and writes texts, for which the file has the tokenizer and the chat template; in
+    other files, tokens are the numbers of their ids.
+
+    The name has a digest of weights, configuration and tokenizer, and the type of the weights ("own" if they are copied
     from `weights.quantized`). Raises UsageError for a model that GGUF cannot represent, and TinyLMError if the file
     cannot be written or `weights.quantized` cannot be read.
     """
     folder, config, tokenizer = private_folder(GGUF_FOLDER), weights.config, weights.tokenizer
     tensors = _merged(weights.network).state_dict()
     identity = digest(tensors, config, LAYOUT, None)[:32]
-    file = folder / f"{identity}-{'own' if weights.quantized else weights.kind}.gguf"
+    template = "" if chat_template is None else hashlib.sha256(chat_template.encode()).hexdigest()[:16]
+    kind = "own" if weights.quantized else weights.kind
+    file = folder / f"{identity}{f'-texts-{template}' if serves else ''}-{kind}.gguf"
     if is_private(file):
         mark_used(file)
         return file
     reporter.note("Converting the model for llama.cpp, once...")
-    model = ForeignModel(config.family, config.model, tensors, tokenizer.to_str(), tokenizer.special, None)
+    model = ForeignModel(config.family, config.model, tensors, tokenizer.to_str(), tokenizer.special, chat_template)
     try:
         quantized = open_gguf(weights.quantized) if weights.quantized else None
     except (OSError, ValueError) as error:  # the file has changed since the model was opened
         raise TinyLMError(f"Cannot read {weights.quantized}: {error}.") from error
-    write_gguf(file, model, weights.kind, quantized=quantized)
+    end_id = None if serves else tokenizer.end_of_text_id
+    write_gguf(file, model, weights.kind, quantized=quantized, end_id=end_id)
     _delete_oldest(folder)
     return file
 

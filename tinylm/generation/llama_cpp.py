@@ -4,7 +4,6 @@ The package xllamacpp runs llama.cpp's server inside this process. The server li
 folder, and opens no TCP port. Only GGUF files that tinylm wrote and verified are opened.
 """
 
-import collections
 import contextlib
 import functools
 import http
@@ -19,7 +18,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import sample_seed
 from tinylm.kernels.openmp_spin import spinning
 from tinylm.machine_profile import usable_cores
-from tinylm.text.tokenizer import Tokenizer
 
 # The order of the sampler's steps, which is that of `Sampler`: llama.cpp would divide by the temperature last.
 SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
@@ -58,20 +56,20 @@ def import_llama_cpp() -> Any:
 class LlamaCpp:
     """A model in llama.cpp. Implements `Engine`. The server ends when the object is garbage.
 
-    file: a GGUF file that tinylm wrote. context: context length of the model. rows: number of rows of the embedding;
-    those above the tokenizer's ids are never sampled. is_exact: whether all weights have 32 bits; keys and values then
-    have them, too.
+    file: a GGUF file that tinylm wrote, whose tokens are the numbers of their ids (`write_numbers`). context: context
+    length of the model. vocab_size: number of ids of the tokenizer. rows: number of rows of the embedding; those above
+    the tokenizer's ids are never sampled. is_exact: whether all weights have 32 bits; keys and values then have them,
+    too.
 
     Raises UsageError outside the main thread, since llama.cpp replaces signal handlers that only that can restore.
     Raises TinyLMError, and deletes the file, if llama.cpp cannot open it.
     """
 
-    def __init__(self, file: Path, context: int, tokenizer: Tokenizer, rows: int, is_exact: bool) -> None:
+    def __init__(self, file: Path, context: int, vocab_size: int, rows: int, is_exact: bool) -> None:
         self.file = file
-        self._tokenizer = tokenizer
         self._context = context
         self.is_exact = is_exact
-        self._padding = [[token, False] for token in range(tokenizer.vocab_size, rows)]
+        self._padding = [[token, False] for token in range(vocab_size, rows)]
         self._samples = self._slots = 0
         self._close: weakref.finalize[..., Any] | None = None
         self._reserve(1, min(context, USUAL_SLOTS))
@@ -133,59 +131,16 @@ class LlamaCpp:
             response = connection.getresponse()
             if response.status != http.HTTPStatus.OK:
                 raise TinyLMError(f'llama.cpp refuses the prompt: {_message(response.read())}; use `engine="torch"`.')
-            counts = collections.Counter[int]()  # tokens of each row
             for line in response:
                 field, _, content = line.partition(b": ")
                 if field == b"error":
                     raise TinyLMError(f'llama.cpp failed: {_message(content)}; use `engine="torch"`.')
                 if field == b"data" and (event := json.loads(content)):
-                    yield from self._read_event(event, counts)
+                    yield from _read_event(event)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise TinyLMError(f'llama.cpp has stopped: {error}; use `engine="torch"`.') from error
         finally:
             connection.close()  # stops the generation within a token
-
-    def _read_event(self, event: dict[str, Any], counts: collections.Counter[int]) -> Iterator[Token]:
-        """The tokens of an event of the stream, which are added to the counts by row.
-
-        llama.cpp reports a token that ends within a character only by the text of a later event.
-        """
-        row, tokens, scores = event["index"], event.get("tokens", []), event.get("completion_probabilities", [])
-        if tokens and (missing := event["tokens_predicted"] - counts[row] - len(tokens)):
-            before = event["content"].encode().removesuffix(self._token_bytes[tokens[0]])
-            for token in self._split(before, missing):
-                yield Token(row, token)
-            counts[row] += missing
-        counts[row] += len(tokens)
-        for position, token in enumerate(tokens):
-            if not scores:
-                yield Token(row, token)
-                continue
-            score = scores[position]
-            candidates = [Candidate(other["id"], other["logprob"]) for other in score["top_logprobs"]]
-            yield Token(row, token, score["logprob"], candidates)
-        if event["stop"] and event["stop_type"] == "eos":
-            yield Token(row, None)
-
-    @functools.cached_property
-    def _token_bytes(self) -> Mapping[int, bytes]:
-        """The bytes of each id; empty for a tokenizer whose tokens have none of their own."""
-        known = self._tokenizer.token_bytes
-        return collections.defaultdict(bytes) if known is None else known
-
-    @functools.cached_property
-    def _ids(self) -> dict[bytes, int]:
-        """The ids by their bytes."""
-        return {self._token_bytes[token]: token for token in reversed(range(self._tokenizer.vocab_size))}
-
-    def _split(self, text: bytes, count: int) -> list[int]:
-        """`count` tokens with these bytes; empty if there are none, as for a text that is not valid UTF-8."""
-        if count == 1:
-            return [self._ids[text]] if text in self._ids else []
-        for size in range(1, len(text)):
-            if text[:size] in self._ids and (rest := self._split(text[size:], count - 1)):
-                return [self._ids[text[:size]], *rest]
-        return []
 
     def _reserve(self, samples: int, slots: int) -> None:
         """Start the server anew unless it has caches for this many samples, with this many tokens each."""
@@ -246,6 +201,20 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.connect(self._path)
+
+
+def _read_event(event: dict[str, Any]) -> Iterator[Token]:
+    """The tokens of an event of the stream."""
+    row, scores = event["index"], event.get("completion_probabilities", [])
+    for position, token in enumerate(event.get("tokens", [])):
+        if not scores:
+            yield Token(row, token)
+            continue
+        score = scores[position]
+        candidates = [Candidate(other["id"], other["logprob"]) for other in score["top_logprobs"]]
+        yield Token(row, token, score["logprob"], candidates)
+    if event["stop"] and event["stop_type"] == "eos":
+        yield Token(row, None)
 
 
 def _message(answer: bytes) -> str:

@@ -238,5 +238,5 @@ def test_commands_are_found_in_blocks_and_those_that_do_not_parse_are_wrong(tmp_
     found = [command for block in check.blocks(page) for command in check.commands(block)]
     read = [(command.line, command.text, command.skipped) for command in found]
     assert read == [(2, "one two", None), (9, "three", "needs a GPU")]
-    wrong = ("tinylm train a.txt --kv-hats 2", "tinylm trane", "make nothing", "tinylm sample --draft maybe")
+    wrong = ("tinylm train a.txt --kv-hats 2", "tinylm trane", "make nothing", "tinylm sample --engine maybe")
     assert all(any(problems(part) for part in simple_commands(line)) for line in wrong)

@@ -297,11 +297,9 @@ ERRORS: dict[str, list[Row]] = {
     "sample of a run": [
         ("sample -m {run} -n 0", 2, "--max-tokens is 0"),
         ("sample -m {run} --unknown drop", 2, "--unknown is 'drop'; it must be one of: error, skip"),
-        ("sample -m {run} --draft ngram --num-samples 2", 2, "--draft ngram is not possible ... one sample at a time"),
-        ("sample -m {run} --draft ngram --no-cache", 2, "speculative decoding needs the cache"),
         ("sample -m {run} -p 'the sea é'", 2, "'é' (U+00E9) at offset 8 ... --unknown skip"),
         ("sample -m {run} -f accent.jsonl", 2, "accent.jsonl, line 1 has a character ... 'é' (U+00E9) at offset 0"),
-        (f"sample -m {{run}} --strict -p {'a' * 17}", 2, "17 tokens, more than the context of 16 ... --strict"),
+        (f"sample -m {{run}} --strict -p {'a' * 17}", 2, "17 tokens, and the context of 16 has no room ... --strict"),
         ("sample --adapter {run}", 2, "is a model, not an adapter ... --model"),
         ("sample --model {adapter}", 2, "is an adapter, not a model ... --adapter ... merge-lora"),
         (f"sample --adapter {{adapter}}={'9' * 400}", 2, "is not a number from -1000 to 1000 ... =0.5"),

@@ -69,8 +69,8 @@ def test_one_beam_is_greedy_decoding() -> None:
         model = translator(2, position)
         greedy = beam_search(model, SOURCES, END, BeamSearchConfig(1), MAX_TOKENS)
         sampler = Sampler(SamplingConfig(temperature=0.0), 0, len(SOURCES), V)
-        columns = generate(encode_sources(model, SOURCES, END), [[END]] * len(SOURCES), sampler, MAX_TOKENS, use_cache)
-        for target, tokens in zip(greedy, zip(*columns, strict=True), strict=True):
+        steps = generate(encode_sources(model, SOURCES, END), [[END]] * len(SOURCES), sampler, MAX_TOKENS, use_cache)
+        for target, tokens in zip(greedy, zip(*(tokens for tokens, _ in steps), strict=True), strict=True):
             assert tuple(target.tokens) == tuple(itertools.takewhile(lambda token: token != END, tokens))
 
 
@@ -95,10 +95,10 @@ class ScriptedDecoder:
     def make_cache(self, batch: int, length: int) -> list[Cache]:
         return []
 
-    def last_logits(self, ids: torch.Tensor, cache: list[Cache], count: int) -> torch.Tensor:
+    def last_logits(self, ids: torch.Tensor, cache: list[Cache]) -> torch.Tensor:
         self.step += 1
         probabilities = [0.012, 0.98, 0.008] if self.step < 4 else [0.98, 0.012, 0.008]
-        return torch.tensor(probabilities).log().expand(len(ids), count, 3)
+        return torch.tensor(probabilities).log().expand(len(ids), 3)
 
     def reorder(self, rows: torch.Tensor, cache: list[Cache], reorder_sources: bool) -> None:
         pass

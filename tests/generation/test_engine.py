@@ -32,7 +32,7 @@ from tinylm.generation.continuation import Continuation
 from tinylm.generation.converted_model import conversion_key, open_converted
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.generator import Engine, TorchEngine
-from tinylm.generation.llama_cpp import LARGEST_SEED, LlamaCpp
+from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p, softmax
 from tinylm.reporter import SilentReporter
@@ -272,7 +272,7 @@ def tokens(engine: Engine, prompt: Sequence[int], rows: int = 1, bos_id: int | N
     """The ids of each row before an end token."""
     encoded = EncodedPrompt("", list(prompt), list(prompt))
     found = collections.defaultdict[int, list[int]](list)
-    for token in engine.generate([encoded] * rows, GenerationConfig(**settings), 0, bos_id):
+    for token in engine.generate([encoded] * rows, GenerationConfig(num_samples=rows, **settings), 0, bos_id):
         if token.id is not None:
             found[token.row].append(token.id)
     end = CHARACTERS.end_of_text_id
@@ -305,13 +305,13 @@ def test_tokens_that_end_within_a_character_are_those_of_torch(tmp_path: Path, c
 
 def test_a_sample_of_several_is_also_generated_alone_by_its_seed_and_seeds_repeat_texts(tmp_path: Path) -> None:
     ours, _ = both_engines(tmp_path)
-    for seed in (1, LARGEST_SEED - 4, 2**32 - 1, 2**40):
+    for seed in (0, 1, PRIME - 1, PRIME, RANDOM_STREAM - 4, RANDOM_STREAM - 1, 2**40):
         settings = {"temperature": 1.0, "max_tokens": 30}
         together = tokens(ours, [1, 2, 3], rows=4, seed=seed, **settings)
         assert together == tokens(ours, [1, 2, 3], rows=4, seed=seed, **settings)
         assert len(set(map(tuple, together))) == 4
         for row, expected in enumerate(together):
-            alone = ours.sample_seed(GenerationConfig(seed=seed), 0, row)
+            alone = ours.sample_seed(GenerationConfig(seed=seed, num_samples=4), 0, row)
             assert tokens(ours, [1, 2, 3], seed=alone, **settings) == [expected]
     long = {"temperature": 1.0, "max_tokens": 100, "seed": 5}
     assert tokens(ours, [1, 2, 3], rows=3, **long) == tokens(ours, [1, 2, 3], rows=3, **long)

@@ -88,11 +88,12 @@ def test_bos_and_the_end_of_a_prompt_that_does_not_fit_with_it_are_kept() -> Non
         ids, reporter = BOS.encode(text).tolist(), Recorder()
         encoded = encode_prompt(Prompt(text), BOS, 4, None, PromptPolicy(), reporter)
         assert encoded.ids == ids
-        if len(text) <= 3:
+        if len(text) <= 2:
             assert (encoded.start, reporter.warnings) == ([1, *ids], [])
             continue
-        assert encoded.start == [1, *ids[-3:]]
-        message = f"The prompt has {len(text)} tokens and <s> before them, more than the context of 4"
+        assert encoded.start == [1, *ids[-2:]]
+        message = f"The prompt has {len(text)} tokens and <s> before them, and the context of 4 has no room"
+        message += " for them and the next token"
         assert reporter.warnings == [f"{message}: only <s> and its last tokens are used."]
         with pytest.raises(UsageError, match=re.escape(message)):
             encode_prompt(Prompt(text), BOS, 4, None, PromptPolicy(strict=True), reporter)

@@ -34,8 +34,11 @@ from tinylm.machine_profile import usable_cores
 # The order of the sampler's steps, which is that of `Sampler`: llama.cpp would divide by the temperature last.
 SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
 SPIN_COUNT = 1000  # of OpenMP, for each of a step's 100 barriers: decision 025
-SEEDS = 2**31  # number of seeds that larger ones are mapped to
-LARGEST_SEED = 2**32 - 2**17  # the samples of a prompt have consecutive seeds; llama.cpp replaces 2^32 - 1 at random
+PRIME = 2**31 - 1
+STRIDE = (
+    0x1E3779B1  # between the random streams of adjacent seeds: llama.cpp gives samples of a prompt adjacent streams
+)
+RANDOM_STREAM = 2**32 - 1  # llama.cpp replaces it by a random one
 MICRO_BATCH = 256  # tokens that are computed at a time; 512 take 4 to 10 % longer per token
 SLOT_UNIT = 256  # llama.cpp rounds the size of a cache up to a multiple of it
 USUAL_SLOTS = 512  # tokens of a cache, until a text needs more
@@ -77,26 +80,34 @@ class LlamaCpp:
     def generate(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, bos_id: int | None
     ) -> Generator[Token]:
-        """See `Engine.generate`. Raises TinyLMError if llama.cpp fails, and UsageError for a schema it cannot use."""
-        texts = {row: list(prompt.start) for row, prompt in enumerate(prompts)}
-        longest = max(map(len, texts.values()))
-        self._reserve(len(texts), min(self._context, longest + config.max_tokens))
-        seed, remaining = self.sample_seed(config, first_stream, 0), config.max_tokens
-        while texts and remaining:
-            rows = list(texts)
-            windows = [window(text, self._context, bos_id) for text in texts.values()]
-            count = min(remaining, self._context - max(map(len, windows)))
-            is_one_prompt = all(ids == windows[0] for ids in windows)  # which is computed once
-            prompt = {"prompt": windows[0], "n": len(rows)} if is_one_prompt else {"prompt": windows}
-            for token in self._tokens({**self._settings(config), **prompt, "n_predict": count, "seed": seed}):
-                row = rows[token.row]
-                yield replace(token, row=row)
-                if token.id is None:
-                    del texts[row]
-                else:
-                    texts[row].append(token.id)
-            remaining -= count
-            seed = sample_seed(seed, 1) % SEEDS  # of all rows: a request has one
+        """See `Engine.generate`. Raises TinyLMError if llama.cpp fails.
+
+        All prompts have the same ids, which are processed once. Past the context, the rows continue one after another,
+        since the random streams of rows with different ids would depend on the time at which each request arrives.
+        """
+        texts, first = [list(prompt.start) for prompt in prompts], window(prompts[0].start, self._context, bos_id)
+        self._reserve(len(texts), min(self._context, len(first) + config.max_tokens))
+        streams = [_stream(config, first_stream) + row for row in range(len(texts))]
+        settings = self._settings(config)
+        count = min(config.max_tokens, self._context - len(first))
+        request = {"prompt": first, "n": len(texts), "n_predict": count, "seed": streams[0]}
+        open_rows = set(range(len(texts)))
+        for token in self._tokens({**settings, **request}):
+            _append(token, texts, open_rows)
+            yield token
+        generated = count
+        while open_rows and generated < config.max_tokens:
+            streams = [sample_seed(stream, 1) % PRIME for stream in streams]
+            ids = window(texts[min(open_rows)], self._context, bos_id)
+            count = min(config.max_tokens - generated, self._context - len(ids))
+            for row in sorted(open_rows):
+                ids = window(texts[row], self._context, bos_id)
+                request = {"prompt": ids, "n_predict": count, "seed": streams[row]}
+                for token in self._tokens({**settings, **request}):
+                    token = replace(token, row=row)
+                    _append(token, texts, open_rows)
+                    yield token
+            generated += count
 
     def close(self) -> None:
         """End the server; `generate` starts it again."""
@@ -106,8 +117,8 @@ class LlamaCpp:
 
     def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
         """See `Engine.sample_seed`."""
-        seed = sample_seed(config.seed, first_stream)
-        return (seed if seed <= LARGEST_SEED else seed % SEEDS) + row
+        stream = _stream(config, first_stream) + row
+        return stream * pow(STRIDE, -1, PRIME) % PRIME if stream < PRIME else stream
 
     def _settings(self, config: GenerationConfig) -> dict[str, Any]:
         """The part of a request that is the same for all windows of a text."""
@@ -215,6 +226,21 @@ def _read_event(event: dict[str, Any]) -> Iterator[Token]:
         yield Token(row, token, score["logprob"], candidates)
     if event["stop"] and event["stop_type"] == "eos":
         yield Token(row, None)
+
+
+def _stream(config: GenerationConfig, first_stream: int) -> int:
+    """The random stream of llama.cpp for the first sample. `LlamaCpp.sample_seed` is the inverse."""
+    seed = sample_seed(config.seed, first_stream)
+    is_stream = PRIME <= seed <= RANDOM_STREAM - config.num_samples
+    return seed if is_stream else seed * STRIDE % PRIME
+
+
+def _append(token: Token, texts: Sequence[list[int]], open_rows: set[int]) -> None:
+    """Append a token to the text of its row, which an end token closes."""
+    if token.id is None:
+        open_rows.discard(token.row)
+    else:
+        texts[token.row].append(token.id)
 
 
 def _message(answer: bytes) -> str:

@@ -1,6 +1,6 @@
 # make demo    trains on data/corpus.txt for at most two minutes and prints a sample
 # make test    runs the tests that take less than seconds each, on all cores
-# make test-all    runs the others as well: slow tests, faults, llama.cpp, and the wheel with each extra
+# make test-all    runs the others as well: slow tests, faults, and the wheel with each extra
 # make test-gpu    runs the tests that need a CUDA device; make test-slow runs their code on the CPU
 # make lint    runs ruff and mypy
 # The tests of the report need Chromium, which make test installs with apt-get if it can; BROWSER=none leaves them out.
@@ -13,14 +13,14 @@ VENV ?= .venv
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo browser test test-slow test-faults test-llama-cpp test-gpu test-all lint docs-check wheel-smoke wheel-check clean
+.PHONY: demo browser test test-slow test-faults test-gpu test-all lint docs-check wheel-smoke wheel-check clean
 
 demo: $(VENV)/installed
 	$(BIN)/tinylm train data/corpus.txt --out checkpoints/demo --time 90s --force
 	$(BIN)/tinylm sample --model checkpoints/demo --max-tokens 400 --seed 1
 
 BROWSER ?= chromium
-MARKS := $(if $(filter none,$(BROWSER)),-m 'not slow and not llamacpp and not gpu and not faults and not browser')
+MARKS := $(if $(filter none,$(BROWSER)),-m 'not slow and not gpu and not faults and not browser')
 
 browser:
 	@tests/get_browser.sh $(BROWSER)
@@ -29,7 +29,7 @@ test: $(VENV)/installed-test browser
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(MARKS)
 
 test-slow: $(VENV)/installed-test
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'slow and not llamacpp and not gpu'
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'slow and not gpu'
 	TINYLM_TEST_DEVICE=cpu $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m gpu tests/test_gpu.py
 
 test-gpu: $(VENV)/installed-test
@@ -38,11 +38,7 @@ test-gpu: $(VENV)/installed-test
 test-faults: $(VENV)/installed-test
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m faults tests/faults
 
-test-llama-cpp: $(VENV)/installed-test # builds llama.cpp with a C++ compiler, which takes minutes
-	$(PIP) install --quiet --constraint constraints.txt --editable ".[llama-cpp]"
-	$(BIN)/python -m pytest -m llamacpp tests/formats tests/generation
-
-test-all: test test-slow test-faults wheel-check test-llama-cpp
+test-all: test test-slow test-faults wheel-check
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

@@ -22,7 +22,7 @@ one string, and a batch of chunks of 64 KB on all cores, whose ids may differ at
 of the ratios. tinylm's BPE caches words: each measurement starts with an empty cache, but a repeated text favours it.
 
 startup: tinylm --help and the first character of tinylm sample, whole processes, beside `import torch`, which is the
-limit of a sample by torch, and llama-cpp-python, if it is installed, which opens the file that tinylm converted before.
+limit of a sample by torch, and xllamacpp, which opens the file that tinylm converted before.
 The model has about ten million weights, trained for a step, unless --model names a run directory or a GGUF file.
 """
 
@@ -261,10 +261,12 @@ def encoding(options: argparse.Namespace) -> None:
 
 TORCH, HELP, FIRST = "import torch", "tinylm --help", "first character of a sample"
 PEER = """
-import sys
-from llama_cpp import Llama
-for part in Llama(sys.argv[1], verbose=False, n_ctx=256)([1], max_tokens=1000, stream=True):
-    print(part["choices"][0]["text"], end="", flush=True)
+import sys, xllamacpp
+parameters = xllamacpp.CommonParams()
+parameters.model.path, parameters.hostnames, parameters.verbosity = sys.argv[1], [sys.argv[2]], -1
+request = {"prompt": [1], "max_tokens": 1000, "stream": True}
+show = lambda part: print(part["choices"][0]["text"], end="", flush=True)
+xllamacpp.Server(parameters).handle_completions(request, show)
 """
 
 
@@ -286,9 +288,9 @@ def startup(options: argparse.Namespace) -> None:
             time.sleep(SETTLED_SECONDS)  # a conversion is recorded only for files that have not changed for this long
             run([*sample, "--max-tokens", "1"])
             (converted,) = (Path(folder) / "cache").glob("gguf/*.gguf")
-            peer = [sys.executable, "-c", PEER, str(converted)]
+            peer = [sys.executable, "-c", PEER, str(converted), f"{folder}/llama.sock"]
             functions[f"{FIRST}, llama.cpp"] = lambda: first_byte([*sample, "--max-tokens", "1000"])
-            functions["llama-cpp-python, first character"] = lambda: first_byte(peer)
+            functions["xllamacpp, first character"] = lambda: first_byte(peer)
         times = take_turns(functions, options.rounds)
     base = statistics.median(times[TORCH])
     rows = []

@@ -10,13 +10,14 @@ ids, the others 65. Other models are run directories, Hugging Face folders or GG
 in one process slow each other down, with the fastest of its choices (one thread or all; for llama.cpp also a cache of
 16 or 32 bits), found before the rounds. All take turns, and generate as many tokens: for one stream and for 32 after a
 prompt of one token, and one token after a prompt of 500. tinylm is `tinylm sample` without further options (q8_0:
-`--quantize int8`) on a model that was opened before, sampling at its default temperature, opened for texts of its
-default length (256 tokens), by which it chooses its engine; the others take the likeliest token.
+`--quantize int8`) on a model that was opened before, sampling at its default temperature; the others take the
+likeliest token. llama.cpp is the package that tinylm uses, called directly.
+
 
 `of the bandwidth`: the bytes of the weights that one stream reads per second, each weight once per token, relative to
 the bytes that all threads read from memory per second.
 `GOMP_SPINCOUNT` is what tinylm's command line chooses for tinylm, and 10,000 for the others, unless it is set. A
-program that is not installed has no row, and is named on stderr. Needs the extra [bench], and llama-cpp-python.
+program that is not installed has no row, and is named on stderr. Needs the extra [bench].
 """
 
 import argparse
@@ -285,94 +286,51 @@ def tinylm(engine: str, job: Job) -> Choices:
     speed, quantize = SpeedConfig(engine=engine), "int8" if job.kind == "q8_0" else "none"
 
     @functools.cache
-    def model(rows: int) -> TextGenerator:
-        """The model as opened for texts of the default length."""
-        requests = [GenerationConfig(num_samples=rows)]
-        opened = open_generator(job.model, speed, requests, device="cpu", quantize=quantize, reporter=SilentReporter())
+    def model() -> TextGenerator:
+        opened = open_generator(job.model, speed, device="cpu", quantize=quantize, reporter=SilentReporter())
         opened.tokenizer.stop_ids = frozenset()  # all programs generate the same number of tokens
         return opened
 
     def generate(rows: int, prompt: list[int], tokens: int) -> None:
         config = GenerationConfig(max_tokens=tokens, num_samples=rows, seed=0)
-        samples = model(rows).continue_encoded(EncodedPrompt("", prompt, prompt), config, speed).run()
+        samples = model().continue_encoded(EncodedPrompt("", prompt, prompt), config, speed).run()
         assert [sample.tokens for sample in samples] == [tokens] * rows
 
-    model(1)  # so that a model that cannot be opened ends the program before it answers
+    model()  # so that a model that cannot be opened ends the program before it answers
     return {"": generate}
 
 
 def llama_cpp(job: Job) -> Choices:
-    """llama.cpp through its C functions, taking the likeliest token: with its default cache (16 bits, automatic flash
-    attention) and with one of 32 bits without flash attention, which tinylm uses for f32 weights.
+    """llama.cpp by the functions of the package xllamacpp, taking the likeliest token: with its default cache (16 bits,
+    automatic flash attention) and with one of 32 bits without flash attention, which tinylm uses for f32 weights.
     """
-    from tinylm.generation.llama_cpp import import_llama_cpp
+    try:
+        import xllamacpp as library
+    except ImportError as error:
+        raise MissingError(f"xllamacpp is not installed ({error})") from None
+    folder = tempfile.mkdtemp()
 
-    library = import_llama_cpp()
-    if library is None:
-        raise MissingError("llama-cpp-python is not installed")
-    options = library.llama_model_default_params()
-    options.use_extra_bufts = job.kind in ("f32", "f16")  # with them, it crashes on processors with AMX (decision 025)
-    model = library.llama_model_load_from_file(os.fsencode(job.gguf), options)
-    assert model, job.gguf
-    generate = functools.partial(_generate_by_llama_cpp, library, model)
+    @functools.cache
+    def server(threads: int, exact: bool, rows: int) -> Any:
+        parameters = library.CommonParams()
+        parameters.model.path, parameters.n_parallel = str(job.gguf), rows
+        parameters.hostnames = [f"{folder}/{threads}-{exact}-{rows}.sock"]  # it always listens
+        parameters.n_ctx = rows * min(job.context, 1024)
+        parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
+        parameters.fit_params, parameters.verbosity = False, -1
+        if exact:
+            parameters.cache_type_k = parameters.cache_type_v = library.ggml_type.GGML_TYPE_F32
+            parameters.flash_attn_type = library.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        return library.Server(parameters)
+
+    def generate(threads: int, exact: bool, rows: int, prompt: list[int], tokens: int) -> None:
+        request = {"prompt": prompt, "n": rows, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        answer = server(threads, exact, rows).handle_completions(request | {"cache_prompt": False})
+        assert len(answer["choices"]) == rows, answer
+
     choices = [(threads, exact) for threads in thread_choices(job) for exact in (False, True)]
     names = [f"{threads} threads, {'32' if exact else '16'}-bit cache" for threads, exact in choices]
     return {name: functools.partial(generate, *choice) for name, choice in zip(names, choices, strict=True)}
-
-
-def _generate_by_llama_cpp(
-    library: Any, model: Any, threads: int, exact: bool, rows: int, prompt: list[int], tokens: int
-) -> list[list[int]]:
-    options = library.llama_context_default_params()
-    options.n_ctx = options.n_batch = rows * (len(prompt) + tokens)
-    options.n_ubatch = min(512, options.n_batch)  # its default
-    options.n_seq_max = rows
-    options.n_threads = options.n_threads_batch = threads
-    options.no_perf = True
-    if exact:
-        options.type_k = options.type_v = 0  # F32
-        options.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    context = library.llama_init_from_model(model, options)
-    size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
-    first, step = _Batch(library, rows, len(prompt)), _Batch(library, rows, 1)
-    try:
-        first.set(np.tile(prompt, rows), np.tile(np.arange(len(prompt)), rows))
-        assert library.llama_decode(context, first.batch) == 0
-        texts = [_likeliest(library, context, rows, size)]
-        for position in range(len(prompt), len(prompt) + tokens - 1):
-            step.set(texts[-1], position)
-            assert library.llama_decode(context, step.batch) == 0
-            texts.append(_likeliest(library, context, rows, size))
-        return [text.tolist() for text in texts]
-    finally:
-        library.llama_batch_free(first.batch)
-        library.llama_batch_free(step.batch)
-        library.llama_free(context)
-
-
-class _Batch:
-    """A batch of llama.cpp with `length` tokens of each of `rows` sequences, and logits after the last of each."""
-
-    def __init__(self, library: Any, rows: int, length: int) -> None:
-        count = rows * length
-        self.batch = library.llama_batch_init(count, 0, 1)
-        self.batch.n_tokens = count
-        np.ctypeslib.as_array(self.batch.n_seq_id, (count,))[:] = 1
-        np.ctypeslib.as_array(self.batch.logits, (count,))[:] = np.arange(count) % length == length - 1
-        for index in range(count):
-            self.batch.seq_id[index][0] = index // length
-        self._tokens, self._positions = (
-            np.ctypeslib.as_array(part, (count,)) for part in (self.batch.token, self.batch.pos)
-        )
-
-    def set(self, tokens: Array, positions: Array | int) -> None:
-        """Set tokens (rows * length,) and their positions, of the same shape or one for all."""
-        self._tokens[:], self._positions[:] = tokens, positions
-
-
-def _likeliest(library: Any, context: Any, rows: int, size: int) -> Array:
-    """The likeliest next token of each row: (rows,)."""
-    return np.ctypeslib.as_array(library.llama_get_logits(context), (rows, size)).argmax(axis=1)
 
 
 def transformers(job: Job) -> Choices:

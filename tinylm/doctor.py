@@ -54,11 +54,10 @@ from tinylm.reporter import Reporter
 from tinylm.run_config import DataConfig
 from tinylm.training_config import Budget
 
-PACKAGES = ("torch", "numpy", "tokenizers", "gigatoken", "safetensors", "typer", "rich", "tqdm")
-# Packages of the extras in pyproject.toml for users, each with the features that need it.
+PACKAGES = ("torch", "numpy", "tokenizers", "gigatoken", "safetensors", "gguf", "typer", "rich", "tqdm")
+# Packages that not every platform or installation has, each with the features that need it.
 OPTIONAL_PACKAGES = {
-    "gguf": "GGUF files with quantized weights, and exports to GGUF",
-    "llama-cpp-python": "sampling by llama.cpp",
+    "xllamacpp": "fast sampling on CPUs, and tinylm serve",
     "sacrebleu": "BLEU and chrF of translations",
     "zstandard": "texts in .zst files",
     "pyarrow": "texts in .parquet files",

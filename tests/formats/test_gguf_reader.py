@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 from tests.formats.gguf_files import CASES, peer_metadata, peer_tensors, save_peer, write_file
 from tests.formats.peers import CONTEXT, ids, load, make_peer
 from tests.formats.refusals import assert_refused
-from tinylm.errors import UsageError
 from tinylm.formats.gguf_reader import read_gguf
 from tinylm.run_config import SpecialTokens
 
@@ -110,16 +108,6 @@ def test_tensors_of_floats_keep_their_dtype_and_changing_one_does_not_change_the
         assert model.tensors[name].data_ptr() == model.tensors[name].data_ptr()
         model.tensors[name].zero_()
         assert path.read_bytes() == before
-
-
-def test_without_the_package_only_quantized_files_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quantized = gguf.quants.quantize(np.zeros((32, 32), np.float32), gguf.GGMLQuantizationType.Q8_0)
-    write(tmp_path, {"blk.0.attn_q.weight": (quantized, "Q8_0")}).rename(tmp_path / "quantized.gguf")
-    plain = write(tmp_path)
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(UsageError, match=r"install gguf .* in tinylm's extra gguf"):
-        read_gguf(tmp_path / "quantized.gguf")
-    assert len(read_gguf(plain).tensors) == len(parts("llama")[1])
 
 
 ROPE_FREQS = r"model\.gguf as GGUF: its tensor rope_freqs.weight has other RoPE divisors"

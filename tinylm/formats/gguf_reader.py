@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinylm.errors import TinyLMError, UsageError
+from tinylm.errors import TinyLMError
 from tinylm.files import open_regular, resolve_links
 from tinylm.formats.families import convert
 from tinylm.formats.gguf_architectures import ARCHITECTURES, ROPE_FACTORS, Architecture, ConfigReader
@@ -43,7 +43,6 @@ def read_gguf(path: Path) -> ForeignModel:
     try:
         file = open_gguf(path)
         values, tensors = read_model(file)
-        _check_package(file.header)
         family, config, converted = convert(values, tensors, "metadata")
         tokenizer = read_tokenizer(file.header.metadata, values["model_type"], config.vocab_size)
     except OSError as error:
@@ -163,7 +162,8 @@ def load_tensor(data: mmap.mmap, info: TensorInfo, index: int | None = None) -> 
 
 def _dequantize(rows: np.ndarray, info: TensorInfo) -> Tensor:
     """Dequantize rows (rows, bytes per row) to a float32 matrix (rows, numbers per row)."""
-    gguf = import_gguf()
+    import gguf  # takes a tenth of a second
+
     kind = gguf.GGMLQuantizationType[info.type.name]
     numbers = torch.empty(len(rows), info.shape[-1])
     step = max(1, CHUNK // info.shape[-1])
@@ -172,21 +172,3 @@ def _dequantize(rows: np.ndarray, info: TensorInfo) -> Tensor:
             part = gguf.quants.dequantize(rows[start : start + step], kind)
             numbers[start : start + step] = torch.from_numpy(part)
     return numbers
-
-
-def _check_package(header: Header) -> None:
-    """Raise UsageError if a tensor is quantized and the package gguf is missing."""
-    if any(info.type.name not in FLOAT_TYPES for info in header.tensors.values()):
-        import_gguf()
-
-
-def import_gguf() -> Any:
-    """Import and return the package gguf. Raises UsageError, with how to install it, if it is missing."""
-    try:
-        import gguf
-    except ImportError as error:
-        raise UsageError(
-            "Reading quantized tensors of a GGUF file, and writing one, needs a package: install gguf (pip install "
-            "gguf), which is in tinylm's extra gguf."
-        ) from error
-    return gguf

@@ -22,7 +22,7 @@ from tinylm.formats.family import ExportedTensors, Family, convert_tensors
 from tinylm.formats.family_choice import choose_family, resolve
 from tinylm.formats.gguf_architectures import BY_FAMILY, ROPE_FACTORS, Architecture, llama3_factors
 from tinylm.formats.gguf_header import TENSOR_TYPES, Metadata, TensorInfo
-from tinylm.formats.gguf_reader import FLOAT_TYPES, GGUFFile, import_gguf, open_gguf, read_config, read_model
+from tinylm.formats.gguf_reader import FLOAT_TYPES, GGUFFile, open_gguf, read_config, read_model
 from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
 from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_numbers, write_tokenizer
 from tinylm.formats.imported import ForeignModel
@@ -102,10 +102,9 @@ def write_gguf(
     end_id: the end token of a file for generation from ids to ids (`write_numbers`), which has no tokenizer.
 
     Raises UsageError for a model, a tokenizer or weights that GGUF cannot represent with this dtype, for a file name
-    that a Modelfile cannot contain, for a folder that cannot be created, and without the package gguf. Raises
+    that a Modelfile cannot contain, and for a folder that cannot be created. Raises
     TinyLMError if writing fails or the file differs from the model when it is read again.
     """
-    import_gguf()
     check_name(path)
     plan = _make_plan(model, DTYPES[dtype], name or path.stem, quantized, end_id)
     try:
@@ -236,7 +235,8 @@ def _rope_factors(config: ModelConfig) -> Tensor:
 
 
 def _write(plan: _Plan, path: Path) -> None:
-    gguf = import_gguf()
+    import gguf
+
     writer = gguf.GGUFWriter(None, plan.architecture.name)
     for key, value in plan.metadata.items():
         if key == "general.architecture":  # GGUFWriter adds it
@@ -295,7 +295,8 @@ def _encode(tensor: Tensor, info: TensorInfo) -> np.ndarray:
                 "with `dtype` f32 or bf16."
             )
         return flat.to(dtype).contiguous().view(torch.uint8).numpy()
-    gguf = import_gguf()
+    import gguf
+
     kind = gguf.GGMLQuantizationType[info.type.name]
     parts = (part.float().numpy() for part in flat.split(CHUNK))  # CHUNK is a multiple of the numbers in a block
     return np.concatenate([gguf.quants.quantize(part, kind).reshape(-1) for part in parts])

@@ -51,12 +51,14 @@ def test_a_sound_machine_has_no_problems() -> None:
         diagnose("cuda", LogReporter())
 
 
-def test_the_optional_packages_are_those_of_the_extras_for_users() -> None:
+def test_the_optional_packages_are_those_of_the_extras_and_of_some_platforms() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [
         lines for name, lines in project["optional-dependencies"].items() if name not in ("test", "lint", "bench")
     ]
-    assert {re.split("[<>=]", line)[0] for lines in extras for line in lines} == set(OPTIONAL_PACKAGES)
+    some_platforms = [line for line in project["dependencies"] if ";" in line]
+    lines = [*some_platforms, *(line for lines in extras for line in lines)]
+    assert {re.split("[<>=]", line)[0] for line in lines} == set(OPTIONAL_PACKAGES)
 
 
 # Computation

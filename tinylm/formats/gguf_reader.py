@@ -38,7 +38,7 @@ def read_gguf(path: Path) -> ForeignModel:
     """Open the model in a GGUF file. Its tensors are mapped; quantized tensors become float32 when they are looked up.
 
     Raises TinyLMError for a file that is damaged, or whose architecture, tensor types, tokenizer or any other setting
-    is not supported, and UsageError for quantized tensors without the package gguf (the extra `gguf`).
+    is not supported.
     """
     try:
         file = open_gguf(path)

@@ -40,8 +40,6 @@ from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import generate
 from tinylm.generation.sampler import Sampler
-from tinylm.generation.thread_policy import ThreadPolicyDecoder
-from tinylm.kernels.thread_latency import measure_thread_latency
 from tinylm.machine import choose_machine
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
@@ -174,7 +172,7 @@ def decoding(options: argparse.Namespace, device: str, dtype: str) -> list[Row]:
 
     def decode() -> None:
         sampler = Sampler(SamplingConfig(temperature=0.0), 0, 1, chosen.decoding.vocab_size)
-        for _ in generate(ThreadPolicyDecoder(model, measure_thread_latency()), [[0]], sampler, chosen.tokens):
+        for _ in generate(model, [[0]], sampler, chosen.tokens):
             pass
 
     speed = chosen.tokens / seconds_of(decode, device, options.rounds)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from tinylm.kernels.openmp_spin import wake_up_entry
-from tinylm.kernels.thread_latency import thread_latency_entry
 from tinylm.machine import COMPARED_DTYPES, Machine, layer_seconds_entry, matmul_rates_entry
 
 MATMUL_RATE = 1e11  # FLOP/s
@@ -29,7 +28,4 @@ def write_profile(cache: Path) -> None:
             matmul_rates_entry("cpu", dtypes).write(dict.fromkeys(dtypes, MATMUL_RATE))
         for dtype in COMPARED_DTYPES:
             layer_seconds_entry("cpu", dtype).write({dtype: LAYER_SECONDS})
-        thread_latency_entry().write({"wake_up": 0.0, "bandwidth": 1e10})
         wake_up_entry().write({"seconds": 1e-6})
-        patch.setenv("GOMP_SPINCOUNT", "0")  # as a process with this profile sets it
-        thread_latency_entry().write({"wake_up": 0.0, "bandwidth": 1e10})

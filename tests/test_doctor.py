@@ -17,7 +17,6 @@ from tinylm import doctor
 from tinylm.doctor import LOW_DISK, OPTIONAL_PACKAGES, computation_error, diagnose
 from tinylm.errors import UsageError
 from tinylm.kernels import cpu_features
-from tinylm.kernels.thread_latency import ThreadLatency, thread_latency_entry
 from tinylm.machine import COMPARED_DTYPES, matmul_rates_entry
 from tinylm.reporter import LogReporter
 
@@ -151,11 +150,8 @@ def test_refresh_records_what_is_measured_now(
     rates: dict[str, Any] = dict.fromkeys(COMPARED_DTYPES, 7e10)
     monkeypatch.setattr(doctor, "measure_matmul_rates", lambda device, dtypes: {name: rates[name] for name in dtypes})
     monkeypatch.setattr(doctor, "measure_layer_seconds", lambda dtype: {dtype: 8e-6})
-    monkeypatch.setattr(doctor, "measure_thread_latency", lambda: ThreadLatency(5e-5, 2e10))
     monkeypatch.setattr(doctor, "can_measure_wake_up", lambda: False)
     diagnosis = diagnose("cpu", LogReporter(), refresh=True)
     assert diagnosis.sections["devices"]["matmul_tflops"] == dict.fromkeys(formats, 0.07)
     assert diagnosis.sections["devices"]["layer_microseconds"] == pytest.approx(8, rel=0.1)
-    assert diagnosis.sections["threads"]["wake_up_microseconds"] == 50.0
-    assert thread_latency_entry().recorded() == {"wake_up": 5e-5, "bandwidth": 2e10}
     assert matmul_rates_entry("cpu", formats).recorded() == dict.fromkeys(formats, 7e10)

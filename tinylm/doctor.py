@@ -34,7 +34,6 @@ from tinylm.kernels.openmp_spin import (
     measure_wake_up,
     wake_up_entry,
 )
-from tinylm.kernels.thread_latency import measure_thread_latency, thread_latency, thread_latency_entry
 from tinylm.machine import (
     COMPARED_DTYPES,
     Machine,
@@ -122,7 +121,7 @@ def diagnose(device: str, reporter: Reporter, *, refresh: bool = False) -> Diagn
         _measure_again(machine, reporter)
         machine = choose_machine(device, "auto", reporter)
     _examine_devices(diagnosis, machine)
-    _examine_threads(diagnosis, reporter)
+    _examine_threads(diagnosis)
     _examine_memory_and_disk(diagnosis, machine)
     _examine_cache(diagnosis)
     _examine_computation(diagnosis, machine)
@@ -190,13 +189,10 @@ def _measured_dtypes(device: str) -> tuple[str, ...]:
     return (choose_training_dtype("auto", device, matmul_rate=lambda dtype: 0.0).value,)
 
 
-def _examine_threads(diagnosis: Diagnosis, reporter: Reporter) -> None:
-    latency = thread_latency(reporter)
+def _examine_threads(diagnosis: Diagnosis) -> None:
     found: dict[str, Any] = {
         "cores": usable_cores(),
         "threads": torch.get_num_threads(),
-        "wake_up_microseconds": round(latency.wake_up * 1e6, 1),
-        "bandwidth_gb_per_second": round(latency.bandwidth / 1e9, 1),
         **{name: os.environ.get(name) for name in SPIN_VARIABLES},
         "spin_count_of_this_machine": choose_spin_count(),
     }
@@ -318,7 +314,6 @@ def _measure_again(machine: Machine, reporter: Reporter) -> None:
     if can_measure_wake_up():
         with contextlib.suppress(OSError, RuntimeError):  # a sandbox may forbid the measurement
             wake_up_entry().refresh(measure_wake_up)
-    thread_latency_entry().refresh(lambda: measure_thread_latency()._asdict())
 
 
 def _largest_model(machine: Machine, seconds: float) -> dict[str, Any]:

@@ -30,14 +30,12 @@ from tinylm.generation.generation_config import (
     is_sampled,
     settings_without_effect,
 )
-from tinylm.generation.generator import NextTokenModel, TorchEngine
+from tinylm.generation.generator import TorchEngine
 from tinylm.generation.llama_cpp import LlamaCpp
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
 from tinylm.generation.text_generator import TextGenerator
-from tinylm.generation.thread_policy import ThreadPolicyDecoder
 from tinylm.generation.translate import translate
 from tinylm.kernels.allocator import keep_freed_blocks
-from tinylm.kernels.thread_latency import thread_latency
 from tinylm.model.decoder import Decoder
 from tinylm.model.encoder import Encoder
 from tinylm.model.encoder_decoder import EncoderDecoder
@@ -252,9 +250,9 @@ class Model(TextGenerator):
         return Continuation(engine, self.tokenizer, [encoded], config, first_stream)
 
     def _torch_engine(self, use_cache: bool = True) -> TorchEngine:
-        model = self._prepare().model
-        assert model is not None
-        return TorchEngine(model, self.tokenizer.vocab_size, use_cache)
+        decoder = self._prepare().network
+        assert isinstance(decoder, Decoder)
+        return TorchEngine(decoder, self.tokenizer.vocab_size, use_cache)
 
     def continue_each(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
@@ -326,10 +324,7 @@ class Model(TextGenerator):
             network, adapters = copy.deepcopy((network, adapters), {id(tensor): tensor for tensor in tensors})
         network.to(DTYPES[self.dtype])
         fuse_model(network, int8=self.quantize == "int8")
-        model = None
-        if isinstance(network, Decoder):
-            model = ThreadPolicyDecoder(network, thread_latency(self.reporter))
-        self._prepared = _PreparedNetwork(network, adapters, model)
+        self._prepared = _PreparedNetwork(network, adapters)
         return self._prepared
 
     def _engine_weights(self) -> EngineWeights:
@@ -475,15 +470,10 @@ class Model(TextGenerator):
 
 @dataclass(frozen=True)
 class _PreparedNetwork:
-    """A network that is converted, fused and quantized for generation.
-
-    adapters: the adapters on this copy of the network
-    model: next-token model of a decoder, with the thread policy; otherwise `None`
-    """
+    """A network that is converted, fused and quantized for generation, and the adapters on this copy."""
 
     network: Transformer
     adapters: tuple[LoadedAdapter, ...]
-    model: NextTokenModel | None
 
 
 def load(

@@ -36,8 +36,6 @@ openmp_spin        | Linux, GNU libgomp                        | 10,000 -> 17,60
 allocator          | Linux, glibc's `mallopt`                  | short runs take 0.8 to 0.95 times  | the C library's
                    |                                           | as long (036); a sharded rank      | own thresholds
                    |                                           | needs less than a replica (028)    |
-thread_latency     | -                                         | 830 -> 1,030 tokens/s of int8      | -
-                   |                                           | generation (013)                   |
 thread_placement   | Linux, GNU libgomp                        | 4,000 -> 12,000 tokens/s beside a  | all cores
                    |                                           | busy process (042)                 |
 """

@@ -13,8 +13,7 @@ from types import TracebackType
 
 import torch
 
-from tinylm.kernels.thread_latency import ELEMENTS_PER_THREAD
-
+ELEMENTS_PER_THREAD = 32_768  # torch does not split smaller elementwise operations
 TASKS = Path("/proc/self/task")  # one entry per thread of this process
 INTERVAL = 1.0  # seconds of training over which a speed is measured
 HOLD = 30  # intervals until both placements are compared again

@@ -7,40 +7,22 @@ from torch import nn
 from tests.variants import VARIANTS, every_variant, randomised, small
 from tinylm.adapters.load import set_adapter_scale
 from tinylm.adapters.lora import add_lora
-from tinylm.generation import fuse_layers as module
+from tinylm.generation import fuse_layers
 from tinylm.generation.fuse_layers import FusedAttention, FusedGatedFeedForward, fuse_model
 from tinylm.generation.quantize import Int8Linear
-from tinylm.kernels import onednn
 from tinylm.model.attention import CrossAttention
 from tinylm.model.build import build_model
-from tinylm.model.linear import Linear
 from tinylm.model_config import ModelConfig
 from tinylm.run_config import AdapterConfig
-
-
-@pytest.fixture(autouse=True)
-def prefer_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prepack on every processor, also where MKL is faster."""
-    monkeypatch.setattr(onednn, "_PREFERRED_PREPACKED", onednn.is_available())
-
-
-@pytest.fixture
-def small_matrices_count_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGE_MATRIX", 1)
 
 
 def names_of_type(model: nn.Module, type_: type[nn.Module]) -> set[str]:
     return {name for name, found in model.named_modules() if type(found) is type_}
 
 
-def prepacked(model: nn.Module) -> set[str]:
-    return {name for name, found in model.named_modules() if isinstance(found, nn.Linear) and found.weight.is_mkldnn}
-
-
 @every_variant
-@pytest.mark.usefixtures("small_matrices_count_as_large")
 def test_a_fused_model_predicts_the_same_with_a_cache_and_without(config: ModelConfig) -> None:
-    """Every matrix is prepacked. The reference is the model before fusing, in float64."""
+    """The reference is the model before fusing, in float64."""
     model = randomised(build_model(config))
     exact = randomised(build_model(config)).double()
     fuse_model(model)
@@ -55,7 +37,6 @@ def test_a_fused_model_predicts_the_same_with_a_cache_and_without(config: ModelC
 
 
 def test_layers_with_the_same_input_are_fused_but_no_experts_and_no_cross_attention() -> None:
-    """Small ones are not prepacked."""
     for choices, fused, expected in (
         ({}, FusedAttention, {"layers.0.attention", "layers.1.attention"}),
         ({}, FusedGatedFeedForward, {"layers.0.feedforward", "layers.1.feedforward"}),
@@ -65,7 +46,6 @@ def test_layers_with_the_same_input_are_fused_but_no_experts_and_no_cross_attent
         model = build_model(small(**choices))
         fuse_model(model)
         assert names_of_type(model, fused) == expected
-        assert not prepacked(model) and model.output is None
     translator = build_model(small("original", kv_heads=4, architecture="encoder-decoder", encoder_layers=2))
     fuse_model(translator)
     assert names_of_type(translator, CrossAttention) == {"layers.0.cross_attention", "layers.1.cross_attention"}
@@ -88,27 +68,23 @@ def test_weights_stored_by_columns_are_stored_by_rows_afterwards(int8: bool) -> 
         torch.testing.assert_close(model(ids).hidden, reference(ids).hidden)
 
 
-@pytest.mark.usefixtures("small_matrices_count_as_large")
-def test_a_large_tied_output_layer_is_prepacked_where_onednn_is_faster_or_quantized_and_the_embedding_is_not(
+def test_a_tied_output_layer_is_quantized_if_it_is_large_and_the_embedding_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for preferred in {onednn.is_available(), False}:
-        monkeypatch.setattr(onednn, "_PREFERRED_PREPACKED", preferred)
-        model = build_model(small())
-        fuse_model(model)
-        assert ("output" in prepacked(model)) == preferred and type(model.output) is Linear
-        assert model.embedding.weight.shape == (13, 16) and not model.embedding.weight.is_mkldnn
-    model, exact = (randomised(build_model(small())) for _ in range(2))
-    fuse_model(model, int8=True)
-    assert type(model.output) is Int8Linear and model.embedding.weight.dtype == torch.float32
+    weights = small().vocab_size * small().width
+    for large, int8, untied in ((weights + 1, True, False), (weights, False, False), (weights, True, True)):
+        monkeypatch.setattr(fuse_layers, "LARGE_EMBEDDING", large)
+        model, exact = (randomised(build_model(small())) for _ in range(2))
+        fuse_model(model, int8)
+        assert (type(model.output) is Int8Linear) == untied == (model.output is not None)
+        assert model.embedding.weight.dtype == torch.float32
     hidden = torch.randn(3, 16)
     found, expected = (m.logits(hidden) for m in (model, exact))
     assert 0 < (found - expected).norm() / expected.norm() < 0.02
 
 
-@pytest.mark.usefixtures("small_matrices_count_as_large")
 def test_layers_with_adapters_are_not_fused_and_adapters_can_still_be_scaled() -> None:
-    """Adapters are on layers that would be fused, on one that would be prepacked, and on the tied embedding."""
+    """Adapters are on layers that would be fused, on one that would not, and on the tied embedding."""
     targets = ("q_proj", "up_proj", "o_proj", "embedding")
     config = AdapterConfig(base="", base_digest="", rank=2, dropout=0.0, targets=targets)
     model, exact = (randomised(build_model(small())) for _ in range(2))
@@ -128,7 +104,6 @@ def test_layers_with_adapters_are_not_fused_and_adapters_can_still_be_scaled() -
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
-@pytest.mark.usefixtures("small_matrices_count_as_large")
 def test_fused_encoders_and_encoder_decoders_predict_the_same_with_padding() -> None:
     ids, lengths, targets = torch.arange(24).view(2, 12) % 13, torch.tensor([12, 7]), torch.arange(10).view(2, 5)
     for preset, sides in itertools.product(("modern", "original"), (None, 2)):

@@ -13,7 +13,7 @@ import torch
 
 from tests.kernels.absent import NamespaceWithout
 
-torch.ops.mkldnn = NamespaceWithout(torch.ops.mkldnn, "_linear_pointwise", "_reorder_linear_weight")
+torch.ops.mkldnn = NamespaceWithout(torch.ops.mkldnn, "_linear_pointwise")
 torch.ops.aten = NamespaceWithout(torch.ops.aten, "_weight_int8pack_mm", "native_layer_norm_backward")
 for name in ("get_capabilities", "_is_avx512_bf16_supported", "_is_amx_tile_supported"):
     if hasattr(torch.cpu, name):

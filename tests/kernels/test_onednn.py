@@ -1,25 +1,23 @@
-import itertools
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.kernels.absent import NamespaceWithout, loaded_again
 from tinylm.kernels import cpu_features, onednn
-from tinylm.kernels.onednn import MIN_ROWS, linear, prepack
+from tinylm.kernels.onednn import MIN_ROWS
 from tinylm.model.linear import Linear
 
-needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this torch has no oneDNN")
+needs_onednn = pytest.mark.skipif(not onednn._AVAILABLE, reason="this torch has no oneDNN")
 
 
 @pytest.fixture(autouse=True)
 def preferred_on_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use oneDNN even on a processor with a faster MKL."""
-    monkeypatch.setattr(onednn, "_PREFERRED", onednn.is_available())
+    monkeypatch.setattr(onednn, "_PREFERRED", onednn._AVAILABLE)
 
 
 def make(inputs: int, outputs: int, bias: bool = True) -> Linear:
@@ -109,52 +107,28 @@ def test_processors_on_which_mkl_is_faster_keep_it_if_torch_has_it(monkeypatch: 
     """Empty capabilities: a version of torch that does not report them, on an AMD processor."""
     monkeypatch.setattr(cpu_features, "identify_processor", lambda: {"vendor_id": "AuthenticAMD"})
     intel, amd, arm = ({"cpu_name": name} for name in ("Intel Xeon", "AMD EPYC", "ARM Neoverse"))
-    table = [  # capabilities, instruction set, whether torch has MKL; whether oneDNN is preferred, also if prepacked
-        (intel, "AVX512", True, (False, False)),
-        (intel, "AVX512", False, (True, True)),
-        (amd, "AVX512", True, (True, True)),
-        (amd, "AVX2", True, (False, True)),
-        (arm, "DEFAULT", False, (True, True)),
-        ({}, "AVX512", True, (True, True)),
+    table = [  # capabilities, instruction set, whether torch has MKL; whether oneDNN is preferred
+        (intel, "AVX512", True, False),
+        (intel, "AVX512", False, True),
+        (amd, "AVX512", True, True),
+        (amd, "AVX2", True, False),
+        (arm, "DEFAULT", False, True),
+        ({}, "AVX512", True, True),
     ]
     for capabilities, level, mkl, expected in table:
         monkeypatch.setattr(cpu_features, "capabilities", lambda found=capabilities: found)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=level: found)
         monkeypatch.setattr(torch.backends.mkl, "is_available", lambda found=mkl: found)
-        found = loaded_again(onednn)
-        assert (found.is_preferred(), found.is_preferred_prepacked()) == expected, (capabilities, level, mkl)
+        assert loaded_again(onednn).is_preferred() == expected, (capabilities, level, mkl)
 
 
-def test_without_the_private_operations_torchs_linear_function_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    operations = torch.ops.mkldnn
-    for missing in ("_linear_pointwise", "_reorder_linear_weight"):
-        monkeypatch.setattr(torch.ops, "mkldnn", NamespaceWithout(operations, missing))
-        portable = loaded_again(onednn)
-        assert not (portable.is_available() or portable.is_preferred() or portable.is_preferred_prepacked())
-        x, weight, bias = torch.randn(MIN_ROWS, 8), torch.randn(6, 8, requires_grad=True), torch.randn(6)
-        found = portable.linear(x, weight, bias)
-        assert found.equal(F.linear(x, weight, bias)) and found.requires_grad
-
-
-@needs_onednn
-def test_a_prepacked_weight_equals_the_formula_for_any_number_of_rows_and_threads() -> None:
-    torch.manual_seed(0)
-    original = torch.get_num_threads()
-    try:
-        for (outputs, inputs), rows, threads in itertools.product(
-            ((1, 1), (7, 5), (300, 33)), (1, 5, 32, 100), ((1, 1), (2, 1), (1, 2))
-        ):
-            layer, x = nn.Linear(inputs, outputs, bias=rows != 5), torch.randn(2, rows, inputs)
-            bias = None if layer.bias is None else layer.bias.double()
-            expected = F.linear(x.double(), layer.weight.double(), bias)
-            torch.set_num_threads(threads[0])
-            packed = prepack(layer.weight)
-            torch.set_num_threads(threads[1])
-            with torch.inference_mode():
-                found = linear(x, packed, layer.bias)
-            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-    finally:
-        torch.set_num_threads(original)
+def test_without_the_private_operation_torchs_linear_function_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops, "mkldnn", NamespaceWithout(torch.ops.mkldnn, "_linear_pointwise"))
+    portable = loaded_again(onednn)
+    assert not portable.is_preferred()
+    x, weight, bias = torch.randn(MIN_ROWS, 8), torch.randn(6, 8, requires_grad=True), torch.randn(6)
+    found = portable.linear(x, weight, bias)
+    assert found.equal(F.linear(x, weight, bias)) and found.requires_grad
 
 
 def test_a_compiled_layer_has_the_same_gradients() -> None:

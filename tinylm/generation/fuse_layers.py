@@ -1,5 +1,6 @@
-"""Layer fusion and weight prepacking for generation: fewer and larger matrix products, with weights in the layout that
-the CPU's kernels read fastest. Except with int8, the outputs stay the same up to rounding (decision 013).
+"""Layer fusion for generation: fewer and larger matrix products (decision 013).
+
+Except with int8, the outputs stay the same up to rounding.
 """
 
 import torch
@@ -7,7 +8,6 @@ from torch import Tensor, nn
 
 from tinylm.adapters.inject import replace_modules
 from tinylm.generation.quantize import quantize_int8
-from tinylm.kernels import onednn
 from tinylm.model.attention import SelfAttention
 from tinylm.model.feedforward import GatedFeedForward
 from tinylm.model.linear import Linear
@@ -16,47 +16,32 @@ from tinylm.model.position import Rotation, rotate
 from tinylm.model.routing import Routing
 from tinylm.model.stack import Transformer
 
-# Number of weights. Smaller matrices stay in a core's cache, where prepacking gains nothing (decision 013).
-LARGE_MATRIX = 2**18
+LARGE_EMBEDDING = 2**18  # number of weights; a smaller one stays in a core's cache
 
 
 def fuse_model(model: Transformer, int8: bool = False) -> None:
     """Fuse a model's layers in place; with `int8`, also quantize them (`quantize_int8`).
 
-    Afterwards the model can generate and be evaluated, but not be trained or saved. If a large embedding is tied to the
-    output layer, they are untied; an output layer that is then quantized or prepacked is a second copy of the weight.
+    Afterwards the model can generate and be evaluated, but not be trained or saved. With `int8`, a large embedding and
+    the output layer are untied if they are tied, and the output layer becomes a second copy of the weight, in int8.
     """
     _fuse_layers(model)
     replace_modules(model, _is_transposed, _made_contiguous)
-    embedding = model.embedding
-    if model.output is None and type(embedding) is nn.Embedding and embedding.weight.numel() >= LARGE_MATRIX:
-        model.output = _linear(embedding.weight, None)
     if int8:
+        embedding = model.embedding
+        if model.output is None and type(embedding) is nn.Embedding and embedding.weight.numel() >= LARGE_EMBEDDING:
+            model.output = _linear(embedding.weight, None)
         quantize_int8(model)
-    elif onednn.is_preferred_prepacked() and model.device.type == "cpu":
-        replace_modules(model, _is_large, _prepacked)
-
-
-def _is_large(_: str, module: nn.Module) -> bool:
-    if not isinstance(module, nn.Linear):
-        return False
-    weight = module.weight
-    return weight.dtype == torch.float32 and weight.numel() >= LARGE_MATRIX and not weight.is_mkldnn
 
 
 def _is_transposed(_: str, module: nn.Module) -> bool:
     """Whether a linear layer's weight is not contiguous, such as the transposed weights of GPT-2 files."""
-    return isinstance(module, nn.Linear) and not module.weight.is_mkldnn and not module.weight.is_contiguous()
+    return isinstance(module, nn.Linear) and not module.weight.is_contiguous()
 
 
 def _made_contiguous(_: str, module: nn.Module) -> Linear:
     assert isinstance(module, nn.Linear)
     return _linear(module.weight.contiguous(), module.bias)
-
-
-def _prepacked(_: str, module: nn.Module) -> Linear:
-    assert isinstance(module, nn.Linear)
-    return _linear(onednn.prepack(module.weight), module.bias)
 
 
 class FusedAttention(SelfAttention):

@@ -1,7 +1,6 @@
 """fp32 matrix multiplication on a CPU by oneDNN, which torch itself uses on x86 for 16-bit formats only (decision 013).
 
-CPUs from Intel use MKL, which is faster there (decision 015). So do other CPUs without AVX-512, except for weights that
-are prepacked (decision 038).
+CPUs from Intel (decision 015) and CPUs without AVX-512 (decision 038) use MKL, which is faster there.
 """
 
 from typing import Any
@@ -14,52 +13,24 @@ from torch.autograd.function import once_differentiable
 from tinylm.kernels import cpu_features
 
 MIN_ROWS = 32  # with fewer rows, converting the weight to oneDNN's layout takes longer than oneDNN gains
-PREPACK_ROWS = 32  # number of input rows the packed layout is tuned for; fewer rows are as fast
 
-_AVAILABLE = torch.backends.mkldnn.is_available() and all(
-    hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
-)
-_PREFERRED_PREPACKED = _AVAILABLE and not (torch.backends.mkl.is_available() and cpu_features.is_intel())
-_PREFERRED = _PREFERRED_PREPACKED and not (torch.backends.mkl.is_available() and not cpu_features.has_avx512())
-
-
-def is_available() -> bool:
-    """Whether this version of torch has oneDNN and the private operations that this module calls."""
-    return _AVAILABLE
+_AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+_MKL_IS_FASTER = torch.backends.mkl.is_available() and (cpu_features.is_intel() or not cpu_features.has_avx512())
+_PREFERRED = _AVAILABLE and not _MKL_IS_FASTER
 
 
 def is_preferred() -> bool:
-    """Whether fp32 layers use oneDNN: where it is available, except on CPUs from Intel or without AVX-512 if torch has
-    MKL, which is faster there.
-    """
+    """Whether fp32 layers use oneDNN: if this version of torch has it, and MKL is absent or slower."""
     return _PREFERRED
 
 
-def is_preferred_prepacked() -> bool:
-    """Whether fp32 layers are faster with oneDNN if `prepack` prepares their weights: except on Intel CPUs with MKL."""
-    return _PREFERRED_PREPACKED
-
-
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b: (..., in), (out, in) and (out,) -> (..., out).
-
-    Uses oneDNN where it is faster, else `F.linear`. A weight from `prepack` always uses oneDNN, without autograd.
-    """
-    if weight.is_mkldnn:
-        return _onednn_linear(x, weight, bias)
+    """x W^T + b by oneDNN where it is faster, else by `F.linear`: (..., in), (out, in) and (out,) -> (..., out)."""
     if not _is_faster(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return _OneDNNLinear.apply(x, weight, bias)
     return _onednn_linear(x, weight, bias)
-
-
-def prepack(weight: Tensor) -> Tensor:
-    """The fp32 weight (out, in) in the layout that is fastest for `linear`: an opaque tensor of the same shape.
-
-    Requires `is_available()`. The result has no gradient.
-    """
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PREPACK_ROWS)
 
 
 def _is_faster(x: Tensor, weight: Tensor) -> bool:

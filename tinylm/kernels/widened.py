@@ -22,7 +22,6 @@ def is_faster(x: Tensor, weight: Tensor) -> bool:
     return (
         weight.dtype in (torch.bfloat16, torch.float16)
         and weight.device.type == "cpu"
-        and not weight.is_mkldnn
         and x.numel() >= MIN_ROWS * x.shape[-1]
         and (torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype) == weight.dtype
         and not torch.is_grad_enabled()

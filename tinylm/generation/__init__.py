@@ -1,1 +1,1 @@
-"""Text generation: decoding with a KV cache, sampling, speculative decoding, beam search, quantization, fusion."""
+"""Text generation: decoding with a KV cache, sampling, beam search, quantization, fusion."""

@@ -63,6 +63,14 @@ def rotate_pair(
     return turned.real, turned.imag
 
 
+def rotary(x: Array, position: int, theta: float) -> Array:
+    """One head's vector with each pair (i, i + W/2) turned by position * theta^(-2i/W)."""
+    half = len(x) // 2
+    angles = (position * theta ** (-2 * i / len(x)) for i in range(half))
+    turned = [rotate_pair(x[i], x[i + half], angle) for i, angle in enumerate(angles)]
+    return np.array([*(first for first, _ in turned), *(second for _, second in turned)])
+
+
 def relu(x: Array) -> Array:
     return np.where(x > 0, x, 0.0)
 

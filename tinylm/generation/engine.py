@@ -93,7 +93,7 @@ def _reason_against(weights: EngineWeights, speed: SpeedConfig) -> str | None:
     if any(isinstance(layer.base, Adapter) for layer in layers):
         return "a module of the model has several adapters"
     if import_llama_cpp() is None:
-        return "xllamacpp is not installed or cannot be loaded (tinylm doctor says why)"
+        return "the package xllamacpp is not installed, or cannot be loaded on this machine"
     return None
 
 

@@ -172,8 +172,10 @@ class LlamaCpp:
                 self.file.unlink()
             raise TinyLMError(f'llama.cpp cannot open {self.file}, which is deleted; use `engine="torch"`.') from error
         self._close = weakref.finalize(self, _end, [server], folder)
-        for _ in self._tokens({"prompt": [0], "n_predict": 0, "stream": True}):  # a server whose loop has not begun yet
-            pass  # would never end
+        # A server whose loop has not begun yet would never end.
+        request = {"prompt": [0], "n_predict": 1, "n_probs": 1, "return_tokens": True, "stream": True}
+        if not all(token.id is None or token.logprob is not None for token in self._tokens(request)):
+            raise TinyLMError("the model's logits are not finite numbers")
 
     def _start(self) -> Any:
         """A server of llama.cpp. Raises RuntimeError if it cannot open the file."""

@@ -277,6 +277,7 @@ class MissingError(Exception):
 
 def tinylm(engine: str, job: Job) -> Choices:
     """`tinylm sample` from an open model, sampling at its default temperature; it chooses its threads itself."""
+    from tinylm.generation.converted_model import ConvertedModel
     from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
     from tinylm.generation.prompts import EncodedPrompt
     from tinylm.generation.text_generator import TextGenerator
@@ -288,7 +289,9 @@ def tinylm(engine: str, job: Job) -> Choices:
     @functools.cache
     def model() -> TextGenerator:
         opened = open_generator(job.model, speed, device="cpu", quantize=quantize, reporter=SilentReporter())
-        opened.tokenizer.stop_ids = frozenset()  # all programs generate the same number of tokens
+        if isinstance(opened, ConvertedModel):  # all programs generate the same number of tokens
+            opened.engine.excluded.append(opened.tokenizer.end_of_text_id)
+        opened.tokenizer.stop_ids = frozenset()
         return opened
 
     def generate(rows: int, prompt: list[int], tokens: int) -> None:

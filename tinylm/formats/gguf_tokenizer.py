@@ -20,6 +20,7 @@ from tinylm.text.tokenizer_errors import short_repr
 from tinylm.text.tokenizer_file import MAX_MERGES, TokenizerSpec, token_ids, validate_tokenizer
 
 PREFIX = "tokenizer.ggml."
+NUMBER_END = ";"
 NO_TOKEN = 2**32 - 1  # -1 as an unsigned id, as converters write it for a token that does not exist
 CHAT_TEMPLATE = "tokenizer.chat_template"
 MAX_TEMPLATE = 1 << 20  # characters
@@ -360,7 +361,7 @@ def write_tokenizer(
 
 
 def write_numbers(end_id: int, vocab_size: int) -> dict[str, Any]:
-    """The metadata of a tokenizer whose tokens are the decimal numbers of their ids.
+    """The metadata of a tokenizer whose tokens are the decimal numbers of their ids, each with NUMBER_END.
 
     For generation from ids to ids: llama.cpp then reports each token as soon as it is sampled, also those that end
     within a character, and knows no end token besides `end_id`.
@@ -368,7 +369,7 @@ def write_numbers(end_id: int, vocab_size: int) -> dict[str, Any]:
     metadata = {
         "model": "gpt2",
         "pre": "gpt-2",
-        "tokens": [str(token) for token in range(vocab_size)],
+        "tokens": [f"{token}{NUMBER_END}" for token in range(vocab_size)],
         "token_type": [1] * vocab_size,
         "merges": [INERT_MERGE],
         "bos_token_id": end_id,

@@ -31,7 +31,7 @@ from tinylm.text.tokenizer import Tokenizer
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
 
 GGUF_FOLDER = "gguf"  # in the cache: converted files and records
-LAYOUT = 2  # version of the converted files; increment it when the output of `write_gguf` changes
+LAYOUT = 3  # version of the converted files; increment it when the output of `write_gguf` changes
 SUFFIXES = (".json", ".jinja", ".safetensors")  # of the files that are read to open a model folder
 GPU_DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # device files on Linux: NVIDIA, AMD and WSL
 

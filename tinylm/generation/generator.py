@@ -24,8 +24,7 @@ class Candidate(NamedTuple):
     logprob: float
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """A generated token of one row, that is, one sample.
 
     id: `None` if the row ends with an end token. logprob: see Candidate. candidates: the likeliest tokens at its

@@ -1,16 +1,14 @@
 """llama.cpp as the engine of a decoder on a CPU: it computes, samples and batches (decision 025).
 
-The package xllamacpp runs llama.cpp's server inside this process. The server listens on a Unix socket in a private
-folder, and opens no TCP port. Only GGUF files that tinylm wrote and verified are opened.
+The package xllamacpp runs llama.cpp's server inside this process. The server always listens: here on a Unix socket in a
+private folder, which nobody uses, and on no TCP port. Only GGUF files that tinylm wrote and verified are opened.
 """
 
 import contextlib
 import functools
-import http
-import http.client
 import importlib
-import json
 import os
+import queue
 import shutil
 import signal
 import socket
@@ -19,11 +17,11 @@ import threading
 import time
 import weakref
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.formats.gguf_tokenizer import NUMBER_END
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig
 from tinylm.generation.generator import Candidate, Token, window
 from tinylm.generation.prompts import EncodedPrompt
@@ -41,6 +39,7 @@ STRIDE = (
 RANDOM_STREAM = 2**32 - 1  # llama.cpp replaces it by a random one
 MICRO_BATCH = 256  # tokens that are computed at a time; 512 take 4 to 10 % longer per token
 SLOT_UNIT = 256  # llama.cpp rounds the size of a cache up to a multiple of it
+SMALL_FILE = 8 << 20  # bytes; a second thread speeds up single tokens of larger models only
 USUAL_SLOTS = 512  # tokens of a cache, until a text needs more
 
 
@@ -72,7 +71,7 @@ class LlamaCpp:
         self.file = file
         self._context = context
         self.is_exact = is_exact
-        self._padding = [[token, False] for token in range(vocab_size, rows)]
+        self.excluded = list(range(vocab_size, rows))  # ids that are never sampled
         self._samples = self._slots = 0
         self._close: weakref.finalize[..., Any] | None = None
         self._reserve(1, min(context, USUAL_SLOTS))
@@ -90,7 +89,7 @@ class LlamaCpp:
         streams = [_stream(config, first_stream) + row for row in range(len(texts))]
         settings = self._settings(config)
         count = min(config.max_tokens, self._context - len(first))
-        request = {"prompt": first, "n": len(texts), "n_predict": count, "seed": streams[0]}
+        request = {"prompt": first, "n": len(texts), "max_tokens": count, "seed": streams[0]}
         open_rows = set(range(len(texts)))
         for token in self._tokens({**settings, **request}):
             _append(token, texts, open_rows)
@@ -102,9 +101,9 @@ class LlamaCpp:
             count = min(config.max_tokens - generated, self._context - len(ids))
             for row in sorted(open_rows):
                 ids = window(texts[row], self._context, bos_id)
-                request = {"prompt": ids, "n_predict": count, "seed": streams[row]}
+                request = {"prompt": ids, "max_tokens": count, "seed": streams[row]}
                 for token in self._tokens({**settings, **request}):
-                    token = replace(token, row=row)
+                    token = token._replace(row=row)
                     _append(token, texts, open_rows)
                     yield token
             generated += count
@@ -127,31 +126,41 @@ class LlamaCpp:
             **vars(sampling),
             "samplers": SAMPLERS,
             "repeat_last_n": self._context,
-            "n_probs": config.logprobs,
-            "logit_bias": self._padding,
+            "logprobs": config.logprobs,
+            "logit_bias": [[token, False] for token in self.excluded],
             "cache_prompt": False,  # the cache of an earlier prompt would change the rounding
-            "return_tokens": True,
             "stream": True,
         }
 
     def _tokens(self, request: dict[str, Any]) -> Iterator[Token]:
-        """Yield the tokens of all rows as llama.cpp generates them; the row is the index in the request."""
-        connection = _UnixConnection(self._socket)
+        """Yield the tokens of all rows as llama.cpp generates them; the row is the index in the request.
+
+        The request runs in a thread of its own, so that signals reach the main thread while it waits for a token.
+        """
+        events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        is_over = threading.Event()
+
+        def receive(event: dict[str, Any]) -> bool:
+            events.put(event)
+            return is_over.is_set()  # true ends the request
+
+        def run() -> None:
+            try:
+                self._server[0].handle_completions(request, receive)
+            finally:
+                events.put(None)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
         try:
-            connection.request("POST", "/completion", json.dumps(request))
-            response = connection.getresponse()
-            if response.status != http.HTTPStatus.OK:
-                raise TinyLMError(f'llama.cpp refuses the prompt: {_message(response.read())}; use `engine="torch"`.')
-            for line in response:
-                field, _, content = line.partition(b": ")
-                if field == b"error":
-                    raise TinyLMError(f'llama.cpp failed: {_message(content)}; use `engine="torch"`.')
-                if field == b"data" and (event := json.loads(content)):
-                    yield from _read_event(event)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise TinyLMError(f'llama.cpp has stopped: {error}; use `engine="torch"`.') from error
+            while (event := events.get()) is not None:
+                if "choices" not in event:
+                    message = event.get("error", event).get("message", "")
+                    raise TinyLMError(f'llama.cpp failed: {message}; use `engine="torch"`.')
+                yield from _read_event(event["choices"][0])
         finally:
-            connection.close()  # stops the generation within a token
+            is_over.set()
+            thread.join()
 
     def _reserve(self, samples: int, slots: int) -> None:
         """Start the server anew unless it has caches for this many samples, with this many tokens each."""
@@ -171,9 +180,10 @@ class LlamaCpp:
             with contextlib.suppress(OSError):
                 self.file.unlink()
             raise TinyLMError(f'llama.cpp cannot open {self.file}, which is deleted; use `engine="torch"`.') from error
-        self._close = weakref.finalize(self, _end, [server], folder)
+        self._server = [server]
+        self._close = weakref.finalize(self, _end, self._server, folder)
         # A server whose loop has not begun yet would never end.
-        request = {"prompt": [0], "n_predict": 1, "n_probs": 1, "return_tokens": True, "stream": True}
+        request = {"prompt": [0], "max_tokens": 1, "logprobs": 1, "stream": True}
         if not all(token.id is None or token.logprob is not None for token in self._tokens(request)):
             raise TinyLMError("the model's logits are not finite numbers")
 
@@ -186,7 +196,9 @@ class LlamaCpp:
         parameters.n_parallel = self._samples
         parameters.n_ctx = self._samples * -(-self._slots // SLOT_UNIT) * SLOT_UNIT
         parameters.n_ubatch = MICRO_BATCH
-        parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = free_cores()
+        cores = free_cores()
+        parameters.cpuparams.n_threads = 1 if self.file.stat().st_size < SMALL_FILE else cores
+        parameters.cpuparams_batch.n_threads = cores  # of several tokens at a time
         parameters.n_gpu_layers = 0
         parameters.fit_params = parameters.warmup = parameters.ui = parameters.endpoint_slots = False
         parameters.verbosity = -1  # silent
@@ -204,29 +216,17 @@ class LlamaCpp:
             return library.Server(parameters)
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost")
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(self._path)
-
-
-def _read_event(event: dict[str, Any]) -> Iterator[Token]:
+def _read_event(choice: dict[str, Any]) -> Iterator[Token]:
     """The tokens of an event of the stream."""
-    row, scores = event["index"], event.get("completion_probabilities", [])
-    for position, token in enumerate(event.get("tokens", [])):
-        if not scores:
+    row, ids = choice["index"], map(int, choice["text"].split(NUMBER_END)[:-1])
+    if not choice["logprobs"]:
+        for token in ids:
             yield Token(row, token)
-            continue
-        score = scores[position]
-        candidates = [Candidate(other["id"], other["logprob"]) for other in score["top_logprobs"]]
-        yield Token(row, token, score["logprob"], candidates)
-    if event["stop"] and event["stop_type"] == "eos":
+    else:
+        for token, score in zip(ids, choice["logprobs"]["content"], strict=True):
+            candidates = [Candidate(other["id"], other["logprob"]) for other in score["top_logprobs"]]
+            yield Token(row, token, score["logprob"], candidates)
+    if choice["finish_reason"] == "stop":
         yield Token(row, None)
 
 
@@ -243,14 +243,6 @@ def _append(token: Token, texts: Sequence[list[int]], open_rows: set[int]) -> No
         open_rows.discard(token.row)
     else:
         texts[token.row].append(token.id)
-
-
-def _message(answer: bytes) -> str:
-    """The reason in an error of llama.cpp."""
-    try:
-        return str(json.loads(answer)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return answer.decode(errors="replace")[:200]
 
 
 def _end(servers: list[Any], folder: str) -> None:

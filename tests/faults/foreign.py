@@ -1,6 +1,5 @@
 """Forge models of other tools: Hugging Face folders, GGUF files and PEFT adapters, each with one fault."""
 
-import functools
 import json
 import random
 import resource
@@ -14,7 +13,7 @@ import numpy as np
 
 from tests.faults import forging
 from tests.faults.forging import INFINITY, NAN, VALUES, Forge, Forgery, write
-from tests.faults.process import Hook, Ran
+from tests.faults.process import Ran
 from tinylm import files, streams
 from tinylm.formats import gguf_header
 
@@ -85,8 +84,8 @@ def make_models(folder: Path) -> None:
     values = {key: v for key, v in gguf_files.peer_metadata("llama", peer).items() if not key.startswith("tokenizer")}
     pieces: dict[str, Any] = {
         "model": "llama",
-        "tokens": [*tokens, *(f"[PAD{i}]" for i in range(unused))],
         "token_type": types,
+        "tokens": [*tokens, *(f"[PAD{i}]" for i in range(unused))],
     }
     pieces |= {"scores": [float(-i) for i in range(size)], "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
     values |= {f"tokenizer.ggml.{key}": value for key, value in pieces.items()}
@@ -140,7 +139,6 @@ def forge_field(rng: random.Random, model: Path, outside: Path) -> Forgery:
 
 
 def set_in(path: Path, name: str, value: Any) -> Forgery:
-    """Set a field of a JSON file."""
     values = json.loads(path.read_text()) if path.exists() else {}
     return f"{path.name}: {name} = {str(value)[:80]!r}", lambda: path.write_text(json.dumps({**values, name: value}))
 
@@ -182,7 +180,6 @@ LAYOUTS = {U32: "<I", I32: "<i", F32: "<f", BOOL: "<B", U64: "<Q", F64: "<d"}
 
 
 def as_bytes(kind: int, value: Any) -> bytes:
-    """A value of the metadata."""
     if kind == ARRAY:
         item, items = value
         return struct.pack("<IQ", item, len(items)) + b"".join(as_bytes(item, one) for one in items)
@@ -193,7 +190,6 @@ def as_bytes(kind: int, value: Any) -> bytes:
 
 
 def typed(value: Any) -> Value:
-    """A parsed value of the metadata with its kind."""
     if isinstance(value, np.ndarray):
         return ARRAY, ({"f": F32, "b": BOOL}.get(value.dtype.kind, I32), value.tolist())
     kinds = {bool: BOOL, int: U32, float: F32, str: STRING}
@@ -302,13 +298,10 @@ def forge_stored(rng: random.Random, model: Path, outside: Path) -> Forgery:
 
 ANYWHERE = (
     *(*(forging.forge_value,) * 4, *(forging.forge_text,) * 2, *(forging.forge_tensors,) * 3, forging.forge_header),
-    *(forge_bytes, forge_bytes, forging.forge_link, forging.forge_link, forging.forge_kind),
+    *(forge_bytes, forge_bytes, *(forging.forge_place,) * 3),
 )
 IN_FOLDERS = (*ANYWHERE, *(forge_field,) * 8, *(forging.forge_tokenizer,) * 3, *(forge_special,) * 4)
-IN_FILES = (
-    *(*(forge_metadata,) * 9, *(forge_stored,) * 4, *(forge_bytes,) * 3),
-    *(forging.forge_link, forging.forge_kind),
-)
+IN_FILES = (*(forge_metadata,) * 9, *(forge_stored,) * 4, *(forge_bytes,) * 3, *(forging.forge_place,) * 2)
 KINDS: tuple[tuple[list[str], tuple[Forge, ...], str], ...] = (
     *(([*FOLDERS], IN_FOLDERS, ON_MODELS),) * 2,
     *(([*FILES, SENTENCEPIECE], IN_FILES, ON_MODELS),) * 2,
@@ -344,35 +337,25 @@ def write_resident(path: Path) -> None:
     path.write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit))
 
 
-def hooks(rng: random.Random, resident: Path) -> tuple[Hook | None, Hook | None]:
-    """What a command calls before and after it; half of the time, it runs as if on a terminal."""
-    return on_terminal if rng.random() < 0.5 else None, functools.partial(write_resident, resident)
-
-
 def defects_of_message(ran: Ran, name: str, resident: int, is_terminal: bool) -> list[str]:
     """Descriptions of what is wrong with the output and memory of a command, besides `Ran.defects`."""
-    wrong = []
-    lines = [line for line in ran.stderr.splitlines() if line.startswith("Error: ")]
-    errors = len(lines[-1:] if ran.words[0] == "chat" else lines)  # a chat has one for each question
-    if ran.code in (1, 2, 3) and (errors != 1 or ran.last[:160] != lines[-1][:160]):
-        wrong.append(f"{len(lines)} lines of error")
-    elif ran.code in (1, 2, 3) and not any(word in lines[0] for word in (name.removesuffix(".gguf"), *SUBJECTS)):
-        wrong.append(f"the error does not name the model: {lines[0][:300]}")
-    if lines and len(lines[0]) > LONGEST:
-        wrong.append(f"an error of {len(lines[0])} characters")
-    if "Out of memory" in ran.stderr or resident > MOST_RESIDENT:
-        wrong.append(f"{resident >> 20} MB of memory")
-    if "--json" in ran.words and ran.code == 0 and not all(map(is_json, ran.stdout.splitlines())):
-        wrong.append(f"no JSON: {ran.stdout[:200]}")
-    if is_terminal and (found := CONTROLS & set(ran.stdout + ran.stderr)):
-        wrong.append(f"control characters on the terminal: {sorted(found)}")
-    return [f"{ran}: {defect}" for defect in wrong]
-
-
-def is_json(line: str) -> bool:
-    """Whether a line is JSON, which has no NaN and no infinity."""
-    try:
-        files.parse_json(line)
-    except ValueError:
-        return False
-    return True
+    lines, failed = [line for line in ran.stderr.splitlines() if line.startswith("Error: ")], ran.code in (1, 2, 3)
+    first, last = (lines[0], lines[-1]) if lines else ("", "")
+    is_one = len(lines[-1:] if ran.words[0] == "chat" else lines) == 1  # a chat has one for each question
+    is_one &= ran.last[:160] == last[:160]
+    is_named = any(word in first for word in (name.removesuffix(".gguf"), *SUBJECTS))
+    controls = CONTROLS & set(ran.stdout + ran.stderr)
+    wrong = {
+        f"{len(lines)} lines of error": failed and not is_one,
+        f"the error does not name the model: {first[:300]}": failed and is_one and not is_named,
+        f"an error of {len(first)} characters": len(first) > LONGEST,
+        f"{resident >> 20} MB of memory": "Out of memory" in ran.stderr or resident > MOST_RESIDENT,
+        f"control characters on the terminal: {sorted(controls)}": is_terminal and controls,
+    }
+    if "--json" in ran.words and ran.code == 0:
+        try:
+            for line in ran.stdout.splitlines():
+                files.parse_json(line)  # which refuses NaN and infinity
+        except ValueError:
+            wrong[f"no JSON: {ran.stdout[:200]}"] = True
+    return [f"{ran}: {defect}" for defect, is_there in wrong.items() if is_there]

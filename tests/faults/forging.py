@@ -39,11 +39,7 @@ TEMPORARY_NAMES = (  # names that a run or its replacement may use for a while
     *("config.json.tmp", "metrics.jsonl.tmp", "model.safetensors.tmp", "tokenizer.json.tmp", "last.new", "last.old"),
     *("tokens", "../.evil.tinylm-lock", "../.evil.tinylm-new", "../.evil.tinylm-old"),
 )
-OPTIONAL_FILES = {
-    "special_tokens_map.json",
-    "generation_config.json",
-    "chat_template.jinja",
-}  # of a Hugging Face folder
+OPTIONAL_FILES = {"special_tokens_map.json", "generation_config.json", "chat_template.jinja"}  # of a HF folder
 TEXTS = ("", "x", "0", "auto", "\x1b]0;owned\x07\x1b[31m", "\ud800", "\0", "../../outside/folder", "\u202e")
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2, 7, 0.0, -0.5, 1e-320, 1e308, NAN, INFINITY, -INFINITY),
@@ -75,13 +71,11 @@ def seal(run: Path) -> None:
 
 
 def write_config(run: Path, values: dict[str, Any]) -> None:
-    """Write the configuration of a run with its digest."""
     sealed = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     (run / "config.json").write_text(json.dumps({**values, "digest": sealed}))
 
 
 def read_tensors(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file."""
     with safetensors.safe_open(file, framework="pt") as opened:
         return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()  # noqa: SIM118
 
@@ -158,12 +152,9 @@ def forge_path(rng: random.Random, run: Path, outside: Path) -> Forgery:
     fields = [("data", name) for name in ("corpus", "val_corpus") if values["data"]]
     section, name = rng.choice(fields + ([("adapter", "base")] if values.get("adapter") else []))
     fifo = run.parent / "pipe"
-    path = rng.choice(
-        [
-            *(str(outside), str(outside / "folder"), str(outside / "secret.txt"), "../../../outside/folder", ".."),
-            *("/dev/zero", "/dev/stdin", str(fifo), "", ".", "~", "\0", "x" * 5000, "-", "tokens/../../good", "C:\\x"),
-        ]
-    )
+    inside = (str(outside), str(outside / "folder"), str(outside / "secret.txt"), "../../../outside/folder", "..")
+    others = (str(fifo), "", ".", "~", "\0", "x" * 5000, "-", "tokens/../../good", "C:\\x")
+    path = rng.choice((*inside, "/dev/zero", "/dev/stdin", *others))
     values[section][name] = [path] if name.endswith("corpus") else path
     if values["data"]:  # neither in the run nor in the cache: only the path could help
         values["data"] |= {"tokens_in_run": False, "fingerprint": "0" * 64}
@@ -179,55 +170,42 @@ def forge_path(rng: random.Random, run: Path, outside: Path) -> Forgery:
 # Links and special files.
 
 
-def forge_link(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """Put a link where a file is or will be written, or in place of a foreign model itself."""
-    name = (
-        rng.choice((*RUN_FILES, *TEMPORARY_NAMES, *TEMPORARY_NAMES)) if (run / "last").exists() else _file_of(rng, run)
-    )
+def forge_place(rng: random.Random, run: Path, outside: Path) -> Forgery:
+    """Put a link, a FIFO, a device, a socket, a sparse file or a folder where a file is or will be written, or in place
+    of a foreign model itself; or a file in place of a folder; or delete it.
+    """
+    kinds = ("fifo", "fifo", "folder", "file", "device", "socket", "sparse", "missing")
+    kind = "link" if rng.random() < 2 / 3 else rng.choice(kinds)
+    if (run / "last").exists():
+        name = rng.choice((*RUN_FILES, *(TEMPORARY_NAMES * 2 if kind == "link" else TEMPORARY_NAMES[:7])))
+    elif run.is_file() or rng.random() < 0.2:
+        name = "."
+    else:
+        name = rng.choice(sorted({path.name for path in run.iterdir()} | OPTIONAL_FILES))
     inside = [outside / name for name in ("secret.txt", "secret.json", "folder", "new")]
-    links: list[Path | str] = [
-        *inside,
-        Path("/dev/zero"),
-        Path("/dev/stdin"),
-        Path(".."),
-        (run / name).name,
-        run / name,
-    ]
-    target = rng.choice(links)
-    return f"{name} is a link to {target}", lambda: put(run / name, "link", target)
+    target = rng.choice(
+        [*inside, Path("/dev/zero"), Path("/dev/stdin"), Path(".."), Path((run / name).name), run / name]
+    )
 
+    def apply() -> None:
+        path = run / name
+        remove(path)
+        if kind == "link":
+            path.symlink_to(target)
+        elif kind in ("fifo", "socket"):
+            os.mknod(path, 0o600 | (stat.S_IFIFO if kind == "fifo" else stat.S_IFSOCK))
+        elif kind == "folder":
+            path.mkdir()
+        elif kind == "device":
+            try:
+                os.mknod(path, 0o20666, os.makedev(1, 5))
+            except OSError:  # only root may make a device
+                path.symlink_to("/dev/zero")
+        elif kind != "missing":
+            with path.open("wb") as file:
+                file.truncate(1 << 27 if kind == "sparse" else 1)
 
-def forge_kind(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """Replace a file by a FIFO, a device, a socket, a sparse file or a folder, or a folder by a file, or delete it."""
-    kind = rng.choice(("fifo", "fifo", "folder", "file", "device", "socket", "sparse", "missing"))
-    name = rng.choice((*RUN_FILES, *TEMPORARY_NAMES[:7])) if (run / "last").exists() else _file_of(rng, run)
-    return f"{name} is a {kind}", lambda: put(run / name, kind)
-
-
-def _file_of(rng: random.Random, model: Path) -> str:
-    """A file that a foreign model has or may have, or the model itself."""
-    if model.is_file() or rng.random() < 0.2:
-        return "."
-    return rng.choice(sorted({path.name for path in model.iterdir()} | OPTIONAL_FILES))
-
-
-def put(path: Path, kind: str, target: Path | str = "/dev/zero") -> None:
-    """Put something of a kind in the place of a file or folder. target: of a link."""
-    remove(path)
-    if kind == "link":
-        path.symlink_to(target)
-    elif kind in ("fifo", "socket"):
-        os.mknod(path, 0o600 | (stat.S_IFIFO if kind == "fifo" else stat.S_IFSOCK))
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "device":
-        try:
-            os.mknod(path, 0o20666, os.makedev(1, 5))
-        except OSError:  # only root may make a device
-            path.symlink_to("/dev/zero")
-    elif kind != "missing":
-        with path.open("wb") as file:
-            file.truncate(1 << 27 if kind == "sparse" else 1)
+    return f"{name} is a {kind}{f' to {target}' if kind == 'link' else ''}", apply
 
 
 # Tokens and tensors.
@@ -355,5 +333,5 @@ def forge_tokenizer(rng: random.Random, run: Path, outside: Path) -> Forgery:
 FORGERIES: tuple[Forge, ...] = (
     *(forge_tokenizer,) * 6,
     *(forge_value,) * 4,
-    *(forge_text, forge_link, forge_link, forge_kind, forge_path, forge_tokens, forge_tensors, forge_header),
+    *(*(forge_place,) * 3, forge_text, forge_path, forge_tokens, forge_tensors, forge_header),
 )

@@ -59,7 +59,6 @@ class Ran:
 
     @property
     def last(self) -> str:
-        """The last line on stderr."""
         return (self.stderr.strip().splitlines() or [""])[-1]
 
     def __str__(self) -> str:
@@ -67,24 +66,16 @@ class Ran:
 
     def defects(self, codes: Sequence[int] = CODES) -> list[str]:
         """Descriptions of behaviour that no input may cause."""
-        found = []
-        if self.killed:
-            found.append(f"no end within {self.seconds:.0f} s")
-        elif self.code < 0 and self.code not in codes:
-            found.append(f"killed by {signal.Signals(-self.code).name}")
-        elif self.code not in codes:
-            found.append("an undocumented exit code")
-        if "Traceback (most recent call last)" in self.stderr and not self.debug:
-            found.append("a traceback")
-        if "Internal error of tinylm" in self.stderr:
-            found.append("an internal error")
-        if "panicked at" in self.stderr and not self.last.startswith("Error: "):
-            found.append("a panic")
-        if self.code in (1, 2, 3) and not self.last:
-            found.append("no message")
-        if SECRET in self.stdout or SECRET in self.stderr:
-            found.append("content of a file outside its folders was printed")
-        return [f"{self}: {defect}" for defect in found]
+        defects = {
+            f"no end within {self.seconds:.0f} s": self.killed,
+            "an undocumented exit code, or a signal": not self.killed and self.code not in codes,
+            "a traceback": "Traceback (most recent call last)" in self.stderr and not self.debug,
+            "an internal error": "Internal error of tinylm" in self.stderr,
+            "a panic": "panicked at" in self.stderr and not self.last.startswith("Error: "),
+            "no message": self.code in (1, 2, 3) and not self.last,
+            "content of a file outside its folders was printed": SECRET in self.stdout + self.stderr,
+        }
+        return [f"{self}: {defect}" for defect, is_there in defects.items() if is_there]
 
 
 class Place:
@@ -114,7 +105,6 @@ class Place:
         shutil.copytree(self.path.with_name(name), self.path, symlinks=True)
 
     def environment(self) -> dict[str, str]:
-        """The variables of a command."""
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH") if name in os.environ}
         folders = {"HOME": self.home, "TINYLM_CACHE": self.home / "cache", "TMPDIR": self.home / "tmp"}
         folders["PYTHONPATH"] = Path(tinylm.__file__).parents[1]
@@ -129,6 +119,7 @@ class Place:
         after: seconds after which it is killed, without a defect. how: see `_become`.
         """
         words = (*command.split(), *map(str, more))
+        how = {"stdin": self.work / "questions.txt" if words[0] == "chat" else None, **how}
         env, files = self.environment() | how.pop("env", {}), (self.streams / "out", self.streams / "err")
         for file in files:
             file.write_bytes(b"")
@@ -153,7 +144,8 @@ def call(work: Callable[..., object], *arguments: object, limit: float = LIMIT, 
     process.start()
     process.join(limit)
     killed = process.exitcode is None
-    kill_session(process.pid or 0)  # and what it may have started
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid or 0, signal.SIGKILL)  # and what it may have started
     process.join()
     return process.exitcode or 0, killed
 
@@ -162,11 +154,6 @@ def _alone(work: Callable[..., object], arguments: Sequence[object], more: Mappi
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     work(*arguments, **more)
-
-
-def kill_session(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def _become(

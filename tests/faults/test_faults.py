@@ -6,6 +6,7 @@ model parts, Ctrl-C. docs/reliability.md describes the classes, and when a case 
 The same seed makes the same cases, except for the moments of kills and interrupts.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -86,13 +87,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return place
 
 
-def questions(place: Place, name: str) -> Path | None:
-    """The standard input of a command."""
-    return place.work / "questions.txt" if name == "chat" else None
-
-
 def continued(place: Place, command: str) -> str:
-    """The command that continues the run, or `command` if nothing was saved yet."""
     return RESUME if (place.work / RUN).exists() else command
 
 
@@ -157,7 +152,6 @@ FULL_STREAMS = [
 
 
 def start_of(name: str) -> str:
-    """The folders that a command starts from."""
     return "empty" if name in ("train", "train-tokenizer") else "runs"
 
 
@@ -168,7 +162,7 @@ def plan_full_disks(place: Place, cases: int, rng: random.Random) -> list[Any]:
     hooks = functools.partial(disk.arm, place.path, 0, False), functools.partial(disk.write_count, counted)
     for name, command in ON_FULL_DISK.items() if (place.path.parent / "disk.so").exists() else ():
         place.restore(start_of(name))
-        place.must(command, stdin=questions(place, name), hooks=hooks)
+        place.must(command, hooks=hooks)
         units += [(name, n + 1, lasting) for n in range(int(counted.read_text())) for lasting in (True, False)]
     return units
 
@@ -178,11 +172,11 @@ def attack_by_full_disk(place: Place, unit: tuple[str, Any, Any], rng: random.Ra
     name, number, lasting = unit
     if isinstance(number, str):
         return attack_by_full_stream(place, *unit)
-    command, stdin = ON_FULL_DISK[name], questions(place, name)
+    command = ON_FULL_DISK[name]
     place.restore(start_of(name))
     runs = {str(path.relative_to(place.work)) for path in place.work.glob("checkpoints/*")}
     files = {path.name for path in place.work.iterdir()}
-    failed = place.run(command, stdin=stdin, hooks=(functools.partial(disk.arm, place.path, number, lasting), None))
+    failed = place.run(command, hooks=(functools.partial(disk.arm, place.path, number, lasting), None))
     check_left_over(place, files, name)
     if failed.code and name in ("sample", "eval", "chat"):
         place.wrong.append(str(failed))
@@ -192,7 +186,7 @@ def attack_by_full_disk(place: Place, unit: tuple[str, Any, Any], rng: random.Ra
         place.must(continued(place, command))
     elif failed.code:
         replaces = name in CONVERSIONS or (name == "finetune-lora" and (place.work / "new").exists())
-        place.must(f"{command}{' --force' if replaces else ''}", stdin=stdin)
+        place.must(f"{command}{' --force' if replaces else ''}")
     return f"{name}: write {number}{' and all later ones' if lasting else ''}"
 
 
@@ -207,7 +201,7 @@ def attack_by_full_stream(place: Place, name: str, stream: str, option: str) -> 
     """Run a command with stdout or stderr on /dev/full; training must still save its run."""
     place.restore(start_of(name))
     command = f"{ON_FULL_DISK.get(name, name)} {option}"
-    ran = place.run(command, stdin=questions(place, name), **{stream: Path("/dev/full")})
+    ran = place.run(command, **{stream: Path("/dev/full")})
     place.wrong = [defect for defect in place.wrong if not defect.endswith(": no message")]
     place.wrong += [f"for stderr alone: {ran}"] if stream == "stderr" and ran.code else []
     if name.split()[0] == "train":
@@ -253,7 +247,6 @@ def attack_by_flip(place: Place, unit: tuple[Path, float], rng: random.Random) -
 
 @functools.cache
 def _expected(place: Place, name: str) -> dict[str, str | None]:
-    """The results for a run that is not damaged."""
     place.restore("runs")
     results = read_all(place, name)
     assert None not in results.values(), place.wrong
@@ -306,25 +299,22 @@ def attack_by_forgery(place: Place, number: int, rng: random.Random) -> str:
     apply()
     if rng.random() < 0.85:
         call(forging.seal, evil)  # which may crash
-    before = untouched(place)
-    for command in commands_against(source):
-        place.run(command)
-    check_listing(place)
-    check_untouched(place, before)
+    with untouched(place, place.outside, place.work / GOOD):
+        for command in commands_against(source):
+            place.run(command)
+        check_listing(place)
     return f"{source}: {what}"
 
 
-def untouched(place: Place) -> dict[str, tuple[object, ...]]:
-    """What no command may change: the folder outside, and another run."""
-    return {
-        f"{folder.name}/{k}": v for folder in (place.outside, place.work / GOOD) for k, v in snapshot(folder).items()
-    }
-
-
-def check_untouched(place: Place, before: dict[str, tuple[object, ...]]) -> None:
-    after = untouched(place)
-    changed = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
-    place.wrong += [f"files were changed: {', '.join(changed)}"] if changed else []
+@contextlib.contextmanager
+def untouched(place: Place, *folders: Path) -> Iterator[None]:
+    """What commands do in between must change nothing in these folders."""
+    before = [snapshot(folder) for folder in folders]
+    yield
+    for folder, old in zip(folders, before, strict=True):
+        new = snapshot(folder)
+        changed = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
+        place.wrong += [f"in {folder.name}, files were changed: {', '.join(changed)}"] if changed else []
 
 
 def commands_against(source: str) -> Iterator[str]:
@@ -354,15 +344,16 @@ def attack_by_foreign_model(place: Place, number: int, rng: random.Random) -> st
     source, evil, forge, commands = foreign.choose(rng, place.work / "models")
     what, apply = forge(rng, evil, place.outside)
     apply()
-    before, resident = untouched(place), place.streams / "resident"
-    hooks = foreign.hooks(rng, resident)
-    codes = (0, 1, 2) if source in foreign.ADAPTERS else (0, 1, 2, 3)
-    for command in (f"info {evil.name}", *commands, "runs ."):
-        stdin, env = place.work / "other.txt" if command[:4] == "chat" else None, {"TERM": "dumb", "NO_COLOR": "1"}
-        ran = place.run(command, stdin=stdin, env=env, hooks=hooks, codes=codes)
-        place.wrong += foreign.defects_of_message(ran, evil.name, int(resident.read_text()), hooks[0] is not None)
-    check_listing(place)
-    check_untouched(place, before)
+    resident = place.streams / "resident"
+    hooks = foreign.on_terminal if rng.random() < 0.5 else None, functools.partial(foreign.write_resident, resident)
+    how: dict[str, Any] = {"env": {"TERM": "dumb", "NO_COLOR": "1"}, "hooks": hooks}
+    how["codes"] = (0, 1, 2) if source in foreign.ADAPTERS else (0, 1, 2, 3)
+    with untouched(place, place.outside, place.work / GOOD):
+        for command in (f"info {evil.name}", *commands, "runs ."):
+            stdin = place.work / "other.txt" if command[:4] == "chat" else None
+            ran = place.run(command, stdin=stdin, **how)
+            place.wrong += foreign.defects_of_message(ran, evil.name, int(resident.read_text()), hooks[0] is not None)
+        check_listing(place)
     return f"{source}: {what}"
 
 
@@ -391,38 +382,27 @@ EXTREMES: dict[type, tuple[Any, ...]] = {
     float: (-1.0, 0.0, 1e308, 1e-320, "nan", "inf", 10**400),
 }
 NUMBERS = (
-    *EXTREMES[int],
-    *EXTREMES[float],
-    1,
-    2,
-    3,
-    0.5,
-    1.0,
-    0.999999999,
-    -(1 << 63) - 1,
-    "1e400",
-    "1e-400",
-    "1.5",
-    " 2",
+    *(*EXTREMES[int], *EXTREMES[float], 1, 2, 3, 0.5, 1.0, 0.999999999, -(1 << 63) - 1),
+    *("1e400", "1e-400", "1.5", " 2"),
 )
 LARGE = (  # options of which large values are valid, but slow
     *("steps", "epochs", "time", "max_tokens", "num_samples", "batch_size", "context", "width", "ffn_width", "layers"),
     *("encoder_layers", "experts", "heads", "kv_heads", "beams", "vocab_size", "rank", "patience", "stride"),
 )
 SMALL = {"time": ("1s", "0", "-1s", "1x", "1h1h", "s"), "epochs": (0.01, 0, -1, "x", "nan")}
-PATHS = (RUN, ADAPTER, "checkpoints/pairs", "checkpoints/bpe", "checkpoints", "tokenizer.json", "corpus.txt", "0,1")
 PATHS = (
-    *PATHS,
-    "pairs.tsv",
-    "missing",
-    "missing/deep",
-    "/dev/null",
-    "-",
-    ".",
-    "new",
-    "x" * 300,
-    "the old",
-    "../outside",
+    *(
+        RUN,
+        ADAPTER,
+        "checkpoints/pairs",
+        "checkpoints/bpe",
+        "checkpoints",
+        "tokenizer.json",
+        "corpus.txt",
+        "0,1",
+        "new",
+    ),
+    *("pairs.tsv", "missing", "missing/deep", "/dev/null", "-", ".", "x" * 300, "the old", "../outside"),
 )
 RANDOM_OPTIONS = 400
 TUNING = f"other.txt -m {RUN} --out new --steps 1 --batch-size 4"
@@ -439,14 +419,12 @@ BASES = {
 
 
 def all_options() -> list[tuple[str, Any]]:
-    """Every option of every command, with the command's name."""
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     options = ((name, option) for name in sorted(commands) for option in commands[name].params)
     return [(name, option) for name, option in options if option.param_type_name == "option"]
 
 
 def is_quick(option: Any, value: Any) -> bool:
-    """Whether a command with this value of an option ends soon."""
     return option.name not in LARGE or not isinstance(value, (int, float)) or not 8 < value < 1 << 60
 
 
@@ -488,9 +466,8 @@ def attack_by_options(place: Place, unit: tuple[int, Any], rng: random.Random) -
             words += [spelling, str(value)]
     if alone is None and rng.random() < 0.1:
         words.append(rng.choice(("corpus.txt", "-", "", "missing.txt", "checkpoints", "../outside")))
-    before = snapshot(place.outside)
-    place.run(f"{name} {BASES.get(name, '')}", *words, env=env)
-    place.wrong += [] if snapshot(place.outside) == before else ["files outside were changed"]
+    with untouched(place, place.outside):
+        place.run(f"{name} {BASES.get(name, '')}", *words, env=env)
     return f"{env} {name} {words}"[:400]
 
 
@@ -599,7 +576,6 @@ def _undisturbed(place: Place, name: str) -> tuple[Path, float]:
 
 
 def start_again(place: Place, name: str) -> set[str]:
-    """Make the folders that a command starts from; returns the names of the files."""
     place.restore("runs")
     if name == "train":
         remove(place.work / RUN)
@@ -639,7 +615,6 @@ SHARES = 4  # tests per class, which can run at once
 
 @functools.cache
 def planned(name: str, place: Place, cases: int, seed: int) -> list[Any]:
-    """The units of work of a class."""
     place.wrong = []
     units = CLASSES[name][1](place, cases, random.Random(f"{name} {seed}"))
     assert not place.wrong, place.wrong

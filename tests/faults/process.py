@@ -17,7 +17,6 @@ import stat
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -116,16 +115,19 @@ class Place:
     ) -> Ran:
         """Run a command in a fork, and add its defects to `wrong`. command: words; more: words that may have spaces.
 
-        after: seconds after which it is killed, without a defect. how: see `_become`.
+        after: seconds after which it is killed, without a defect. how: env, stdin, stdout, stderr, and two hooks that
+        the fork calls before and after the command.
         """
         words = (*command.split(), *map(str, more))
-        how = {"stdin": self.work / "questions.txt" if words[0] == "chat" else None, **how}
-        env, files = self.environment() | how.pop("env", {}), (self.streams / "out", self.streams / "err")
-        for file in files:
+        env, outputs = self.environment() | how.get("env", {}), (self.streams / "out", self.streams / "err")
+        for file in outputs:
             file.write_bytes(b"")
+        stdin = self.work / "questions.txt" if words[0] == "chat" else Path(os.devnull)
+        defaults = zip(("stdin", "stdout", "stderr"), (stdin, *outputs), strict=True)
+        files, hooks = [how.get(*default) for default in defaults], how.get("hooks", (nothing, nothing))
         begun = time.monotonic()
-        code, killed = call(_become, self.work, self.streams, words, env, limit=after or LIMIT, **how)
-        stdout, stderr = (file.read_bytes()[: 1 << 20].decode(errors="replace") for file in files)
+        code, killed = call(_become, self.work, words, env, files, *hooks, limit=after or LIMIT)
+        stdout, stderr = (file.read_bytes()[: 1 << 20].decode(errors="replace") for file in outputs)
         debug = "--debug" in words or any(name.endswith("_DEBUG") for name in env)
         ran = Ran(words, 0 if killed and after else code, stdout, stderr, time.monotonic() - begun, killed, debug)
         self.wrong += [] if killed and after else ran.defects(codes)
@@ -138,9 +140,9 @@ class Place:
         return ran
 
 
-def call(work: Callable[..., object], *arguments: object, limit: float = LIMIT, **more: object) -> tuple[int, bool]:
+def call(work: Callable[..., object], *arguments: object, limit: float = LIMIT) -> tuple[int, bool]:
     """Call a function in a fork: its exit code, negative for a signal, and whether it was killed at the time limit."""
-    process = FORKS.Process(target=_alone, args=(work, arguments, more))
+    process = FORKS.Process(target=_alone, args=(work, *arguments))
     process.start()
     process.join(limit)
     killed = process.exitcode is None
@@ -150,63 +152,38 @@ def call(work: Callable[..., object], *arguments: object, limit: float = LIMIT, 
     return process.exitcode or 0, killed
 
 
-def _alone(work: Callable[..., object], arguments: Sequence[object], more: Mapping[str, object]) -> None:
+def _alone(work: Callable[..., object], *arguments: object) -> None:
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    work(*arguments, **more)
+    work(*arguments)
+
+
+def nothing() -> None:
+    pass
 
 
 def _become(
-    work: Path,
-    streams: Path,
-    words: Sequence[str],
-    env: Mapping[str, str],
-    *,
-    stdin: Path | None = None,
-    stdout: Path | None = None,
-    stderr: Path | None = None,
-    hooks: tuple[Hook | None, Hook | None] = (None, None),
+    work: Path, words: Sequence[str], env: Mapping[str, str], files: Sequence[Path], before: Hook, after: Hook
 ) -> None:
-    """In a fork: run the command, and exit as its own process would. hooks: called before and after it."""
-    code = 1
+    """In a fork: run the command as its own process would. files: stdin, stdout and stderr."""
+    for number, file in enumerate(files):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC if number else os.O_RDONLY, 0o600), number)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(env)
+    tempfile.tempdir = None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE, MOST_FILE))
+    os.chdir(work)
+    sys.argv = ["tinylm", *words]
+    before()
     try:
-        writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        os.dup2(os.open(stdin or os.devnull, os.O_RDONLY), 0)
-        os.dup2(os.open(stdout or streams / "out", writing, 0o600), 1)
-        os.dup2(os.open(stderr or streams / "err", writing, 0o600), 2)
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
-        os.environ.clear()
-        os.environ.update(env)
-        tempfile.tempdir = None
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE, MOST_FILE))
-        os.chdir(work)
-        sys.argv = ["tinylm", *words]
-        if hooks[0] is not None:
-            hooks[0]()
-        try:
-            tinylm.__main__.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-        try:
-            sys.stdout.flush()
-        except (OSError, ValueError):
-            sys.stderr.write("Exception ignored on flushing sys.stdout\n")
-            code = 120
-    except BaseException as error:  # PanicException is no Exception
-        code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        with contextlib.suppress(BaseException):
-            traceback.print_exc()
+        tinylm.__main__.main()
     finally:
-        with contextlib.suppress(BaseException):
-            sys.stderr.flush()
-            if hooks[1] is not None:
-                hooks[1]()
-        os._exit(code)
+        after()
 
 
 def snapshot(folder: Path) -> dict[str, tuple[object, ...]]:

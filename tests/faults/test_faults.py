@@ -27,7 +27,7 @@ import safetensors.torch
 import typer.main
 
 from tests.faults import disk, foreign, forging
-from tests.faults.process import LIMIT, Place, Ran, call, remove, snapshot, start_server
+from tests.faults.process import LIMIT, Place, Ran, call, nothing, remove, snapshot, start_server
 from tests.shell import WORDS, child_process, same_tensors, story
 from tinylm.cli import app
 
@@ -144,15 +144,12 @@ ON_FULL_DISK = {
     "chat": CHAT,
     **CONVERSIONS,
 }
+STARTS = {"train": "empty", "train-tokenizer": "empty"}  # other commands start from "runs"
 FULL_STREAMS = [
     *((name, stream, "") for name in ON_FULL_DISK for stream in ("stdout", "stderr")),
     *((name, stream, "--json") for name in ("train", "sample", "eval") for stream in ("stdout", "stderr")),
     *((word, "stdout", "") for word in ("--help", "--version", "runs", f"info {RUN}")),
 ]
-
-
-def start_of(name: str) -> str:
-    return "empty" if name in ("train", "train-tokenizer") else "runs"
 
 
 def plan_full_disks(place: Place, cases: int, rng: random.Random) -> list[Any]:
@@ -161,7 +158,7 @@ def plan_full_disks(place: Place, cases: int, rng: random.Random) -> list[Any]:
     counted = place.streams / "count"
     hooks = functools.partial(disk.arm, place.path, 0, False), functools.partial(disk.write_count, counted)
     for name, command in ON_FULL_DISK.items() if (place.path.parent / "disk.so").exists() else ():
-        place.restore(start_of(name))
+        place.restore(STARTS.get(name, "runs"))
         place.must(command, hooks=hooks)
         units += [(name, n + 1, lasting) for n in range(int(counted.read_text())) for lasting in (True, False)]
     return units
@@ -173,10 +170,10 @@ def attack_by_full_disk(place: Place, unit: tuple[str, Any, Any], rng: random.Ra
     if isinstance(number, str):
         return attack_by_full_stream(place, *unit)
     command = ON_FULL_DISK[name]
-    place.restore(start_of(name))
+    place.restore(STARTS.get(name, "runs"))
     runs = {str(path.relative_to(place.work)) for path in place.work.glob("checkpoints/*")}
     files = {path.name for path in place.work.iterdir()}
-    failed = place.run(command, hooks=(functools.partial(disk.arm, place.path, number, lasting), None))
+    failed = place.run(command, hooks=(functools.partial(disk.arm, place.path, number, lasting), nothing))
     check_left_over(place, files, name)
     if failed.code and name in ("sample", "eval", "chat"):
         place.wrong.append(str(failed))
@@ -199,7 +196,7 @@ def check_left_over(place: Place, before: set[str], name: str) -> None:
 
 def attack_by_full_stream(place: Place, name: str, stream: str, option: str) -> str:
     """Run a command with stdout or stderr on /dev/full; training must still save its run."""
-    place.restore(start_of(name))
+    place.restore(STARTS.get(name, "runs"))
     command = f"{ON_FULL_DISK.get(name, name)} {option}"
     ran = place.run(command, **{stream: Path("/dev/full")})
     place.wrong = [defect for defect in place.wrong if not defect.endswith(": no message")]
@@ -300,7 +297,7 @@ def attack_by_forgery(place: Place, number: int, rng: random.Random) -> str:
     if rng.random() < 0.85:
         call(forging.seal, evil)  # which may crash
     with untouched(place, place.outside, place.work / GOOD):
-        for command in commands_against(source):
+        for command in AGAINST[source].splitlines():
             place.run(command)
         check_listing(place)
     return f"{source}: {what}"
@@ -317,25 +314,27 @@ def untouched(place: Place, *folders: Path) -> Iterator[None]:
         place.wrong += [f"in {folder.name}, files were changed: {', '.join(changed)}"] if changed else []
 
 
-def commands_against(source: str) -> Iterator[str]:
-    """The commands to try on a forged folder; those that change it come last."""
-    yield f"info {EVIL}"
-    if source in ("adapter", "bottleneck"):
-        yield f"sample --adapter {EVIL} -n 8 --seed 1"
-        yield f"sample --adapter {EVIL} -m {RUN} -n 512 --seed 1"
-        yield f"eval --adapter {EVIL}"
-        yield f"merge-lora {EVIL} --out merged"
-        yield f"{'finetune-lora' if source == 'adapter' else 'finetune-adapter'} --resume {EVIL} --steps 5"
-        return
-    text = "pairs.tsv" if source == "pairs" else "other.txt"
-    prompt = {"encoder": "--prompt th<mask>ld", "pairs": "--prompt the"}.get(source, "-n 512")
-    yield f"sample -m {EVIL} --seed 1 {prompt}"
-    yield f"eval -m {EVIL}"
-    yield f"eval {text} -m {EVIL} --json"
-    yield f"train {text} --init-from {EVIL} --out from --steps 1 --batch-size 4"
-    yield f"train {text} --tokenizer {EVIL}/tokenizer.json --out with --steps 1 {TINY}"
-    yield f"finetune-lora {text} --model {EVIL} --out lora --steps 1 --batch-size 4"
-    yield f"train --resume {EVIL} --steps 8"
+ON_ADAPTER = f"""info {EVIL}
+sample --adapter {EVIL} -n 8 --seed 1
+sample --adapter {EVIL} -m {RUN} -n 512 --seed 1
+eval --adapter {EVIL}
+merge-lora {EVIL} --out merged
+TUNE --resume {EVIL} --steps 5"""
+ON_RUN = f"""info {EVIL}
+sample -m {EVIL} --seed 1 PROMPT
+eval -m {EVIL}
+eval TEXT -m {EVIL} --json
+train TEXT --init-from {EVIL} --out from --steps 1 --batch-size 4
+train TEXT --tokenizer {EVIL}/tokenizer.json --out with --steps 1 {TINY}
+finetune-lora TEXT --model {EVIL} --out lora --steps 1 --batch-size 4
+train --resume {EVIL} --steps 8"""  # the commands that change the run come last
+AGAINST = {
+    **dict.fromkeys(("run", "piped", "bpe"), ON_RUN.replace("TEXT", "other.txt").replace("PROMPT", "-n 512")),
+    "encoder": ON_RUN.replace("TEXT", "other.txt").replace("PROMPT", "--prompt th<mask>ld"),
+    "pairs": ON_RUN.replace("TEXT", "pairs.tsv").replace("PROMPT", "--prompt the"),
+    "adapter": ON_ADAPTER.replace("TUNE", "finetune-lora"),
+    "bottleneck": ON_ADAPTER.replace("TUNE", "finetune-adapter"),
+}
 
 
 def attack_by_foreign_model(place: Place, number: int, rng: random.Random) -> str:
@@ -344,15 +343,14 @@ def attack_by_foreign_model(place: Place, number: int, rng: random.Random) -> st
     source, evil, forge, commands = foreign.choose(rng, place.work / "models")
     what, apply = forge(rng, evil, place.outside)
     apply()
-    resident = place.streams / "resident"
-    hooks = foreign.on_terminal if rng.random() < 0.5 else None, functools.partial(foreign.write_resident, resident)
+    resident, on_terminal = place.streams / "resident", rng.random() < 0.5
+    hooks = foreign.on_terminal if on_terminal else nothing, functools.partial(foreign.write_resident, resident)
     how: dict[str, Any] = {"env": {"TERM": "dumb", "NO_COLOR": "1"}, "hooks": hooks}
     how["codes"] = (0, 1, 2) if source in foreign.ADAPTERS else (0, 1, 2, 3)
     with untouched(place, place.outside, place.work / GOOD):
         for command in (f"info {evil.name}", *commands, "runs ."):
-            stdin = place.work / "other.txt" if command[:4] == "chat" else None
-            ran = place.run(command, stdin=stdin, **how)
-            place.wrong += foreign.defects_of_message(ran, evil.name, int(resident.read_text()), hooks[0] is not None)
+            ran = place.run(command, **how)
+            place.wrong += foreign.defects_of_message(ran, evil.name, int(resident.read_text()), on_terminal)
         check_listing(place)
     return f"{source}: {what}"
 

@@ -79,14 +79,10 @@ def make_models(folder: Path) -> None:
         gguf_files.save_peer(case, folder / name)
     peer, size = peers.make_peer("llama"), peers.VOCABULARY
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁thebonsamr", "▁t", "he", "▁the"]
-    unused = size - len(tokens)
-    types = [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259), *[5] * unused]
+    types = [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259), *[5] * (size - len(tokens))]
+    tokens += [f"[PAD{i}]" for i in range(size - len(tokens))]
     values = {key: v for key, v in gguf_files.peer_metadata("llama", peer).items() if not key.startswith("tokenizer")}
-    pieces: dict[str, Any] = {
-        "model": "llama",
-        "token_type": types,
-        "tokens": [*tokens, *(f"[PAD{i}]" for i in range(unused))],
-    }
+    pieces: dict[str, Any] = {"model": "llama", "tokens": tokens, "token_type": types}
     pieces |= {"scores": [float(-i) for i in range(size)], "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
     values |= {f"tokenizer.ggml.{key}": value for key, value in pieces.items()}
     values["tokenizer.chat_template"] = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
@@ -327,7 +323,7 @@ def choose(rng: random.Random, models: Path) -> tuple[str, Path, Forge, list[str
 
 
 def on_terminal() -> None:
-    """In a fork: make `isatty` of stdout return True. A terminal must not get control characters."""
+    """In a fork: stdout seems to be a terminal, which must not get control characters."""
     streams._RawStdout.isatty = lambda self: True  # type: ignore[method-assign]
 
 

@@ -182,10 +182,8 @@ def forge_place(rng: random.Random, run: Path, outside: Path) -> Forgery:
         name = "."
     else:
         name = rng.choice(sorted({path.name for path in run.iterdir()} | OPTIONAL_FILES))
-    inside = [outside / name for name in ("secret.txt", "secret.json", "folder", "new")]
-    target = rng.choice(
-        [*inside, Path("/dev/zero"), Path("/dev/stdin"), Path(".."), Path((run / name).name), run / name]
-    )
+    others = [outside / name for name in ("secret.txt", "secret.json", "folder", "new")]
+    target = rng.choice([*others, *map(Path, ("/dev/zero", "/dev/stdin", "..", (run / name).name)), run / name])
 
     def apply() -> None:
         path = run / name
@@ -214,9 +212,8 @@ def forge_place(rng: random.Random, run: Path, outside: Path) -> Forgery:
 def forge_tokens(rng: random.Random, run: Path, outside: Path) -> Forgery:
     """Give a token folder another dtype, a wrong count, unknown ids or no ids, in one of 1 to 3 files."""
     part, how = rng.choice(("train", "val")), rng.choice(("dtype", "dtype", "ids", "ids", "tokens", "empty"))
-    dtype = rng.choice(
-        ["O", "V8", "U4", "S10", "f8", "f2", "i8", "u8", "<u2", ">u4", "?", "c16", "M8[s]", "i4,f4", "uint8"]
-    )
+    dtypes = ("O", "V8", "U4", "S10", "f8", "f2", "i8", "u8", "<u2", ">u4", "?", "c16", "M8[s]", "i4,f4", "uint8")
+    dtype = rng.choice(dtypes)
     count = rng.choice((-1, 0, 1, 1 << 40, "5", None, 2.0))
     shards = rng.choice((1, 1, 2, 3))
 
@@ -293,7 +290,7 @@ def forge_header(rng: random.Random, run: Path, outside: Path) -> Forgery:
     """Replace the header of a safetensors file."""
     file = rng.choice([*run.glob("*.safetensors"), *run.glob("last/*.safetensors")])
     content = file.read_bytes()
-    size = struct.unpack("<Q", content[:8])[0]
+    size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     first = next(name for name in header if name != "__metadata__")
     kinds = {"data_offsets": ([0, 1 << 60], [0, 4]), "shape": ([-1, 4], [1 << 62, 1 << 62]), "dtype": ("O",)}

@@ -14,6 +14,7 @@ TORCH_COMMANDS = (  # `import` and `export` also import torch, but without these
     "train",
     "sample",
     "chat",
+    "serve",
     "eval",
     "compare",
     "finetune-lora",

@@ -19,7 +19,8 @@ from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
 from tinylm.formats.source import is_gguf
 from tinylm.generation.continuation import Continuation, Sample
-from tinylm.generation.engine import GGUF_TYPES, EngineWeights, open_llama_cpp
+from tinylm.generation.converted_model import Conversion
+from tinylm.generation.engine import GGUF_TYPES, EngineWeights, convert, is_exact, open_llama_cpp, reason_against
 from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import (
@@ -336,6 +337,23 @@ class Model(TextGenerator):
             kind=GGUF_TYPES[self.dtype] if self.quantize == "none" else "q8_0",
             quantized=self.path if is_plain and is_gguf(self.path) else None,
             switches_adapters=self._switches_adapters,
+        )
+
+    def convert_for_serving(self) -> Conversion:
+        """The model's file for llama.cpp with the tokenizer and the chat template, written if it does not exist.
+
+        Raises UsageError for a model that llama.cpp cannot run, and TinyLMError if the file cannot be written.
+        """
+        weights = self._engine_weights()
+        if reason := reason_against(weights, SpeedConfig()):
+            raise UsageError(f"llama.cpp cannot serve this model: {reason}.")
+        if self.chat_template is not None:
+            chat_format(self.chat_template, self.tokenizer).template.compile()
+        file = convert(weights, self.reporter, self.chat_template, serves=True)
+        tokenizer = replace(self.config.tokenizer, chat_template=self.chat_template)
+        config = replace(self.config, tokenizer=tokenizer)
+        return Conversion(
+            file.name, config, self.tokenizer.to_str(), self.network.vocab_size, is_exact(weights), self.note
         )
 
     def _open_llama_cpp(self, speed: SpeedConfig) -> LlamaCpp | None:

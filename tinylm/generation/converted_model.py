@@ -67,8 +67,8 @@ class Conversion:
             return None
 
 
-def conversion_key(path: Path, device: str, dtype: str, quantize: str) -> str | None:
-    """The key of the model at `path`, as returned by `find_run`, with these settings.
+def conversion_key(path: Path, device: str, dtype: str, quantize: str, serves: bool = False) -> str | None:
+    """The key of the model at `path`, as returned by `find_run`, with these settings. serves: see `convert`.
 
     `None` if a file cannot be read, is a symbolic link in a folder or has just changed (`is_settled`), or if the device
     may be a GPU.
@@ -85,7 +85,7 @@ def conversion_key(path: Path, device: str, dtype: str, quantize: str) -> str | 
     if not all(map(is_settled, states)):
         return None
     files = [(file.name, *file_state(state)) for file, state in zip(paths, states, strict=True)]
-    identity = (__version__, LAYOUT, str(path.absolute()), files, device, dtype, quantize)
+    identity = (__version__, LAYOUT, str(path.absolute()), files, device, dtype, quantize, serves)
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
 
 

@@ -57,12 +57,12 @@ def open_llama_cpp(weights: EngineWeights, speed: SpeedConfig, reporter: Reporte
     required = speed.engine == "llama.cpp"
     if speed.engine == "torch":
         return None
-    reason = _reason_against(weights, speed)
+    reason = reason_against(weights, speed)
     if reason is None:
         try:
             file = convert(weights, reporter)
-            rows, is_exact = weights.network.vocab_size, weights.kind == "f32" and weights.quantized is None
-            return LlamaCpp(file, weights.network.context, weights.tokenizer.vocab_size, rows, is_exact)
+            rows = weights.network.vocab_size
+            return LlamaCpp(file, weights.network.context, weights.tokenizer.vocab_size, rows, is_exact(weights))
         except UsageError as error:
             reason = str(error).removesuffix(".")
         except TinyLMError as error:
@@ -74,7 +74,12 @@ def open_llama_cpp(weights: EngineWeights, speed: SpeedConfig, reporter: Reporte
     return None
 
 
-def _reason_against(weights: EngineWeights, speed: SpeedConfig) -> str | None:
+def is_exact(weights: EngineWeights) -> bool:
+    """Whether all weights of the converted file have 32 bits."""
+    return weights.kind == "f32" and weights.quantized is None
+
+
+def reason_against(weights: EngineWeights, speed: SpeedConfig) -> str | None:
     """Why llama.cpp cannot be used, as a clause for error messages; `None` if it can."""
     network = weights.network
     if not isinstance(network, Decoder):

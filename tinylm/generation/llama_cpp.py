@@ -212,7 +212,7 @@ class LlamaCpp:
             if self.is_exact or self._samples == 1
             else attention.LLAMA_FLASH_ATTN_TYPE_ENABLED
         )
-        with _kept_signal_handlers():
+        with kept_signal_handlers():
             return library.Server(parameters)
 
 
@@ -252,7 +252,7 @@ def _end(servers: list[Any], folder: str) -> None:
 
 
 @contextlib.contextmanager
-def _kept_signal_handlers() -> Iterator[None]:
+def kept_signal_handlers() -> Iterator[None]:
     """Context manager that restores the signal handlers that Python knows."""
     numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGPIPE")]
     handlers = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}

@@ -37,7 +37,7 @@ from tinylm.run_directory.loading import load_model
 from tinylm.streams import prepare_streams
 
 HEAVY = {"torch", "numpy", "tokenizers", "safetensors", "gigatoken"}
-COMMANDS = ("train", "sample", "chat", "runs", "info", "eval", "compare", "report", "finetune-lora")
+COMMANDS = ("train", "sample", "chat", "serve", "runs", "info", "eval", "compare", "report", "finetune-lora")
 COMMANDS += ("finetune-adapter", "merge-lora", "import", "export", "train-tokenizer", "doctor", "cache")
 full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and pipes")

@@ -16,8 +16,8 @@ LEVELS = tuple(
 __main__
 cli
 commands
-training report sinks loaded_model open_generator chat_session comparison memorisation importing exporting doctor \
-console
+training report sinks serving loaded_model open_generator chat_session comparison memorisation importing exporting \
+doctor console
 task_kinds
 evaluation planning generation adapters
 open_model

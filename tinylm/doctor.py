@@ -56,7 +56,7 @@ from tinylm.training_config import Budget
 PACKAGES = ("torch", "numpy", "tokenizers", "gigatoken", "safetensors", "gguf", "typer", "rich", "tqdm")
 # Packages that not every platform or installation has, each with the features that need it.
 OPTIONAL_PACKAGES = {
-    "xllamacpp": "fast sampling on CPUs, and tinylm serve",
+    "xllamacpp": "fast sampling on CPUs, and a server",
     "sacrebleu": "BLEU and chrF of translations",
     "zstandard": "texts in .zst files",
     "pyarrow": "texts in .parquet files",

@@ -121,7 +121,7 @@ OTHER_COMMANDS = {
     "tinylm train-tokenizer": "tokenize tokenizer tokenise bpe",
     "tinylm --help": "help",
     "tinylm --version": "version",
-    "tinylm export --to gguf, then llama-server -m FILE": "serve server api",
+    "tinylm serve": "server api",
     "rm -r checkpoints/NAME": "rm remove delete",
 }
 _ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf):/{1,2}(.+)", re.IGNORECASE)  # a Path has one slash of two

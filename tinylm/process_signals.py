@@ -93,6 +93,12 @@ def end_by_signal(number: int) -> None:
     os._exit(128 + number)  # on Windows, and in process 1 of a container, where signals have no default effect
 
 
+def end_at_next_signal() -> None:
+    """End the process at the next signal, without cleanup: for a program that has nothing to save."""
+    for number in catchable_signals():
+        signal.signal(number, lambda number, frame: end_by_signal(number))
+
+
 def interruptible(call: Callable[[], Result], waiting: Callable[[int], object] = lambda seconds: None) -> Result:
     """The result of `call`, a long call into a library that releases the interpreter lock. Raises the error of `call`.
 

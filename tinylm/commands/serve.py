@@ -54,15 +54,17 @@ def serve(
 ) -> None:
     """Serve a model to other programs (OpenAI's API) and to the browser. Ctrl-C ends the server."""
     from tinylm.open_generator import open_for_serving
-    from tinylm.serving import ServerConfig, serving
+    from tinylm.process_signals import WAIT_SECONDS, end_at_next_signal
+    from tinylm.serving import ServerConfig, start_server
 
     console = output.console()
     config = ServerConfig(**vars(options))
     name, converted = open_for_serving(model, adapters=adapter or (), quantize=quantize.quantize, reporter=console)
-    with serving(converted, name, config) as url:
-        console.result(url)
-        if converted.config.tokenizer.chat_template is None:
-            console.note("The model has no chat template: it continues texts (/v1/completions, and the page).")
-        console.note(f"Serving {name}; Ctrl-C ends.")
-        while True:
-            time.sleep(3600)
+    end_at_next_signal()
+    server = start_server(converted, name, config)
+    console.result(server.listening_address)
+    if converted.config.tokenizer.chat_template is None:
+        console.note("The model has no chat template: it continues texts (/v1/completions, and the page).")
+    console.note(f"Serving {name}; Ctrl-C ends.")
+    while True:
+        time.sleep(WAIT_SECONDS)

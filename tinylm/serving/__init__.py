@@ -3,9 +3,9 @@
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tinylm.cache_directory import private_folder
 from tinylm.errors import TinyLMError, UsageError
@@ -43,9 +43,10 @@ class ServerConfig:
             raise UsageError(f"`host` {self.host} can be reached from other machines; give an `api_key` as well.")
 
 
-@contextlib.contextmanager
-def serving(model: Conversion, name: str, config: ServerConfig) -> Iterator[str]:
-    """Context manager that yields the URL of a server for a model that was converted with its tokenizer.
+def start_server(model: Conversion, name: str, config: ServerConfig) -> Any:
+    """llama.cpp's server for a model that was converted with its tokenizer; its `listening_address` is the URL.
+
+    The caller keeps it until the process ends: destroyed earlier, it would wait for clients that read a stream.
 
     name: the name of the model in answers. Raises UsageError for an address that cannot be used, and TinyLMError if
     llama.cpp does not start.
@@ -74,17 +75,12 @@ def serving(model: Conversion, name: str, config: ServerConfig) -> Iterator[str]
         parameters.chat_template, parameters.public_path = PLAIN_TEMPLATE, str(COMPLETION_PAGE)
     try:
         with kept_signal_handlers():
-            servers = [library.Server(parameters)]
-        # A server whose loop has not begun yet would never end.
-        servers[0].handle_completions({"prompt": [0], "max_tokens": 1})
+            server = library.Server(parameters)
     except RuntimeError as error:
         raise TinyLMError(
             f"llama.cpp cannot serve {name} on {url}: try another `port`, or fewer `parallel`."
         ) from error
-    try:
-        yield servers[0].listening_address
-    finally:
-        servers.clear()
+    return server
 
 
 def _is_loopback(host: str) -> bool:

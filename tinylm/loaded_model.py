@@ -3,7 +3,7 @@
 import copy
 import math
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,7 @@ class Model(TextGenerator):
         stop: str | Sequence[str] = (),
         seed: int | None = None,
         num_samples: int = 1,
+        json_schema: Mapping[str, Any] | None = None,
         beams: int = 5,
         length_penalty: float = 1.0,
         unknown: str = "error",
@@ -178,14 +179,15 @@ class Model(TextGenerator):
         Returns the text without the prompt (an encoder: the filled prompt); a list of texts for `num_samples` above 1;
         with `stream`, an iterator over the chunks of a single text.
 
-        max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, num_samples, stop: see GenerationConfig.
+        max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, num_samples, stop, json_schema: see
+            GenerationConfig.
         seed: the same seed gives the same text. Default: a random seed.
         beams, length_penalty: see BeamSearchConfig.
         unknown, strict: see PromptPolicy.
         cache, engine: see SpeedConfig.
 
-        Raises UsageError for a setting out of range or without effect, and for a prompt that cannot be used (with
-        `stream`, when the iteration starts).
+        Raises UsageError for a setting out of range or without effect, and for a prompt that cannot be used, and
+        TinyLMError for JSON that is not complete (with `stream`, during the iteration).
         """
         config = GenerationConfig(
             max_tokens=max_tokens,
@@ -196,6 +198,7 @@ class Model(TextGenerator):
             min_p=min_p,
             repeat_penalty=repeat_penalty,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            json_schema=json_schema,
             seed=secrets.randbits(32) if seed is None else seed,
         )
         search, speed = BeamSearchConfig(beams, length_penalty), SpeedConfig(cache, engine)
@@ -247,13 +250,16 @@ class Model(TextGenerator):
     ) -> Continuation:
         """See `TextGenerator.continue_encoded`."""
         speed = speed or SpeedConfig()
+        if config.json_schema is not None:
+            require(speed.engine != "llama.cpp", '`json_schema` needs `engine="torch"`.')
+            speed = replace(speed, engine="torch")
         engine = self._open_llama_cpp(speed) or self._torch_engine(speed.cache)
         return Continuation(engine, self.tokenizer, [encoded], config, first_stream)
 
     def _torch_engine(self, use_cache: bool = True) -> TorchEngine:
         decoder = self._prepare().network
         assert isinstance(decoder, Decoder)
-        return TorchEngine(decoder, self.tokenizer.vocab_size, use_cache)
+        return TorchEngine(decoder, self.tokenizer, use_cache)
 
     def continue_each(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int

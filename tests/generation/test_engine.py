@@ -264,7 +264,7 @@ def both_engines(folder: Path, case: str = "modern", library: Tokenizer = CHARAC
     model, exported = own_model(case, library, context=CONTEXT)
     write_gguf(folder / "model.gguf", exported, "f32", end_id=library.end_of_text_id)
     return LlamaCpp(folder / "model.gguf", CONTEXT, library.vocab_size, model.vocab_size, True), TorchEngine(
-        model.eval(), library.vocab_size
+        model.eval(), library
     )
 
 

@@ -83,6 +83,9 @@ def sample(
     separator = None if printing.separator is None else unescape("separator", printing.separator)
     seed = secrets.randbits(32) if options.seed.seed is None else options.seed.seed
     prompts = read_prompts(words, options.prompt, options.generation_config(seed), console)
+    has_schema = any(prompt.config.json_schema is not None for prompt in prompts)
+    if has_schema and speed.engine == "auto":
+        speed = replace(speed, engine="torch")
     prompt_adapters = list(dict.fromkeys(prompt.adapter for prompt in prompts if prompt.adapter is not None))
     if prompt_adapters and adapter:
         raise UsageError("--adapter is for all prompts, but some lines name their own; leave --adapter out.")
@@ -104,7 +107,8 @@ def sample(
             "This model was trained on conversations; --chat answers prompts, and without it they are continued."
         )
     if separator is None:
-        separator = "\n" if loaded.data is not None and loaded.data.format == "lines" else "\n---\n"
+        is_lines = has_schema or (loaded.data is not None and loaded.data.format == "lines")
+        separator = "\n" if is_lines else "\n---\n"
     printer = _Printer(console, printing, separator)
     flags = command_line_flags(ctx, *vars(options).values())
     start = time.monotonic()
@@ -265,8 +269,10 @@ class _Printer:
 
         separate: whether to print the separator first, as for every prompt but the first.
         """
-        console, echo = self.console, self.options.echo is not False
-        streaming = self.options.stream is not False and prompt.config.num_samples == 1 and not console.as_json
+        console, is_json = self.console, prompt.config.json_schema is not None  # which is printed when it is complete
+        echo = not is_json if self.options.echo is None else self.options.echo
+        has_one_text = prompt.config.num_samples == 1 and not is_json
+        streaming = self.options.stream is not False and has_one_text and not console.as_json
         if separate and not console.as_json:
             console.result(self.separator, end="")
         if streaming and echo:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tinylm.errors import TinyLMError
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.generator import Engine, Token
 from tinylm.generation.prompts import EncodedPrompt
@@ -46,7 +47,8 @@ class TextChunk(NamedTuple):
 class Continuation:
     """The samples that continue prompts: `config.num_samples` of one prompt, or one sample of each of several.
 
-    Iteration generates the samples and yields their text in chunks. first_stream: random stream of the first sample.
+    Iteration generates the samples and yields their text in chunks. Raises TinyLMError if the JSON of a schema is not
+    complete. first_stream: random stream of the first sample.
     samples: empty until the iteration has ended.
     """
 
@@ -71,8 +73,15 @@ class Continuation:
     def __iter__(self) -> Iterator[TextChunk]:
         config, tokenizer = self.config, self.tokenizer
         prompts = list(self.prompts) * (config.num_samples if len(self.prompts) == 1 else 1)
+        is_json = config.json_schema is not None
         streams = [
-            TextStream(tokenizer, config.stop, prompt.end_ids, prompt.end_texts, context=prompt.start)
+            TextStream(
+                tokenizer,
+                config.stop,
+                prompt.end_ids,
+                () if is_json else prompt.end_texts,
+                context=prompt.start,
+            )
             for prompt in prompts
         ]
         texts = [""] * len(prompts)
@@ -93,6 +102,11 @@ class Continuation:
             if text := stream.finish():
                 texts[row] += text
                 yield TextChunk(row, text)
+        if is_json and not all(stream.finished for stream in streams):
+            raise TinyLMError(
+                f"The JSON is not complete after {config.max_tokens} tokens: raise `max_tokens`, or limit strings and "
+                "lists in the schema (maxLength, maxItems)."
+            )
         self.samples = [
             Sample(
                 prompt.text,

@@ -29,6 +29,7 @@ from tinylm.run_config import DataConfig, RunConfig, run_of
 from tinylm.serialization import from_json
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
+from tinylm.validation import require
 
 GGUF_FOLDER = "gguf"  # in the cache: converted files and records
 LAYOUT = 3  # version of the converted files; increment it when the output of `write_gguf` changes
@@ -129,6 +130,7 @@ class ConvertedModel(TextGenerator):
         self, encoded: EncodedPrompt, config: GenerationConfig, speed: SpeedConfig | None = None, first_stream: int = 0
     ) -> Continuation:
         """See `TextGenerator.continue_encoded`. `speed` was used by `open_converted` and has no effect here."""
+        require(config.json_schema is None, '`json_schema` needs `engine="torch"`.')
         return Continuation(self.engine, self.tokenizer, [encoded], config, first_stream)
 
 

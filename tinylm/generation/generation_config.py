@@ -1,11 +1,15 @@
 """Settings of generation. Names and defaults are those of `tinylm sample`, except that its default `seed` is random."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from tinylm.errors import UsageError
 from tinylm.validation import check_choice, check_numbers, require
 
 DEFAULT_TEMPERATURE = 0.8  # of a decoder
+JSON_WHITESPACE = r"[ \n]{1,20}"  # between the parts of the JSON; an untrained model would go on with it without end
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,8 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """How text is generated for one prompt. Raises UsageError for a value out of range, and for an empty `stop`.
+    """How text is generated for one prompt. Raises UsageError for a value out of range, for an empty `stop`, for
+    `stop` with `json_schema`, and as `json_grammar`.
 
     max_tokens: maximum number of generated tokens per sample.
     num_samples: samples per prompt, generated as one batch.
@@ -40,6 +45,7 @@ class GenerationConfig:
     top_k, top_p, min_p, repeat_penalty: see SamplingConfig.
     stop: stop sequences; the text ends before the first one that occurs.
     logprobs: number of the likeliest tokens per position whose log-probabilities are recorded; 0 is off.
+    json_schema: a JSON Schema. The text is JSON that it admits; see `JSONSampler`.
     seed: random seed. Each sample has its own random stream; see `Sampler`.
     """
 
@@ -52,11 +58,15 @@ class GenerationConfig:
     repeat_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     logprobs: int = 0
+    json_schema: Mapping[str, Any] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_numbers(vars(self))
         require("" not in self.stop, "`stop` is empty; give the text to stop at, or leave it out.")
+        require(not self.stop or self.json_schema is None, "`stop` would cut the JSON of `json_schema`; leave it out.")
+        if self.json_schema is not None:
+            json_grammar(self.json_schema)
 
     def sampling(self, default_temperature: float) -> SamplingConfig:
         """The settings of the sampler, with `default_temperature` if no temperature is given."""
@@ -113,6 +123,25 @@ class PromptPolicy:
         check_choice("unknown", self.unknown, ("error", "skip"))
 
 
+def json_grammar(schema: Mapping[str, Any]) -> str:
+    """The grammar of llguidance for a JSON Schema.
+
+    Raises UsageError for a schema that is invalid, admits nothing, or has what llguidance does not support.
+    """
+    import llguidance
+
+    messages: Sequence[str]
+    try:
+        text = json.dumps({**schema, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}})
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(text)
+        is_wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar)
+    except (ValueError, RecursionError) as error:
+        is_wrong, messages = True, [str(error)]
+    if is_wrong:
+        raise UsageError(f"`json_schema` cannot be used: {' '.join(messages[0].split())}.")
+    return grammar
+
+
 def is_sampled(config: GenerationConfig) -> bool:
     """Whether an encoder-decoder samples its targets, instead of finding them by beam search."""
     return config.temperature is not None and config.temperature > 0
@@ -123,7 +152,7 @@ def settings_without_effect(architecture: str, sampled: bool) -> Sequence[tuple[
 
     sampled: as `is_sampled` returns it.
     """
-    beam_search, speed = ("beams", "length_penalty"), ("cache", "engine", "logprobs")
+    beam_search, speed = ("beams", "length_penalty"), ("cache", "engine", "logprobs", "json_schema")
     match architecture:
         case "decoder":
             return [(beam_search, "Beam search is for encoder-decoder models, and this model continues a prompt")]

@@ -1,6 +1,6 @@
 """Autoregressive generation: predict, sample, append, repeat. The interface of engines, and the engine torch."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import Logits, Sampler, as_array, log_softmax, sample_seed
+from tinylm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # llama.cpp generates without torch, whose import takes most of the start-up time
     from torch import Tensor
 
 Ids = NDArray[np.int64]
+SamplesTokens = Callable[["Logits | Tensor"], list[int]]  # as `Sampler`
 
 
 class Candidate(NamedTuple):
@@ -86,7 +88,7 @@ class TorchEngine:
     """Generation by torch, for all decoders and devices. use_cache: whether to use the KV cache."""
 
     model: NextTokenModel
-    vocab_size: int
+    tokenizer: Tokenizer
     use_cache: bool = True
 
     def generate(
@@ -94,15 +96,20 @@ class TorchEngine:
     ) -> Generator[Token]:
         """See `Engine.generate`."""
         sampling = config.sampling(DEFAULT_TEMPERATURE)
-        sampler = Sampler(sampling, config.seed, len(prompts), self.vocab_size, first_stream)
+        sampler = Sampler(sampling, config.seed, len(prompts), self.tokenizer.vocab_size, first_stream)
         for row, prompt in enumerate(prompts):
             sampler.observe(row, prompt.ids)
+        choose: SamplesTokens = sampler
+        if config.json_schema is not None:
+            from tinylm.generation.json_schema import JSONSampler
+
+            choose = JSONSampler(sampler, config.json_schema, self.tokenizer, prompts)
         texts = [prompt.start for prompt in prompts]
-        for ids, logits in generate(self.model, texts, sampler, config.max_tokens, self.use_cache, bos_id):
+        for ids, logits in generate(self.model, texts, choose, config.max_tokens, self.use_cache, bos_id):
             if not config.logprobs:
                 yield from map(Token, range(len(ids)), ids)
                 continue
-            scores = log_softmax(as_array(logits)[:, : self.vocab_size])
+            scores = log_softmax(as_array(logits)[:, : self.tokenizer.vocab_size])
             for row, token in enumerate(ids):
                 best = np.argsort(-scores[row], kind="stable")[: config.logprobs].tolist()
                 candidates = [Candidate(other, float(scores[row, other])) for other in best]
@@ -132,7 +139,7 @@ def window(text: list[int], context: int, bos_id: int | None) -> list[int]:
 def generate(
     model: NextTokenModel,
     prompts: Sequence[Sequence[int]],
-    sampler: Sampler,
+    sampler: SamplesTokens,
     max_tokens: int,
     use_cache: bool = True,
     bos_id: int | None = None,

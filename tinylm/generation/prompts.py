@@ -248,7 +248,11 @@ def _parse_line(line: str, location: str, config: GenerationConfig) -> Prompt:
     is_string = isinstance(adapter, str | None)
     require(is_string, f"{location}: 'adapter' is {describe_value(adapter)}; it must be a string.")
     settings = {key: _parse_setting(key, value, types[key], location) for key, value in values.items()}
-    return Prompt(text, replace(config, **settings), location, frozenset(settings), adapter, conversation)
+    try:
+        config = replace(config, **settings)
+    except UsageError as error:
+        raise UsageError(f"{location}: {error}") from error
+    return Prompt(text, config, location, frozenset(settings), adapter, conversation)
 
 
 def _parse_setting(key: str, value: Any, type_: Any, location: str) -> Any:
@@ -260,6 +264,9 @@ def _parse_setting(key: str, value: Any, type_: Any, location: str) -> Any:
         require(are_strings, f"{subject} is {describe_value(value)}; it must be a string or a list of strings.")
         require("" not in strings, f"{subject} is empty; give the text to stop at, or leave it out.")
         return strings
+    if key == "json_schema":
+        require(isinstance(value, dict), f"{subject} is {describe_value(value)}; it must be an object.")
+        return value
     numbers, name = (int, "a whole number") if type_ is int else ((int, float), "a number")
     is_number = isinstance(value, numbers) and not isinstance(value, bool)
     require(is_number, f"{subject} is {describe_value(value)}; it must be {name}.")

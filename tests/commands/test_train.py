@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.shell import FILES, TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
+from tinylm.commands import training_display
 from tinylm.ranks import Ranks
 from tinylm.run_directory.loading import load_model, read_config, summarise
 from tinylm.training.graceful_stop import StopRequest
@@ -57,8 +58,8 @@ def test_the_plan_is_printed_first(corpus: Path) -> None:
     assert [line.split()[0] for line in lines[: len(titles)]] == list(titles)
     assert "cpu" in lines[0] and "requested" not in lines[0]
     assert "1 layers, 2 heads, width 16, context 16" in lines[3]
-    assert lines[-1].startswith("Best validation loss: ")
-    assert "all steps are done" in lines[-2]
+    best = next(number for number, line in enumerate(lines) if line.startswith("Best validation loss: "))
+    assert "all steps are done" in lines[best - 1]
 
 
 def test_json_prints_the_lines_of_metrics_jsonl_and_then_the_result(corpus: Path, here: Path) -> None:
@@ -98,12 +99,23 @@ def test_validation_losses_have_bits_per_byte_that_models_with_different_tokeniz
         assert summarise(here / tokenizer)["val_bits_per_byte"] is None
 
 
-def test_the_last_line_has_bits_per_byte_in_front_and_only_on_plain_text(corpus: Path, here: Path) -> None:
+def test_the_last_lines_have_bits_per_byte_beside_those_of_baselines_and_only_on_plain_text(
+    corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_display, "BASELINE_SHARE", math.inf)
     nats = r"\d\.\d{4} nats per token"
     for architecture, loss in (("decoder", rf"\d\.\d{{4}} bits per byte \({nats}\)"), ("encoder", nats)):
         options = ("--architecture", architecture, "--steps", 1, *TINY, "--force")
-        last_line = run_ok("train", corpus, *options).stderr.splitlines()[-1]
-        assert re.fullmatch(rf"Best validation loss: {loss}, at step [01]\.", last_line)
+        last_lines = run_ok("train", corpus, *options).stderr.splitlines()[-2:]
+        best = [
+            match[1] for line in last_lines if (match := re.fullmatch(rf"Best validation loss: ({loss}), .*", line))
+        ]
+        assert len(best) == 1
+        if architecture == "decoder":
+            (scored,) = records(run_ok("eval", "--baselines", "--json"))
+            others = ", ".join(f"{name} {scored['baselines'][name]:.4f}" for name in ("xz", "order-5 characters"))
+            assert last_lines[1] == f"The same text in bits per byte: this model {best[0].split()[0]}, {others}."
+            assert run_ok("train", corpus, *options).stderr.splitlines()[-1] == last_lines[1]  # from the cache
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(corpus: Path, here: Path) -> None:

@@ -20,6 +20,7 @@ from tinylm.sequence_growth import SEQUENCE_GROWTHS
 if TYPE_CHECKING:
     from tinylm.planning.plan import Plan
     from tinylm.text.chat_tokens import MarkedText
+    from tinylm.text.tokenizer import Tokenizer
     from tinylm.training.events import Event
     from tinylm.training.pipeline import TrainingResult
     from tinylm.training.training_request import ResumeRequest, TrainingRequest
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 SAMPLE_TOKENS = 120  # of the sample at the end, on a terminal
 SAMPLE_SECONDS, SAMPLE_SHARE = 2.0, 0.02  # the most that it may take, and of a time budget
 LOADING_SECONDS = 4e-9  # per parameter, about 1 GB of fp32 weights per second
+BASELINE_SHARE = 0.1  # of the training time, the most that the baselines may take
 OVERFIT_MARGIN = 0.01  # nats per token by which the validation loss may rise without a warning
 STOP_REASONS = {
     "steps": "all steps are done",
@@ -116,6 +118,7 @@ class TrainingDisplay:
         self._steps_per_epoch, self._epoch_tokens = 1.0, 0
         self._bits_per_byte: Callable[[float], float | None] = lambda val_loss: None
         self._config: RunConfig | None = None
+        self._tokenizer: Tokenizer | None = None
         self._sampled_step = -1  # of the last sample that was shown
         self._output_error: OutputError | None = None  # stdout cannot be written; training continues without metrics
 
@@ -146,7 +149,7 @@ class TrainingDisplay:
             case Examples():
                 _show_examples(self._console, event.examples)
             case Started():
-                self._config = event.config
+                self._config, self._tokenizer = event.config, event.tokenizer
                 self._steps_per_epoch = event.steps_per_epoch
                 self._epoch_tokens = 0 if event.config.data is None else event.config.data.train_tokens
                 self._bits_per_byte = event.config.bits_per_byte
@@ -228,8 +231,35 @@ class TrainingDisplay:
             raise
         except OutputError as error:
             raise TinyLMError(f"The run is complete and saved in {run}. {error}") from error
+        self._show_baselines(result)
         if console.on_terminal and self._config is not None:
             self._show_use(result, self._config)
+
+    def _show_baselines(self, result: "TrainingResult") -> None:
+        """Show the bits per byte of a run on plain text beside those of baselines, unless these take long."""
+        import numpy as np
+
+        from tinylm.evaluation.baselines import MAX_BYTES, SECONDS_PER_BYTE, baseline_bits_per_byte
+        from tinylm.reporter import SilentReporter
+        from tinylm.text.kept_results import remember
+        from tinylm.text.run_tokens import reopen_ids
+
+        config, tokenizer, bits = self._config, self._tokenizer, result.best_val_bits_per_byte
+        if self._console.quiet or bits is None or config is None or config.data is None or tokenizer is None:
+            return
+        data = config.data
+        if SECONDS_PER_BYTE * min(data.bytes, 2 * MAX_BYTES) > BASELINE_SHARE * result.seconds:
+            return
+
+        def compute() -> dict[str, float]:
+            val, train = (reopen_ids(result.run, data, tokenizer, part) for part in ("val", "train"))
+            return baseline_bits_per_byte(tokenizer, np.asarray(val), train, SilentReporter())
+
+        text = [data.fingerprint, data.val_fingerprint, data.train_characters, data.val_records]
+        with contextlib.suppress(TinyLMError):  # the run is complete
+            scores = remember(["baselines", *text], compute)
+            compared = ", ".join(f"{name} {score:.4f}" for name, score in scores.items() if name != "gzip")
+            self._console.note(f"The same text in bits per byte: this model {bits:.4f}, {compared}.")
 
     def _show_use(self, result: "TrainingResult", config: RunConfig) -> None:
         """Show a sample of the saved weights, unless one was just shown or it takes long, and the command for more."""

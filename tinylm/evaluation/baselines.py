@@ -11,6 +11,7 @@ from tinylm.text.corpus import code_points
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
 
+SECONDS_PER_BYTE = 1.5e-6  # on one core, of the texts together
 ORDER = 5  # longest history of the character model, in characters
 MAX_BYTES = 5_000_000  # of each text
 MIN_DICTIONARY = 4096  # of xz, in bytes

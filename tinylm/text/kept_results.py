@@ -1,4 +1,4 @@
-"""Statistics of long texts, and tokenizers trained on them, in the user's cache.
+"""Statistics of long texts, tokenizers trained on them, and scores of baselines, in the user's cache.
 
 The key of statistics contains the paths, sizes, times and inodes of the files; the key of a tokenizer contains the
 fingerprint of the text. So a run on a text that was encoded before starts without reading the text (decision 029).
@@ -63,6 +63,16 @@ def train_or_recall(stats: CorpusStats, settings: list[Any], train: Callable[[],
     tokenizer = train()
     _keep(identity, tokenizer.to_str())
     return tokenizer
+
+
+def remember(identity: list[Any], compute: Callable[[], Any]) -> Any:
+    """The JSON value that `compute` returns, or an equal one from the cache. identity: JSON values it depends on."""
+    identity = [__version__, *identity]
+    value = _recall(identity)
+    if value is None:
+        value = compute()
+        _keep(identity, value)
+    return value
 
 
 def _identity(corpus: Corpus) -> tuple[list[Any], bool]:

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,7 +67,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def opened(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that llama.cpp opens."""
     found, start = [], LlamaCpp._start
-    monkeypatch.setattr(LlamaCpp, "_start", lambda self: (found.append(self.file), start(self))[1])
+    monkeypatch.setattr(LlamaCpp, "_start", lambda self, *sizes: (found.append(self.file), start(self, *sizes))[1])
     return found
 
 
@@ -406,6 +407,31 @@ def _socket(link: Path) -> re.Match[str] | None:
         return re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink()))
     except OSError:
         return None
+
+
+def test_without_room_for_a_socket_torch_generates_and_a_text_that_grows_needs_no_other_socket(
+    run: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = both_engines(tmp_path)
+    run_ok("sample", "-m", run, *OPTIONS)
+    (file,) = cache.glob("*.gguf")
+    (long := tmp_path / ("x" * 120)).mkdir()
+
+    def full(*arguments: object, **options: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name, value, reason in (("mkdtemp", full, "No space left on device"), ("tempdir", str(long), "path too long")):
+        with monkeypatch.context() as patched:
+            patched.setattr(tempfile, name, value)
+            sampled = run_ok("sample", "-m", run, *OPTIONS)
+            assert f"llama.cpp is not used: llama.cpp cannot make its socket in a temporary folder: {reason}" in (
+                re.sub("AF_UNIX ", "", sampled.stderr)
+            )
+            assert file.exists() and not any(long.iterdir())
+            settings = {"rows": 3, "temperature": 0.0, "max_tokens": 5}
+            assert tokens(ours, [1], **settings) == tokens(theirs, [1], **settings)
+        ours.close()
+        assert tokens(ours, [1], temperature=0.0, max_tokens=5)
 
 
 def test_a_file_that_cannot_be_opened_is_deleted_and_other_threads_are_refused(tmp_path: Path) -> None:

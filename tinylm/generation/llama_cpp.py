@@ -40,6 +40,7 @@ RANDOM_STREAM = 2**32 - 1  # llama.cpp replaces it by a random one
 MICRO_BATCH = 256  # tokens that are computed at a time; 512 take 4 to 10 % longer per token
 SLOT_UNIT = 256  # llama.cpp rounds the size of a cache up to a multiple of it
 SMALL_FILE = 8 << 20  # bytes; a second thread speeds up single tokens of larger models only
+SOCKET = "llama.cpp.sock"  # in a folder of its own
 USUAL_SLOTS = 512  # tokens of a cache, until a text needs more
 
 
@@ -73,6 +74,8 @@ class LlamaCpp:
         self.is_exact = is_exact
         self.excluded = list(range(vocab_size, rows))  # ids that are never sampled
         self._samples = self._slots = 0
+        self._server: list[Any] = []  # one, or none
+        self._socket: Path
         self._close: weakref.finalize[..., Any] | None = None
         self._reserve(1, min(context, USUAL_SLOTS))
 
@@ -169,32 +172,34 @@ class LlamaCpp:
         if threading.current_thread() is not threading.main_thread():
             raise UsageError("llama.cpp has to be opened in the main thread.")
         samples, slots = max(samples, self._samples), max(slots, self._slots)
-        self.close()
-        self._samples, self._slots = samples, slots
-        folder = tempfile.mkdtemp(prefix="tinylm-")  # only this user can open it
-        self._socket = str(Path(folder, "llama.cpp.sock"))
+        if self._close is None or not self._close.alive or not self._socket.parent.exists():
+            self.close()
+            self._socket = _make_folder() / SOCKET  # kept, since there may be no room for another one later
+            self._close = weakref.finalize(self, _end, self._server, self._socket.parent)
+        self._server.clear()
+        self._samples = self._slots = 0
         try:
-            server = self._start()
+            self._socket.unlink(missing_ok=True)
+            self._server.append(self._start(samples, slots))
         except RuntimeError as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            self.close()
             with contextlib.suppress(OSError):
                 self.file.unlink()
             raise TinyLMError(f'llama.cpp cannot open {self.file}, which is deleted; use `engine="torch"`.') from error
-        self._server = [server]
-        self._close = weakref.finalize(self, _end, self._server, folder)
+        self._samples, self._slots = samples, slots
         # A server whose loop has not begun yet would never end.
         request = {"prompt": [0], "max_tokens": 1, "logprobs": 1, "stream": True}
         if not all(token.id is None or token.logprob is not None for token in self._tokens(request)):
             raise TinyLMError("the model's logits are not finite numbers")
 
-    def _start(self) -> Any:
+    def _start(self, samples: int, slots: int) -> Any:
         """A server of llama.cpp. Raises RuntimeError if it cannot open the file."""
         library = import_llama_cpp()
         parameters = library.CommonParams()
         parameters.model.path = str(self.file)
-        parameters.hostnames = [self._socket]
-        parameters.n_parallel = self._samples
-        parameters.n_ctx = self._samples * -(-self._slots // SLOT_UNIT) * SLOT_UNIT
+        parameters.hostnames = [str(self._socket)]
+        parameters.n_parallel = samples
+        parameters.n_ctx = samples * -(-slots // SLOT_UNIT) * SLOT_UNIT
         parameters.n_ubatch = MICRO_BATCH
         cores = free_cores()
         parameters.cpuparams.n_threads = 1 if self.file.stat().st_size < SMALL_FILE else cores
@@ -209,7 +214,7 @@ class LlamaCpp:
         # Flash attention rounds keys and values to 16 bits, and with one row depends on the number of threads.
         parameters.flash_attn_type = (
             attention.LLAMA_FLASH_ATTN_TYPE_DISABLED
-            if self.is_exact or self._samples == 1
+            if self.is_exact or samples == 1
             else attention.LLAMA_FLASH_ATTN_TYPE_ENABLED
         )
         with kept_signal_handlers():
@@ -245,7 +250,27 @@ def _append(token: Token, texts: Sequence[list[int]], open_rows: set[int]) -> No
         texts[token.row].append(token.id)
 
 
-def _end(servers: list[Any], folder: str) -> None:
+def _make_folder() -> Path:
+    """A folder for a socket, which only this user can open. Raises TinyLMError if no socket can be made in it.
+
+    llama.cpp itself does not tell a socket that it cannot make from a file that it cannot open.
+    """
+    folder = None
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="tinylm-"))
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(folder / SOCKET))
+    except OSError as error:  # also for a path of more than about 100 bytes
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise TinyLMError(
+            f"llama.cpp cannot make its socket in a temporary folder: {error.strerror or error}; set TMPDIR to another "
+            'folder, or use `engine="torch"`.'
+        ) from error
+    return folder
+
+
+def _end(servers: list[Any], folder: Path) -> None:
     """End the server, which `servers` has the only reference to, and delete the folder of its socket."""
     servers.clear()
     shutil.rmtree(folder, ignore_errors=True)

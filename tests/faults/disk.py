@@ -44,7 +44,7 @@ static int below_fd(int fd) {
     ssize_t size = readlink(link, path, sizeof path - 1);
     if (size < 0) return 0;
     path[size] = 0;
-    return below(path);
+    return path[0] == '/' && below(path);  /* not a pipe or a socket, whose links are no paths */
 }
 static int full(int there) {
     if (!there) return 0;

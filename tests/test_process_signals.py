@@ -77,6 +77,37 @@ def test_a_signal_ends_the_process_whatever_it_is_doing(doing: str, tmp_path: Pa
     assert Path(folder).exists() == (not removed)
 
 
+def test_a_signal_within_an_import_leaves_none_of_the_files_that_are_being_written(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from pathlib import Path
+from tinylm.files import replacing, temporary_folder
+from tinylm.formats.export_folder import replacing_folder
+from tinylm.process_signals import run_with_signal_handlers
+from tinylm.run_directory.commit import reserve
+from tinylm.text.token_files import _unfinished_folder
+
+def program():
+    with (
+        temporary_folder() as a, replacing(Path("b")) as b, replacing_folder(Path("c")) as c,
+        reserve(Path("d"), False) as d, _unfinished_folder(Path("e"), False) as e,
+    ):
+        d.mkdir()
+        for folder in (a, c, d, e):
+            (folder / "file").touch()
+        assert b.exists()
+        sys.meta_path.insert(0, type("", (), {"find_spec": lambda *names: os.kill(os.getpid(), signal.SIGTERM)})())
+        import half_a_module
+
+run_with_signal_handlers(program)
+"""
+    (tmp_path / "tmp").mkdir()
+    env = {**environment(), "TMPDIR": str(tmp_path / "tmp"), "HOME": str(tmp_path / "tmp")}
+    result = run_child([sys.executable, "-c", code], LIMIT, env=env, cwd=tmp_path, preexec_fn=default_signals)
+    assert (result.returncode, result.stderr) == (-signal.SIGTERM, "")
+    assert {path.name for path in tmp_path.rglob("*")} == {"tmp"}
+
+
 def test_a_process_on_which_signals_have_no_default_effect_ends_with_their_exit_code(tmp_path: Path) -> None:
     """Such as process 1 of a container."""
     code = "kill = os.kill; os.kill = lambda *arguments: None; kill(os.getpid(), number)"

@@ -13,12 +13,15 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 import time
 import weakref
 from collections.abc import Iterator
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from typing import Any
+
+from tinylm.process_signals import temporary
 
 _LONE_SURROGATE = re.compile(r"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]")
 MAX_JSON_BYTES = 1 << 26  # default limit, enough for a large tokenizer; most other files have smaller limits
@@ -243,19 +246,27 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     permissions = path.parent.stat().st_mode & 0o666  # private in a private folder; the umask applies, too
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)
-    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-    os.close(descriptor)
     try:
-        yield unfinished
-        unfinished.chmod(mode)  # safetensors creates files that only their owner can read
-        with unfinished.open("rb+") as file:
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        with temporary(unfinished):
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)
+            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+            os.close(descriptor)
+            yield unfinished
+            unfinished.chmod(mode)  # safetensors creates files that only their owner can read
+            with unfinished.open("rb+") as file:
+                os.fsync(file.fileno())
+            unfinished.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Context manager for a new folder among the system's temporary files, which only this user can open."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, temporary(Path(folder)):
+        yield Path(folder)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -3,11 +3,13 @@
 During training, `tinylm.training.graceful_stop` replaces these handlers: a signal then saves the run first.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -16,6 +18,8 @@ TERMINATION_SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasat
 WAIT_SECONDS = 1  # on Windows, only the end of a wait lets Ctrl-C through
 
 Result = TypeVar("Result")
+
+_temporary: set[Path] = set()  # see `temporary`
 
 
 class Interrupted(BaseException):
@@ -38,7 +42,10 @@ class _Handler:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         # An exception within an import would leave a partly initialised module, and some libraries raise another one
         # in its place.
-        if self.number or _is_importing(frame):
+        if self.number:
+            end_by_signal(number)
+        if _is_importing(frame):
+            _delete_temporary()
             end_by_signal(number)
         self.number = number
         raise Interrupted(number)
@@ -69,6 +76,28 @@ def run_with_signal_handlers(program: Callable[[], object]) -> None:
         if handler.number:
             end_by_signal(handler.number)
         raise
+
+
+@contextlib.contextmanager
+def temporary(path: Path) -> Iterator[None]:
+    """Context manager: a signal within an import, at which no `finally` block runs, deletes this file or folder."""
+    _temporary.add(path)
+    try:
+        yield
+    finally:
+        _temporary.discard(path)
+
+
+def _delete_temporary() -> None:
+    if _temporary:
+        import shutil  # whoever makes such files has imported it
+
+    for path in tuple(_temporary):
+        with contextlib.suppress(OSError):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def catchable_signals() -> list[signal.Signals]:

@@ -1,6 +1,5 @@
 """tinylm train-tokenizer: train a tokenizer that several runs can share."""
 
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,7 @@ import typer
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions, Panel, TextOptions, option, text_source
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import replacing
+from tinylm.files import replacing, temporary_folder
 from tinylm.validation import check_choice
 
 
@@ -43,11 +42,9 @@ def train_tokenizer(
     check_choice("kind", kind, ("char", "bpe"))
     if out.exists() and not force:
         raise UsageError(f"{out} is already there; replace it with --force, or choose another --out.")
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         content = "pairs" if text.format == "pairs" else "text"
-        split = load_text(
-            text_source(ctx, corpus, text), Path(folder), content, console, lambda source: chat_format(CHATML)
-        )
+        split = load_text(text_source(ctx, corpus, text), folder, content, console, lambda source: chat_format(CHATML))
         tokenizer = choose_tokenizer(split, kind, vocab_size, reporter=console)
     try:
         with replacing(out) as unfinished:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.files import flush_folder, is_link, remove_tree
+from tinylm.process_signals import temporary
 
 
 def check_folder_free(out: Path, files: Collection[str], force: bool) -> None:
@@ -48,9 +49,10 @@ def replacing_folder(out: Path) -> Iterator[Path]:
         raise UsageError(f"Cannot write to {out.parent}: {error.strerror}; choose another `out`.") from error
     new, old = stage / "new", stage / "old"
     try:
-        new.mkdir()
-        yield new
-        flush_folder(new)
+        with temporary(stage):  # `old` is not yet in it
+            new.mkdir()
+            yield new
+            flush_folder(new)
         _replace(out, new, old)
     except OSError as error:
         kept = f"; the earlier export is in {old}" if old.exists() else ""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tinylm.errors import RunExistsError, UsageError
 from tinylm.files import flush_folder, is_link, is_unfinished, remove_tree, resolve_links
+from tinylm.process_signals import temporary
 from tinylm.run_directory.layout import (
     ADAPTER_FILE,
     MODEL_FILE,
@@ -39,7 +40,8 @@ def reserve(path: Path, force: bool) -> Iterator[Path]:
         with lock_run(path):
             check_free(path, force)
             try:
-                yield staging_directory(path)
+                with temporary(staging_directory(path)):
+                    yield staging_directory(path)
             finally:
                 shutil.rmtree(staging_directory(path), ignore_errors=True)
     finally:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.process_signals import temporary
 from tinylm.run_directory.layout import lock_file
 
 WINDOWS = os.name == "nt"
@@ -40,7 +41,8 @@ def lock_run(path: Path) -> Iterator[None]:
             "another `out`."
         ) from error
     try:
-        yield
+        with temporary(Path(lock.lock_file)):
+            yield
     finally:
         if WINDOWS:  # an open file cannot be deleted there
             lock.release()

@@ -1,7 +1,6 @@
 """Load, split and encode the texts that a user names, with progress and reports of skipped files and characters."""
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tinylm.errors import UsageError
-from tinylm.files import resolve_links
+from tinylm.files import resolve_links, temporary_folder
 from tinylm.reporter import Reporter
 from tinylm.run_config import TRAIN_ON, DataConfig
 from tinylm.text.answer_spans import ChatFormat
@@ -334,8 +333,8 @@ def evaluation_source(
     """
     require(files is None or text is None, "Files and a text contradict each other; give one of them.")
     if text is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "text"
+        with temporary_folder() as folder:
+            file = folder / "text"
             file.write_bytes(text.encode())
             yield TextSource(paths=(str(file),), format=kind, unknown=reading["unknown"])
     elif files is None or isinstance(files, TextSource):
@@ -390,8 +389,8 @@ def opened_corpus(
     Standard input is copied to a temporary file.
     """
     piped = STANDARD_INPUT in source.paths
-    with tempfile.TemporaryDirectory() if piped else contextlib.nullcontext("") as folder:
-        (corpus,) = _find_corpora(source, [source.paths], Path(folder), kind, reporter, chat)
+    with temporary_folder() if piped else contextlib.nullcontext(Path()) as folder:
+        (corpus,) = _find_corpora(source, [source.paths], folder, kind, reporter, chat)
         yield corpus
 
 

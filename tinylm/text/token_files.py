@@ -33,6 +33,7 @@ from tinylm.files import (
     remove_tree,
     write_text,
 )
+from tinylm.process_signals import temporary
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Stream, rechunk
 from tinylm.text.parallel_encoding import Encode, TextBatch, encode_batches
@@ -311,7 +312,8 @@ def _unfinished_folder(folder: Path, resumable: bool) -> Iterator[Path]:
         return
     unfinished = Path(tempfile.mkdtemp(prefix=".", suffix=UNFINISHED_SUFFIX, dir=folder.parent))
     try:
-        yield unfinished
+        with temporary(unfinished):
+            yield unfinished
     finally:
         remove_tree(unfinished)
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from tinylm.adapters.load import remember_base
 from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
-from tinylm.files import resolve_links
+from tinylm.files import resolve_links, temporary_folder
 from tinylm.launch import Launch
 from tinylm.machine import Machine, choose_machine
 from tinylm.machine_load import LoadMeter, LoadNotes
@@ -164,8 +163,8 @@ def plan_run(request: TrainingRequest, reporter: Reporter, launch: Launch | None
     out = setup.out
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())) and not request.force:
         reporter.note(f"{out} already exists; set `force` to replace it, or choose another `out`.")
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        return setup.prepare(Path(folder))
+    with temporary_folder() as folder:
+        return setup.prepare(folder)
 
 
 def train_run(request: TrainingRequest, session: Session) -> TrainingResult:

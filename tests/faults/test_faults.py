@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ import safetensors.torch
 import typer.main
 
 from tests.faults import disk, foreign, forging
-from tests.faults.process import LIMIT, Place, Ran, call, nothing, remove, snapshot, start_server
+from tests.faults.process import CODES, LIMIT, Place, Ran, call, nothing, remove, snapshot, start_server
 from tests.shell import WORDS, child_process, same_tensors, story
 from tinylm.cli import app
 
@@ -190,9 +191,10 @@ def attack_by_full_disk(place: Place, unit: tuple[str, Any, Any], rng: random.Ra
 
 
 def check_left_over(place: Place, before: set[str], name: str) -> None:
-    """A failed or interrupted command leaves no files in the working folder, besides its complete output."""
+    """A failed or interrupted command leaves no files but its complete output, also not among temporary files."""
     allowed = {"new.gguf", "new.Modelfile", "saved.jsonl"} if name in (*CONVERSIONS, "chat") else set()
     found = {path.name for path in place.work.iterdir()} - before - allowed - {"checkpoints", "new", "t.json"}
+    found |= {f"tmp/{path.name}" for path in (place.home / "tmp").iterdir()}
     place.wrong += [f"{name} left {other}" for other in sorted(found)]
 
 
@@ -390,6 +392,7 @@ BASES = {
     "eval": f"other.txt -m {RUN}",
     "info": RUN,
     "merge-lora": f"{ADAPTER} --out new",
+    "serve": f"-m {RUN} --port 0",
     "train-tokenizer": "corpus.txt --out new.json --vocab-size 280",
 }
 
@@ -442,9 +445,17 @@ def attack_by_options(place: Place, unit: tuple[int, Any], rng: random.Random) -
             words += [spelling, str(value)]
     if alone is None and rng.random() < 0.1:
         words.append(rng.choice(("corpus.txt", "-", "", "missing.txt", "checkpoints", "../outside")))
+    serves = {"codes": (*CODES, -signal.SIGINT), "hooks": (interrupt_later, nothing)} if name == "serve" else {}
     with untouched(place, place.outside):
-        place.run(f"{name} {BASES.get(name, '')}", *words, env=env)
+        place.run(f"{name} {BASES.get(name, '')}", *words, env=env, **serves)
     return f"{env} {name} {words}"[:400]
+
+
+def interrupt_later() -> None:
+    """In a fork: Ctrl-C after some seconds, which ends a server."""
+    timer = threading.Timer(LIMIT / 4, os.kill, (os.getpid(), signal.SIGINT))
+    timer.daemon = True
+    timer.start()
 
 
 def random_value(rng: random.Random, option: Any, dry: bool) -> Any:

@@ -121,7 +121,7 @@ def differences(options: argparse.Namespace) -> None:
     rows = []
     for family in options.families:
         found = []
-        for name in (name for name, (kind, _) in peers.CASES.items() if kind == family):
+        for name in (name for name in peers.CASES if name.split()[0] == family):
             with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found.append(list(compare(peers.save_peer(name, Path(folder) / "peer"), Path(folder))))
@@ -261,9 +261,10 @@ def encoding(options: argparse.Namespace) -> None:
 
 TORCH, HELP, FIRST = "import torch", "tinylm --help", "first character of a sample"
 PEER = """
-import sys, xllamacpp
+import os, sys, tempfile, xllamacpp
+os.chdir(tempfile.mkdtemp(dir=sys.argv[2]))  # a socket that a killed process left cannot be used again
 parameters = xllamacpp.CommonParams()
-parameters.model.path, parameters.hostnames, parameters.verbosity = sys.argv[1], [sys.argv[2]], -1
+parameters.model.path, parameters.hostnames, parameters.verbosity = sys.argv[1], ["llama.cpp.sock"], -1
 request = {"prompt": [1], "max_tokens": 1000, "stream": True}
 show = lambda part: print(part["choices"][0]["text"], end="", flush=True)
 xllamacpp.Server(parameters).handle_completions(request, show)
@@ -288,7 +289,7 @@ def startup(options: argparse.Namespace) -> None:
             time.sleep(SETTLED_SECONDS)  # a conversion is recorded only for files that have not changed for this long
             run([*sample, "--max-tokens", "1"])
             (converted,) = (Path(folder) / "cache").glob("gguf/*.gguf")
-            peer = [sys.executable, "-c", PEER, str(converted), f"{folder}/llama.sock"]
+            peer = [sys.executable, "-c", PEER, str(converted), folder]
             functions[f"{FIRST}, llama.cpp"] = lambda: first_byte([*sample, "--max-tokens", "1000"])
             functions["xllamacpp, first character"] = lambda: first_byte(peer)
         times = take_turns(functions, options.rounds)

@@ -249,7 +249,7 @@ def test_generation_with_the_cache_gives_the_tokens_of_generation_without(device
 
     def generated(model: Decoder, use_cache: bool) -> list[list[int]]:
         sampler = Sampler(SamplingConfig(temperature=0.0), 0, len(prompts), CONFIG.vocab_size)
-        return list(generate(model, prompts, sampler, 50, use_cache))
+        return [ids for ids, _ in generate(model, prompts, sampler, 50, use_cache)]
 
     found = generated(model, use_cache=True)
     assert found == generated(model, use_cache=False)

@@ -44,8 +44,10 @@ def test_the_choice_by_length_is_that_of_the_documents(tmp_path: Path, sizes: li
     """The table of docs/training.md."""
     letters = "abcdefghijklmnopq"
     for characters, choice, vocab_size in (
-        (2_000_000, "auto", None),
-        (2_000_000, "bpe", 1024),
+        (150_000, "auto", None),
+        (150_001, "auto", 512),
+        (400_001, "auto", 1024),
+        (2_000_000, "auto", 1024),
         (2_000_001, "auto", 2048),
         (3_000_000, "auto", 2048),
         (3_000_001, "auto", 4096),

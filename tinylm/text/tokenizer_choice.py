@@ -16,10 +16,10 @@ from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_bpe, train_char
 
 # Limits up to which `tokenizer="auto"` chooses a character tokenizer (decision 016).
 MAX_CHAR_ALPHABET = 256  # distinct characters
-MAX_CHAR_TEXT = 2_000_000  # characters
+MAX_CHAR_TEXT = 150_000  # characters
 MAX_TINY_ALPHABET = 16  # characters other than white space, as in DNA or hexadecimal; such a text may have any length
 # Default BPE vocabulary sizes by length of the text: (characters up to which it applies, size), decision 016.
-VOCAB_SIZES = ((2_000_000, 1024), (3_000_000, 2048), (10_000_000, 4096), (100_000_000, 8192))
+VOCAB_SIZES = ((400_000, 512), (2_000_000, 1024), (3_000_000, 2048), (10_000_000, 4096), (100_000_000, 8192))
 LARGEST_VOCAB_SIZE = 16_384  # for longer texts
 SAMPLE_SEED = 0  # for the random choice of chunks of a longer text
 BPE_SAMPLE = 1 << 23  # characters to train BPE on, to bound memory: one million distinct words take 1 GB

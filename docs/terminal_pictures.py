@@ -25,7 +25,7 @@ COLUMNS, ROWS = 100, 30
 LIMIT = 900  # seconds
 SOCKET = "tinylm-pictures"
 TRAIN = "tinylm train data/corpus.txt --size micro --steps 600"
-SAMPLE = 'tinylm sample --prompt "Dear Ned," --max-tokens 120 --seed 3'
+SAMPLE = 'tinylm sample --prompt "Dear Ned," --max-tokens 60 --seed 3'
 SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;

@@ -136,7 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def train(options: argparse.Namespace, folder: Path, flags: str) -> Trained:
     """Train and evaluate once per seed. A run that diverges is a result too. Speed and sizes are those of the first."""
     filled = re.sub(r"\{steps/(\d+)\}", lambda match: str(max(1, options.steps // int(match[1]))), flags)
-    words = f"--tokenizer char --steps {options.steps} {options.options} {filled} --compile off --quiet --force --json --log-every 10"
+    fixed = "--tokenizer char --compile off --quiet --force --json --log-every 10"
+    words = f"--steps {options.steps} {fixed} {options.options} {filled}"
     losses, loads, sizes = list[float | None](), list[list[float]](), list[str]()
     for seed in range(options.seeds):
         out = folder.with_name(f"{folder.name}-{seed}")

@@ -164,7 +164,7 @@ def test_no_document_shows_its_readers_what_is_meant_for_the_checker() -> None:
     """The reason for which commands are not run stands in the info string of their fence, which is not shown."""
     wrong = [page.name for page in ALL_PAGES if "not run:" in page.read_text(encoding="utf-8")]
     skipped = [block.language for page in ALL_PAGES for block in check.blocks(page) if block.skipped]
-    assert not wrong and set(skipped) == {"sh", "console"}
+    assert not wrong and set(skipped) == {"sh", "console", "python"}
 
 
 def test_a_decision_has_a_title_that_names_its_file_four_parts_one_table_and_at_most_45_lines() -> None:

@@ -251,8 +251,7 @@ class Model(TextGenerator):
         """See `TextGenerator.continue_encoded`."""
         speed = speed or SpeedConfig()
         if config.json_schema is not None:
-            require(speed.engine != "llama.cpp", '`json_schema` needs `engine="torch"`.')
-            speed = replace(speed, engine="torch")
+            speed = speed.for_json()
         engine = self._open_llama_cpp(speed) or self._torch_engine(speed.cache)
         return Continuation(engine, self.tokenizer, [encoded], config, first_stream)
 

@@ -46,6 +46,7 @@ def test_the_choice_by_length_is_that_of_the_documents(tmp_path: Path, sizes: li
     for characters, choice, vocab_size in (
         (150_000, "auto", None),
         (150_001, "auto", 512),
+        (400_000, "auto", 512),
         (400_001, "auto", 1024),
         (2_000_000, "auto", 1024),
         (2_000_001, "auto", 2048),

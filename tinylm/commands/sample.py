@@ -84,8 +84,8 @@ def sample(
     seed = secrets.randbits(32) if options.seed.seed is None else options.seed.seed
     prompts = read_prompts(words, options.prompt, options.generation_config(seed), console)
     has_schema = any(prompt.config.json_schema is not None for prompt in prompts)
-    if has_schema and speed.engine == "auto":
-        speed = replace(speed, engine="torch")
+    if has_schema:
+        speed = speed.for_json()
     prompt_adapters = list(dict.fromkeys(prompt.adapter for prompt in prompts if prompt.adapter is not None))
     if prompt_adapters and adapter:
         raise UsageError("--adapter is for all prompts, but some lines name their own; leave --adapter out.")
@@ -107,8 +107,8 @@ def sample(
             "This model was trained on conversations; --chat answers prompts, and without it they are continued."
         )
     if separator is None:
-        is_lines = has_schema or (loaded.data is not None and loaded.data.format == "lines")
-        separator = "\n" if is_lines else "\n---\n"
+        is_lines = loaded.data is not None and loaded.data.format == "lines"
+        separator = "\n" if is_lines or has_schema else "\n---\n"
     printer = _Printer(console, printing, separator)
     flags = command_line_flags(ctx, *vars(options).values())
     start = time.monotonic()

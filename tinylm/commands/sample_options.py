@@ -276,13 +276,13 @@ class SampleOptions:
             length.num_samples,
             stop=stop,
             logprobs=self.structure.logprobs,
-            json_schema=None if self.structure.json_schema is None else read_schema(self.structure.json_schema),
+            json_schema=None if self.structure.json_schema is None else _read_schema(self.structure.json_schema),
             seed=seed,
             **vars(self.sampling),
         )
 
 
-def read_schema(file: Path) -> dict[str, Any]:
+def _read_schema(file: Path) -> dict[str, Any]:
     """The JSON Schema in a file. Raises UsageError for a file that cannot be read or is not a JSON object."""
     try:
         schema = read_json(file)

@@ -90,7 +90,6 @@ class TrainingConfig:
 
     objective: a key of `OBJECTIVES`. label_smoothing: weight of the uniform distribution in the target.
     mtp_weight: weight of the loss of the token after the next in the first step; see `tinylm.objectives.tasks`.
-    r_drop: weight of the divergence between two dropout masks; see `sequence_to_sequence_twice`.
     batch_size, micro_batch: sequences per optimizer step, and at most per forward pass (on each rank).
     checkpoint_activations: store only the inputs of blocks, and compute other activations again in the backward pass.
     sequence_length: tokens per sequence; `None` for the context of the model.
@@ -129,7 +128,6 @@ class TrainingConfig:
     keep: str = "best"
     label_smoothing: float = 0.0
     mtp_weight: float = 0.0
-    r_drop: float = 0.0
     average: float = 0.0
     eval_every: int = 100
     eval_tokens: int = 1_000_000
@@ -150,8 +148,6 @@ class TrainingConfig:
             without_effect |= {"pack"}
         if self.objective != "next-token":
             without_effect |= {"mtp_weight"}
-        if self.objective != "sequence-to-sequence":
-            without_effect |= {"r_drop"}
         if OBJECTIVES[self.objective].corpus != "text":
             without_effect |= {"sequence_growth"}
         return {name: value for name, value in vars(self).items() if value is not None and name not in without_effect}
@@ -174,10 +170,6 @@ class TrainingConfig:
         require(
             self.mtp_weight == 0 or self.objective == "next-token",
             "`mtp_weight` is for decoders that are trained on plain text; leave it out.",
-        )
-        require(
-            self.r_drop == 0 or self.objective == "sequence-to-sequence",
-            "`r_drop` is for models of pairs; leave it out.",
         )
         check_choice("keep", self.keep, KEEP)
         check_choice("schedule", self.schedule, SCHEDULES)

@@ -94,7 +94,6 @@ RANGES: dict[str, Range] = {
     "grad_clip": Range(0, 1e6),
     "label_smoothing": FRACTION,
     "mtp_weight": Range(0, 1),
-    "r_drop": Range(0, 100),
     "average": Range(0, 0.5),
     "eval_every": COUNT_FROM_1,
     "eval_tokens": COUNT_FROM_1,

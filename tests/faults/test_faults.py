@@ -481,7 +481,7 @@ PARTS = """--preset=modern|gpt2|original --norm=rmsnorm|layernorm|none --norm-pl
 PARTS_OF = {
     "decoder": "--local-window=1|3|8 --mtp-weight=0.3",
     "encoder": "",
-    "encoder-decoder": "--local-window=1|3|8 --encoder-layers=1|2 --dropout=0.2+--r-drop=0.5",
+    "encoder-decoder": "--local-window=1|3|8 --encoder-layers=1|2",
 }
 
 

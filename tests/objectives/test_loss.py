@@ -14,7 +14,6 @@ from tinylm.kernels.compiler_cache import prepare_compiler
 from tinylm.model.build import build_model
 from tinylm.model.cross_entropy import CrossEntropy
 from tinylm.model.decoder import Decoder
-from tinylm.model.routing import RoutingSummary
 from tinylm.model.stack import Output
 from tinylm.model_config import ModelConfig
 from tinylm.objectives import loss as module
@@ -111,71 +110,6 @@ def test_label_smoothing_equals_its_formula(architecture: str) -> None:
         )
     objectives = dict(zip(ALL, (next_token, masked_token, sequence_to_sequence), strict=True))
     assert objectives[architecture](model, batch, 0.2).total.item() == pytest.approx(expected, rel=1e-12)
-
-
-class TwoPasses:
-    """A model of pairs whose two passes over the rows of a batch have the given hidden vectors: (2*B, T, D)."""
-
-    def __init__(self, hidden: Tensor, output: Tensor) -> None:
-        self.hidden, self.output = hidden, output
-        self.vocab_size, self.output_parameters, self.cross_entropy = len(output), [output], CrossEntropy()
-
-    def __call__(self, ids: Tensor, source: Tensor, lengths: Tensor, mask: Tensor) -> Output:
-        for tensor in (ids, source, lengths, mask):
-            assert tensor[: len(tensor) // 2].equal(tensor[len(tensor) // 2 :])
-        assert ids.shape == self.hidden.shape[:2]
-        return Output(self.hidden, RoutingSummary(torch.full((), 0.5), torch.zeros(()), torch.zeros(2)))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return hidden @ self.output.T
-
-
-@pytest.mark.parametrize(("smoothing", "chunk"), [(0.0, 1 << 25), (0.2, 22), (0.2, 1)])
-def test_r_drop_equals_its_formula(smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each scored target: the mean of both cross-entropies, and a quarter of the weight times both divergences."""
-    monkeypatch.setattr(module, "MAX_LOGITS", chunk)
-    rng = torch.Generator().manual_seed(0)
-    hidden, output = (torch.randn(shape, generator=rng, dtype=torch.float64) for shape in ((6, 4, 5), (11, 5)))
-    batch = batch_of(small(vocab_size=11), 3, 4, scored=0.6)
-    batch = Batch(batch.ids, batch.targets, batch.mask, torch.arange(6).view(3, 2), torch.tensor([2, 1, 2]))
-    assert batch.mask is not None and 3 < batch.mask.sum() < 12
-
-    def formula(hidden: Tensor, output: Tensor) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64)
-        for row, t in batch.mask.nonzero().tolist():
-            p, q = (torch.softmax(output @ hidden[copy, t], 0) for copy in (row, 3 + row))
-            wanted = torch.full((11,), smoothing / 11, dtype=torch.float64)
-            wanted[batch.targets[row, t]] += 1 - smoothing
-            total = total - (wanted * (p.log() + q.log()) / 2).sum()
-            total = total + 0.7 / 4 * ((p * (p / q).log()).sum() + (q * (q / p).log()).sum())
-        return total
-
-    def loss(hidden: Tensor, output: Tensor) -> Loss:
-        return module.sequence_to_sequence_twice(TwoPasses(hidden, output), batch, smoothing, r_drop=0.7)
-
-    inputs = (hidden.requires_grad_(), output.requires_grad_())
-    expected, found = formula(*inputs), loss(*inputs)
-    assert found.n_tokens == batch.mask.sum() and found.aux.item() == 0.25
-    torch.testing.assert_close(found.total, expected, rtol=1e-12, atol=0)
-    for of_found, of_expected in zip(*(torch.autograd.grad(x, inputs) for x in (found.total, expected)), strict=True):
-        torch.testing.assert_close(of_found, of_expected, rtol=1e-10, atol=1e-12)
-    with torch.no_grad():
-        torch.testing.assert_close(loss(*inputs).total, expected, rtol=1e-12, atol=0)
-
-
-def test_r_drop_of_a_model_is_the_plain_loss_without_dropout_and_larger_with_it() -> None:
-    config = small(architecture="encoder-decoder", encoder_layers=1, dropout=0.5)
-    model, batch = randomised(build_model(config)).double(), batch_of(config, 3, 6, 0.5)
-    batch = Batch(batch.ids, batch.targets, batch.mask, batch.ids.flip(1), torch.tensor([6, 4, 5]))
-    plain = sequence_to_sequence(model.eval(), batch, 0.1)
-    twice = module.sequence_to_sequence_twice(model, batch, 0.1, r_drop=1.0)
-    assert twice.total.item() == pytest.approx(plain.total.item(), rel=1e-12)
-    model.train()
-    losses = []
-    for weight in (0.0, 1.0):
-        torch.manual_seed(0)  # the same masks
-        losses.append(module.sequence_to_sequence_twice(model, batch, 0.1, weight).total.item())
-    assert losses[1] > losses[0] + 0.1
 
 
 @pytest.mark.parametrize("frozen", [False, True])

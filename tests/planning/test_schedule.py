@@ -16,7 +16,6 @@ from tests.variants import small
 from tinylm.errors import UsageError
 from tinylm.model_config import INITIALISATIONS
 from tinylm.planning import recipes
-from tinylm.planning.plan import Plan
 from tinylm.planning.schedule import choose_learning_rate, choose_weight_decay
 from tinylm.presets import PRESETS, SIZES, make_model_config
 from tinylm.run_config import ADAPTER_KINDS
@@ -180,37 +179,6 @@ def test_weights_are_averaged_and_count_as_memory_where_a_new_modern_decoder_see
     assert planned_pairs([10] * 100, budget=often).training.average == 0
     plain, averaged = (planned(budget=Budget(epochs=6), training=chosen) for chosen in ({"average": 0.0}, {}))
     assert averaged.memory - plain.memory == 4 * plain.parameters
-
-
-DROPOUT = {"architecture": "encoder-decoder", "size": "nano", "dropout": 0.1}
-
-
-def test_r_drop_takes_twice_the_time_for_a_step() -> None:
-    """AdamW: Muon takes as long with R-Drop as without it."""
-
-    def plan(seconds: float, r_drop: float, **training: Any) -> Plan:
-        chosen = {"optimizer": "adamw", "r_drop": r_drop, **training}
-        return planned_pairs([10] * 100_000, model=DROPOUT, training=chosen, budget=Budget(time=seconds))
-
-    plain, twice = plan(600, 0.0, batch_size=8), plan(1200, 1.5, batch_size=8)
-    assert (plain.training.r_drop, twice.training.r_drop, plain.steps) == (0, 1.5, twice.steps)
-    assert plain.training.weight_decay == twice.training.weight_decay  # of the same number of passes
-    plain, twice = plan(170, 0.0), plan(340, 1.0)
-    assert 1100 < 20 * plain.training.batch_size < 2000  # between the limits for tokens per step
-    assert plain.training.batch_size == twice.training.batch_size
-    assert planned_pairs([10], model=DROPOUT).training.r_drop == 0
-
-
-def test_r_drop_is_for_pairs_with_dropout() -> None:
-    with pytest.raises(UsageError, match="`r_drop` compares two dropout masks, and the dropout is 0"):
-        planned_pairs([10], model={**DROPOUT, "dropout": 0.0}, training={"r_drop": 1.0})
-    planned_pairs([10], model={**DROPOUT, "dropout": 0.0, "attention_dropout": 0.1}, training={"r_drop": 1.0})
-    base = small(vocab_size=100, context=64, architecture="encoder-decoder", encoder_layers=2)
-    planned_pairs([10], model={}, base=base, adapter=adapter(dropout=0.1), training={"r_drop": 1.0})
-    with pytest.raises(UsageError, match="the dropout is 0"):
-        planned_pairs([10], model={}, base=base, adapter=adapter(), training={"r_drop": 1.0})
-    with pytest.raises(UsageError, match="`r_drop` is for models of pairs"):
-        planned(model={"dropout": 0.1}, training={"r_drop": 1.0})
 
 
 def test_there_are_a_dozen_evaluations_or_the_chosen_number_and_they_take_little_time() -> None:

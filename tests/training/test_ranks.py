@@ -43,16 +43,13 @@ NEW: dict[str, dict[str, Any]] = {
     "continued": {},  # from a base
     "masked": {"architecture": "encoder"},
     "pairs": {"architecture": "encoder-decoder", "label_smoothing": 0.1},
-    # Each rank draws its own masks. With so little dropout they are all ones and the divergence is zero, so that losses
-    # can be equal; checked is how the doubled batch is shared and counted.
-    "pairs twice": {"architecture": "encoder-decoder", "r_drop": 1.0, "dropout": 1e-6},
     "chat": {"pack": False},
     "packed": {"pack": True, "batch_size": 2},
     "small batch": {"batch_size": 3, "micro_batch": 1, "checkpoint_activations": True},
     "growing": {"batch_size": 3, "sequence_growth": 2},
     "multi-token": {"batch_size": 3, "sequence_growth": 2, "mtp_weight": 0.5},
 }
-FILES = {"pairs": "pairs.tsv", "pairs twice": "pairs.tsv", "chat": "chat.jsonl", "packed": "chat.jsonl"}
+FILES = {"pairs": "pairs.tsv", "chat": "chat.jsonl", "packed": "chat.jsonl"}
 ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("finetune-lora", {"rank": 2}),
     "shared B": ("finetune-lora", {"rank": 2, "share_b": True}),

@@ -199,14 +199,6 @@ class OptimizerOptions:
             "X",
         ),
     ] = None
-    r_drop: Annotated[
-        float | None,
-        option(
-            "R-Drop: weight of the KL divergence between two dropout masks per pair; a step takes twice as long.",
-            Panel.OPTIMIZER,
-            "X",
-        ),
-    ] = None
 
 
 @dataclass(frozen=True)

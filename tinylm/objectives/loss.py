@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tinylm.model.cross_entropy import IGNORED, CrossEntropy, cross_entropy, log_softmax
+from tinylm.model.cross_entropy import IGNORED, CrossEntropy, log_softmax
 from tinylm.model.stack import Output
 from tinylm.text.batches import Batch
 
@@ -136,30 +136,6 @@ def sequence_to_sequence(model: LanguageModel, batch: Batch, smoothing: float = 
     return _loss(model, model(batch.ids, batch.source, batch.source_lengths, batch.mask), batch, smoothing)
 
 
-def sequence_to_sequence_twice(model: LanguageModel, batch: Batch, smoothing: float, r_drop: float) -> Loss:
-    """`sequence_to_sequence` with R-Drop (Liang et al. 2021): each pair is computed with two dropout masks.
-
-    The total is the mean of both losses, plus r_drop / 4 * sum (KL(p || q) + KL(q || p)) over the scored targets, where
-    p and q are the predicted distributions.
-    """
-    inputs = (batch.ids, batch.source, batch.source_lengths, batch.mask)
-    output = model(*(None if tensor is None else torch.cat([tensor, tensor]) for tensor in inputs))
-    hidden = output.hidden.unflatten(0, (2, -1)).movedim(0, 2).flatten(0, 1)  # (2*B, T, D) -> (B*T, 2, D)
-    targets = batch.targets.flatten()  # (B*T,)
-    if batch.mask is not None:
-        hidden, targets = hidden[batch.mask.flatten()], targets[batch.mask.flatten()]  # (N, 2, D), (N,)
-
-    def losses(hidden: Tensor, targets: Tensor) -> list[Tensor]:
-        log_p = log_softmax(model.logits(hidden))  # (N, 2, V)
-        total = cross_entropy(log_p.flatten(0, 1), targets[0].repeat_interleave(2), smoothing)
-        one, other = log_p.unbind(dim=1)  # (N, V) each
-        divergence = ((one.exp() - other.exp()) * (one - other)).sum()
-        return [total / 2 + r_drop / 4 * divergence]
-
-    (total,) = _in_chunks(model, losses, hidden, targets[None])
-    return Loss(total, batch.n_targets, output.aux / 2, _routing_metrics(output))
-
-
 def _loss(model: LanguageModel, output: Output, batch: Batch, smoothing: float) -> Loss:
     hidden, targets = _scored(output, batch)
     (total,) = _cross_entropies(model, hidden, targets[None], smoothing)
@@ -200,11 +176,10 @@ def _in_chunks(
 ) -> Sequence[Tensor]:
     """`losses(hidden, targets)`, K sums over N targets, computed in chunks of them to bound the memory of the logits.
 
-    hidden, targets: (N, ..., D) and (K, N)
+    hidden, targets: (N, D) and (K, N)
     """
     parameters = model.output_parameters
-    logits_per_target = model.vocab_size * hidden.shape[1:-1].numel()
-    limit = max(1, max_logits(hidden.device.type, frozen=not parameters) // logits_per_target)
+    limit = max(1, max_logits(hidden.device.type, frozen=not parameters) // model.vocab_size)
     if len(hidden) <= limit:
         return losses(hidden, targets)
     chunks = math.ceil(len(hidden) / limit)
@@ -223,7 +198,7 @@ class _ChunkedLosses(torch.autograd.Function):
     The forward pass computes the gradients of each chunk after its losses, so that its logits are neither kept nor
     recomputed.
 
-    rows: per chunk. targets, hidden: (K, N) and (N, ..., D). parameters: the trained ones that the losses depend on.
+    rows: per chunk. targets, hidden: (K, N) and (N, D). parameters: the trained ones that the losses depend on.
     """
 
     @staticmethod
@@ -236,7 +211,7 @@ class _ChunkedLosses(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         sums = []
-        of_hidden = [torch.empty_like(hidden) for _ in targets]  # K of (N, ..., D)
+        of_hidden = [torch.empty_like(hidden) for _ in targets]  # K of (N, D)
         of_parameters: list[list[Tensor]] = [[] for _ in targets]
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)

@@ -15,7 +15,6 @@ from tinylm.objectives.loss import (
     next_token,
     next_two_tokens,
     sequence_to_sequence,
-    sequence_to_sequence_twice,
 )
 from tinylm.text.batches import Batch, Windows, evaluation_batches
 from tinylm.text.chat_batches import ChatParts, chat_evaluation_batches, chat_rows, require_usable
@@ -107,13 +106,12 @@ class MaskedToken:
 
 
 class SequenceToSequence:
-    """Predict each token of a target from the source and the target tokens before it; with `r_drop`, twice."""
+    """Predict each token of a target from the source and the target tokens before it."""
 
     validation_objective: Objective = staticmethod(sequence_to_sequence)
 
     def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
         self._smoothing = training.label_smoothing
-        self._r_drop = training.r_drop
         self._context = model.context
         self._val = PairTokens(tokens.val, tokenizer.end_of_text_id)
         train = PairTokens(tokens.train, tokenizer.end_of_text_id)
@@ -129,8 +127,6 @@ class SequenceToSequence:
 
     def objective(self, progress: float) -> Objective:
         """As `Task.objective`."""
-        if self._r_drop > 0:
-            return functools.partial(sequence_to_sequence_twice, smoothing=self._smoothing, r_drop=self._r_drop)
         return functools.partial(sequence_to_sequence, smoothing=self._smoothing)
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:

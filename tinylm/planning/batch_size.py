@@ -26,7 +26,7 @@ def choose_batch_size(machine: Machine, request: PlanRequest, config: ModelConfi
     if budget.time is not None:
         steps = recipes.MUON_TARGET_STEPS if request.optimizer in MUON_OPTIMIZERS else recipes.TARGET_STEPS
         optimizer_seconds = training_step_seconds(machine, config, 0, request.optimizer)
-        speed = training_speed(machine, config, request.mean_length(config)) / request.forward_passes
+        speed = training_speed(machine, config, request.mean_length(config))
         tokens = int((budget.time / steps - optimizer_seconds) * speed)
     elif budget.epochs is not None:
         tokens = int(budget.epochs * request.data.train_tokens / recipes.TARGET_STEPS)

@@ -100,7 +100,7 @@ def training_memory(
     checkpointed: whether activations are computed again in the backward pass
     sharded: whether the ranks of the request have shards of the model instead of replicas
     """
-    longest = request.forward_passes * request.rows(config).longest
+    longest = request.rows(config).longest
     size = element_size(machine)
     on_cpu = device_class(machine) == "cpu"
     layer_parameters = sum(shape.numel() * layers for shape, layers in layer_matrices(config).values())
@@ -108,8 +108,6 @@ def training_memory(
     frozen = parameters if request.adapter is not None else 0
     losses = 1 if choose_mtp_weight(request, config) == 0 else 2
     logit_bytes = recipes.LOGIT_BYTES + (losses - 1) * recipes.LOGIT_GRADIENT_BYTES
-    if request.forward_passes > 1:
-        logit_bytes += recipes.DIVERGENCE_BYTES
     moments, update = 8 * trained, 0  # fp32: two moments of Adam
     if request.optimizer in MUON_OPTIMIZERS and request.adapter is None:
         moments -= 4 * layer_parameters

@@ -12,7 +12,6 @@ from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.schedule import RunLength
 from tinylm.planning.sequence_length import with_sequence_growth
 from tinylm.presets import SIZES, check_options_have_effect, make_model_config
-from tinylm.validation import require
 
 
 def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelConfig:
@@ -64,8 +63,7 @@ def training_tokens(machine: Machine, request: PlanRequest, config: ModelConfig)
     """Tokens that a model is trained on in `request.seconds`, at most MAX_USEFUL_EPOCHS of the training data."""
     length = with_sequence_growth(request, config).mean_length(config)
     per_step = max_tokens_per_step(machine, config.width, request.optimizer)
-    computed = request.forward_passes * per_step
-    steps = request.seconds / training_step_seconds(machine, config, computed, request.optimizer, length)
+    steps = request.seconds / training_step_seconds(machine, config, per_step, request.optimizer, length)
     return min(steps * per_step, recipes.MAX_USEFUL_EPOCHS * request.data.train_tokens)
 
 
@@ -87,15 +85,6 @@ def with_dropout(config: ModelConfig, request: PlanRequest, length: RunLength, p
         return config
     rule = recipes.PAIR_DROPOUT if pairs else recipes.DROPOUT
     return replace(config, dropout=choose_dropout(rule, length.epochs, parameters / request.data.train_tokens))
-
-
-def check_r_drop(request: PlanRequest, config: ModelConfig) -> None:
-    """Raise UsageError for R-Drop without dropout."""
-    of_adapter = 0.0 if request.adapter is None else request.adapter.dropout
-    require(
-        request.forward_passes == 1 or max(config.dropout, config.attention_dropout, of_adapter) > 0,
-        "`r_drop` compares two dropout masks, and the dropout is 0; set `dropout`, or leave out `r_drop`.",
-    )
 
 
 def choose_dropout(rule: recipes.DropoutRule, epochs: float, parameters_per_token: float) -> float:

@@ -8,7 +8,7 @@ from tinylm.planning import recipes
 from tinylm.planning.batch_size import choose_batch_size, choose_micro_batch
 from tinylm.planning.cost import parameters_by_part
 from tinylm.planning.memory_plan import describe_remedies, describe_shortage, plan_memory
-from tinylm.planning.model_size import check_r_drop, choose_model, choose_sizes, with_dropout, with_tying
+from tinylm.planning.model_size import choose_model, choose_sizes, with_dropout, with_tying
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.schedule import choose_compile, choose_length, choose_settings, with_average
 from tinylm.planning.sequence_length import choose_sequence_length, with_sequence_growth
@@ -77,7 +77,6 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
     config = with_tying(config, request, run_length)
     parameters = parameters_by_part(config)["total"]
     config = with_dropout(config, request, run_length, parameters)
-    check_r_drop(request, config)
     request = with_average(request, config, run_length)
     memory_plan = plan_memory(machine, request, config, parameters, batch_size)
     shortage = describe_shortage(machine, memory_plan, batch_size)

@@ -126,11 +126,6 @@ class PlanRequest:
         """The chosen growth, or 1."""
         return self.training.get("sequence_growth", 1)
 
-    @property
-    def forward_passes(self) -> int:
-        """Forward and backward passes over a batch per optimizer step: with R-Drop, one for each dropout mask."""
-        return 2 if self.training.get("r_drop", 0) > 0 else 1
-
     def mean_length(self, config: ModelConfig) -> float:
         """Tokens per sequence, as a mean over the run, for windows of the context of a model."""
         return config.context * mean_share(self.sequence_growth)

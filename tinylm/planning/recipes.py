@@ -177,4 +177,3 @@ CHECKPOINTED_LAYERS = 3  # with activation checkpointing: layers counted in full
 STORED_PER_ATTENTION_WEIGHT = 4  # numbers, with attention dropout or relative positions; not measured
 LOGIT_BYTES = 14  # per token and vocabulary entry: logits in two formats, their softmax and its gradient
 LOGIT_GRADIENT_BYTES = 4  # the same for the gradient of a second loss; not measured
-DIVERGENCE_BYTES = 6  # the same for the divergence of R-Drop (decision 040)

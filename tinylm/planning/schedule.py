@@ -29,8 +29,7 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
     steps_per_epoch = rows.steps_per_epoch(batch_size)
     tokens_per_step = batch_size * rows.tokens
     length = request.mean_length(config)
-    computed = request.forward_passes * tokens_per_step
-    step_seconds = training_step_seconds(machine, config, computed, request.optimizer, length)
+    step_seconds = training_step_seconds(machine, config, tokens_per_step, request.optimizer, length)
     steps = request.effective_budget.total_steps(steps_per_epoch) or max(1, int(request.seconds / step_seconds))
     return RunLength(steps, steps / steps_per_epoch, steps * tokens_per_step, step_seconds)
 
@@ -156,7 +155,6 @@ def choose_settings(
         "lr": choose_learning_rate(request.recipe_name, config.width, request.adapter),
         "label_smoothing": 0.0,
         "mtp_weight": choose_mtp_weight(request, config),
-        "r_drop": 0.0,
         "patience": recipes.DEFAULT_PATIENCE if request.budget is None and request.keep == "best" else None,
         "keep": request.keep,
         **choose_intervals(machine, request, config, length),

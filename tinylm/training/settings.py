@@ -61,7 +61,6 @@ class OptimizerSettings(TypedDict, total=False):
     average: float | None
     label_smoothing: float | None
     mtp_weight: float | None  # of the token after the next at first; default: 0.5 with small vocabularies
-    r_drop: float | None  # weight of the divergence of two dropout masks, with pairs; default: 0
     pack: bool | None  # conversations share rows of a batch; default: where that is faster
 
 

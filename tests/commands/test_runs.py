@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.shell import ROOT, copied, edit_config, records, run_ok
-from tinylm.commands.run_filter import KEYS
+from tinylm.commands.runs import KEYS
 from tinylm.errors import TinyLMError
 from tinylm.run_directory.loading import load_model, summarise
 
 RECORD = ["name", "path", "kind", "parameters", "step", "best_step", "val_loss", "val_bits_per_byte"]
-RECORD += ["saved", "seconds"]
+RECORD += ["saved", "seconds", "settings"]
 
 
 def shelve(here: Path, **runs: Path) -> None:
@@ -98,10 +98,9 @@ def test_an_empty_list_is_not_an_error() -> None:
     assert run_ok("runs", "--json").stdout == ""
 
 
-# Sorting and filters
+# Sorting
 
 
-ALL = {"chars", "bpe", "tune", "masked"}
 SORTED = {
     "age": ["chars", "bpe", "tune", "masked"],
     "-age": ["masked", "tune", "bpe", "chars"],
@@ -109,25 +108,9 @@ SORTED = {
     "steps": ["bpe", "tune", "masked", "chars"],
     "-steps": ["chars", "masked", "tune", "bpe"],
 }
-FILTERED: tuple[tuple[tuple[str, ...], set[str]], ...] = (
-    (("kind=adapter",), {"tune"}),
-    (("kind!=adapter",), {"chars", "bpe", "masked"}),
-    (("steps<30",), {"bpe", "tune"}),
-    (("steps<=30",), {"bpe", "tune", "masked"}),
-    (("steps > 20", "steps>=30", "name=*s*"), {"chars", "masked"}),
-    (("tokenizer==bpe",), {"bpe"}),
-    (("preset=modern", "architecture=encoder"), {"masked"}),
-    (("batch-size=4",), ALL),
-    (("lr=5e-1",), {"bpe"}),
-    (("rank=8",), {"tune"}),
-    (("rank!=7",), ALL),
-    (("parameters<1M", "parameters>0.001k"), ALL),
-    (("time<1h30m",), ALL),
-    (("loss>1e9",), set()),
-)
 
 
-def test_runs_are_sorted_and_filtered_by_keys(
+def test_runs_are_sorted_by_keys_and_json_has_their_settings(
     run: Path, bpe_run: Path, adapter: Path, encoder: Path, here: Path
 ) -> None:
     """The four runs have 200, 3, 20 and 30 steps. A key that has no column is added to the table."""
@@ -137,24 +120,20 @@ def test_runs_are_sorted_and_filtered_by_keys(
     for key, entry in (("loss", "val_loss"), ("time", "seconds"), ("parameters", "parameters")):
         values = [record[entry] for record in records(run_ok("runs", "--sort", key, "--json"))]
         assert len(values) == 4 and values == sorted(values)
-    found = [
-        (filters, set(listed(*(word for one in filters for word in ("--filter", one))))) for filters, _ in FILTERED
-    ]
-    assert found == list(FILTERED)
-    header, first, *_ = run_ok("runs", "--sort", "-lr", "--filter", "optimizer=*").stdout.splitlines()
-    assert header.split()[-3:] == ["age", "lr", "optimizer"]
-    assert first.split()[0] == "bpe" and first.split()[-2:] == ["0.5", "adamw"]
+    header, first, *_ = run_ok("runs", "--sort", "-lr").stdout.splitlines()
+    assert header.split()[-2:] == ["age", "lr"]
+    assert first.split()[0] == "bpe" and first.split()[-1] == "0.5"
     assert run_ok("runs", "--sort", "loss").stdout.splitlines()[0].split()[-1] == "age"
-    result = run_ok("runs", "--filter", "steps>1G")
-    assert result.stdout == "" and "None of the 4 runs under checkpoints/ passes" in result.stderr
+    settings = {record["name"]: record["settings"] for record in records(run_ok("runs", "--json"))}
+    assert settings["bpe"] | {"tokenizer": "bpe", "optimizer": "adamw", "lr": 0.5, "rank": None} == settings["bpe"]
+    assert settings["masked"] | {"preset": "modern", "architecture": "encoder"} == settings["masked"]
+    assert (settings["tune"]["rank"], settings["tune"]["batch_size"]) == (8, 4)
 
 
-def test_a_damaged_run_is_last_in_every_order_and_passes_only_filters_that_it_can_answer(run: Path, here: Path) -> None:
+def test_a_damaged_run_is_last_in_every_order(run: Path, here: Path) -> None:
     shelve(here, a=run, b=run)
     (here / "checkpoints/a/config.json").write_text("{")
     assert listed("--sort", "loss") == listed("--sort", "-loss") == ["b", "a"]
-    assert listed("--filter", "loss<99") == ["b"]
-    assert listed("--filter", "kind=damaged") == ["a"]
     assert "damaged" in run_ok("runs", "--sort", "lr").stdout
 
 

@@ -8,12 +8,14 @@ import typer
 
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions, option
-from tinylm.commands.run_filter import DURATIONS, KEYS, TEXTS, Filter, check_key, run_values, sort_runs
 from tinylm.console import shorten_number
 from tinylm.duration import format_duration
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.presets import find_preset
+from tinylm.run_config import RunConfig
 from tinylm.run_directory.find_run import run_directories
 from tinylm.run_directory.layout import CHECKPOINTS
+from tinylm.validation import describe_value
 
 MAX_ERROR_LENGTH = 80  # characters of the error of a damaged run in the table; --json prints the whole error
 COLUMNS = {  # key: title
@@ -24,10 +26,31 @@ COLUMNS = {  # key: title
     "loss": "val loss",
     "age": "age",
 }
+# Keys of --sort whose values are entries of the record of a run: the names of these entries.
+RECORD_KEYS = {
+    "name": "name",
+    "kind": "kind",
+    "parameters": "parameters",
+    "steps": "step",
+    "best_step": "best_step",
+    "bits_per_byte": "val_bits_per_byte",
+    "loss": "val_loss",
+    "time": "seconds",
+}
+# Keys of --sort, and of `settings` with --json, whose values are fields of the configuration, by part.
+SETTINGS = {
+    "model": (
+        *("architecture", "layers", "heads", "kv_heads", "width", "context", "vocab_size", "position", "norm"),
+        *("activation", "experts", "dropout"),
+    ),
+    "training": ("optimizer", "lr", "batch_size", "weight_decay", "schedule", "seed"),
+    "adapter": ("rank", "alpha"),
+}
+KEYS = (*RECORD_KEYS, "age", "preset", "tokenizer", *(name for names in SETTINGS.values() for name in names))
 
 
 def complete_key(incomplete: str) -> list[str]:
-    """Shell completion: the keys of --sort and --filter."""
+    """Shell completion: the keys of --sort."""
     return [key for key in KEYS if key.startswith(incomplete)]
 
 
@@ -39,60 +62,68 @@ def runs(
     sort: Annotated[
         str, option("Key to sort by, such as loss or name; -KEY is descending (default: age).", None, "KEY", "--sort")
     ] = "age",
-    filter: Annotated[
-        list[str] | None,
-        option("List only runs for which this holds, such as 'loss<1.5'; may be given several times.", None, "EXPR"),
-    ] = None,
     *,
     output: OutputOptions,
 ) -> None:
     """List the runs, newest first: name, kind (model or adapter), parameters, steps, validation loss (bits per byte,
     and nats per token) and age.
 
-    Hugging Face folders are listed, too. GGUF files and adapters of PEFT are not. Each key of --sort and --filter gets
-    a column. An expression is KEY=VALUE, also with !=, <, <=, > or >=; a text may have the wildcards * and ?.
+    Hugging Face folders are listed, too. GGUF files and adapters of PEFT are not. The key of --sort gets a column.
     """
     console = output.console()
-    key, filters = check_key("sort", sort.removeprefix("-")), [Filter.parse(text) for text in filter or ()]
+    key = sort.removeprefix("-").replace("-", "_")
+    if key not in KEYS:
+        raise UsageError(f"`sort` has no key {describe_value(key)}; the keys are: {', '.join(KEYS)}.")
     if folder != CHECKPOINTS and not folder.is_dir():
         raise UsageError(f"There is no folder {folder}.")
     now = time.time()
     found = [_read_run(path, path.relative_to(folder).as_posix(), now) for path in run_directories(folder)]
-    chosen = [run for run in found if all(one.matches(run[1]) for one in filters)]
-    order = sort_runs([values for _, values in chosen], key, descending=sort.startswith("-"))
-    chosen = [chosen[index] for index in order]
+    # Runs without a value of the key are last in either order.
+    present = [run for run in found if run[1][key] is not None]
+    absent = [run for run in found if run[1][key] is None]
+    found = sorted(present, key=lambda run: run[1][key], reverse=sort.startswith("-")) + absent
     if console.as_json:
-        for record, _ in chosen:
+        for record, _ in found:
             console.record(record)
         return
     if not found:
         console.note(f"No runs under {folder}/ yet; train one with tinylm train corpus.txt.")
         return
-    if not chosen:
-        console.note(f"None of the {len(found)} runs under {folder}/ passes the filters.")
-        return
-    more = [key for key in dict.fromkeys((key, *(one.key for one in filters))) if key not in ("name", *COLUMNS)]
+    more = [] if key in ("name", *COLUMNS) else [key]
     name_key = "name" if folder == CHECKPOINTS else "path"
-    rows = [_row(record, values, name_key, [*COLUMNS, *more]) for record, values in chosen]
+    rows = [_row(record, values, name_key, [*COLUMNS, *more]) for record, values in found]
     console.table(("name", *COLUMNS.values(), *(key.replace("_", " ") for key in more)), rows)
 
 
 def _read_run(path: Path, name: str, now: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The record of a run, as --json prints it, and its values of KEYS. A damaged run has a record with its error."""
+    """The record of a run, as --json prints it, and its values of KEYS, `None` where it has none.
+
+    A damaged run has a record with its error.
+    """
     from tinylm.formats.huggingface import is_model_folder, summarise_folder
     from tinylm.run_directory.loading import read_config, summarise
 
     record: dict[str, Any] = {"name": name, "path": str(path)}
-    config = None
+    settings: dict[str, Any] = {}
     try:
         if is_model_folder(path):
             record |= summarise_folder(path)
         else:
             record |= summarise(path)
-            config = read_config(path)
+            record["settings"] = settings = _settings(read_config(path))
     except (TinyLMError, OSError) as error:
         record |= {"kind": "damaged", "error": str(error)}
-    return record, run_values(record, config, now)
+    values = dict.fromkeys(KEYS) | {key: record.get(entry) for key, entry in RECORD_KEYS.items()} | settings
+    if (saved := record.get("saved")) is not None:
+        values["age"] = now - saved  # negative if the clock was put back
+    return record, values
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    found: dict[str, Any] = {"preset": find_preset(config.model), "tokenizer": config.tokenizer.kind}
+    for part, names in SETTINGS.items():
+        found |= {name: getattr(getattr(config, part), name, None) for name in names}
+    return found
 
 
 def _row(record: dict[str, Any], values: dict[str, Any], name_key: str, keys: list[str]) -> tuple[str, ...]:
@@ -106,9 +137,9 @@ def _row(record: dict[str, Any], values: dict[str, Any], name_key: str, keys: li
 def _as_text(key: str, value: Any) -> str:
     if value is None:
         return "-"
-    if key in TEXTS:
-        return _one_line(str(value))
-    if key in DURATIONS:
+    if isinstance(value, str):
+        return _one_line(value)
+    if key in ("time", "age"):
         return format_duration(max(0.0, value))
     if key == "parameters":
         return shorten_number(value)

@@ -36,7 +36,7 @@ ok("export", "run", "--to", "gguf", "--out", "run.gguf")
 ok("report", "run", "--out", "report.html")
 assert "uPlot" in Path("report.html").read_text()
 fails("train", "corpus.txt.zst", "--out", "zst", *TINY, message="zstandard")
-for name, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("trackio", "trackio")):
+for name, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
     fails("train", "corpus.txt", "--out", "log", "--log-to", name, *TINY, message=f"pip install {package}")
 fails("train", "corpus.parquet", "--out", "parquet", *TINY, message="pyarrow")
 """
@@ -64,17 +64,6 @@ os.environ["WANDB_MODE"] = "offline"
 ok("train", "corpus.txt", "--out", "wb", "--log-to", "wandb", *TINY)
 (file,) = Path("wandb").glob("offline-run-*/*.wandb")
 assert b"val_loss" in file.read_bytes()
-""",
-    "trackio": """
-import sqlite3
-os.environ["TRACKIO_DIR"] = str(Path("tracked").absolute())
-ok("train", "corpus.txt", "--out", "tr", "--log-to", "trackio", *TINY)
-ok("train", "--resume", "tr", "--steps", "5", "--log-to", "trackio")
-(file,) = Path("tracked").glob("*.db")
-rows = sqlite3.connect(file).execute("select run_name, step, metrics from metrics").fetchall()
-assert {name for name, *_ in rows} == {"tr"}, rows
-evaluated = [step for _, step, metrics in rows if "val_loss" in str(metrics)]
-assert sorted(evaluated) == sorted(set(evaluated)) and {0, 3, 5} <= set(evaluated), evaluated
 """,
     "test": "import hypothesis, peft, playwright, pyarrow, pytest, sacrebleu, tensorboard, transformers, zstandard",
     "lint": "subprocess.run([sys.executable, '-m', 'ruff', '--version'], check=True, timeout=60)\nimport mypy",

@@ -16,7 +16,7 @@ LEVELS = tuple(
 __main__
 cli
 commands
-training report sinks serving loaded_model open_generator chat_session comparison memorisation importing exporting \
+training report trackers serving loaded_model open_generator chat_session comparison memorisation importing exporting \
 doctor console
 task_kinds
 evaluation planning generation adapters

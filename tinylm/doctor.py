@@ -62,7 +62,6 @@ OPTIONAL_PACKAGES = {
     "pyarrow": "texts in .parquet files",
     "tensorboardX": "metrics to TensorBoard",
     "wandb": "metrics to Weights & Biases",
-    "trackio": "metrics to Trackio",
 }
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")  # of the kernel drivers of NVIDIA and AMD
 LOAD_SECONDS = 0.5  # this process sleeps meanwhile

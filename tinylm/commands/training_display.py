@@ -65,12 +65,12 @@ def run_training(
 
     from tinylm.ranks import join_ranks, machine_threads
     from tinylm.report.live import LiveReport
-    from tinylm.sinks.callback import TrackerCallback
+    from tinylm.trackers import TrackerCallback
     from tinylm.training.pipeline import Session, plan_run
     from tinylm.training.restart import start_run
     from tinylm.training.training_request import TrainingRequest
 
-    def open_sinks() -> "list[LiveReport | TrackerCallback]":
+    def open_listeners() -> "list[LiveReport | TrackerCallback]":
         trackers = [TrackerCallback(name, console) for name in dict.fromkeys(given.log_to)]
         return [*trackers, *([] if given.report is None else [LiveReport(given.report, console)])]
 
@@ -80,7 +80,7 @@ def run_training(
     if given.dry_run and isinstance(request, TrainingRequest):
         if launch.rank > 0:
             return
-        open_sinks()  # raises the errors of training
+        open_listeners()  # raises the errors of training
         torch.set_num_threads(machine_threads(launch))
         prepared = plan_run(request, console, launch)
         show_plan(console, prepared.plan, prepared.config, prepared.trainable_parameters, as_result=True)
@@ -88,14 +88,14 @@ def run_training(
             _show_examples(console, prepared.examples(request.show_examples))
         return
     with contextlib.ExitStack() as stack, join_ranks(launch, console) as ranks, TrainingDisplay(console) as display:
-        sinks = open_sinks() if ranks.is_first else []
-        for sink in sinks:
-            stack.enter_context(contextlib.closing(sink))  # after the other ranks have ended
+        listeners = open_listeners() if ranks.is_first else []
+        for listener in listeners:
+            stack.enter_context(contextlib.closing(listener))  # after the other ranks have ended
         result = start_run(
             request,
             Session(
                 reporter=console,
-                callbacks=[display, *sinks],
+                callbacks=[display, *listeners],
                 started=started,
                 stop_signals=TERMINATION_SIGNALS,
                 ranks=ranks,

@@ -359,7 +359,7 @@ class ReportOptions:
         option(
             "Send the metrics to an experiment tracker, tensorboard=DIR into DIR; may be given several times.",
             Panel.INTERVALS,
-            "tensorboard|wandb|trackio",
+            "tensorboard|wandb",
             "--log-to",
         ),
     ] = None

@@ -1,11 +1,13 @@
-"""Trackers in their processes: what they receive, and that no failure of theirs reaches a run.
+"""Trackers: what they receive, and that no failure of theirs reaches a run.
 
-The libraries of wandb and trackio are replaced by modules that record their calls; the files of TensorBoard are read
+The library of wandb is replaced by a module that records its calls; the files of TensorBoard are read
 by its own reader, and compared with metrics.jsonl.
 """
 
 import contextlib
+import importlib
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,19 +17,18 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import tinylm.sinks.callback
+import tinylm
 from tests.shell import TINY, assert_error, run_ok, story
 from tests.shell import tinylm as shell
 from tests.variants import small
 from tinylm.reporter import LogReporter
 from tinylm.run_config import RunConfig, TokenizerConfig
-from tinylm.sinks.callback import TRACKERS, TrackerCallback, flat_numbers
-from tinylm.sinks.process import TrackerProcess
+from tinylm.trackers import PACKAGES, TrackerCallback, flat_numbers, is_installed
 from tinylm.training.events import Evaluated, Event, Logged, Started, Stepped
 
 STEPS = ("--steps", 6, "--eval-every", 3, "--log-every", 1)
 STUB = """
-import json, os, pathlib, signal, sys, time, warnings
+import json, sys
 print("chatter")
 def record(name, /, *values, **options):
     with open({calls!r}, "a") as file:
@@ -37,7 +38,7 @@ class Settings:
 def login(**options):
     return False
 class Run:
-    url, dir, _next_step = None, "wandb/offline-run-1/files", {next_step}
+    url, dir = None, "wandb/offline-run-1/files"
     def log(self, values, step):
         record("log", step, values)
         {log}
@@ -56,16 +57,21 @@ def init(**options):
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path / "stubs")
+    monkeypatch.setitem(sys.modules, "wandb", Mock())
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     for variable in ("WANDB_MODE", "WANDB_PROJECT"):
         monkeypatch.delenv(variable, raising=False)
     Path("text.txt").write_text(story(3000))
     return tmp_path / "calls.jsonl"
 
 
-def write_stub(name: str, calls: Path, next_step: int = 0, **parts: str) -> None:
+def write_wandb(calls: Path, **parts: str) -> None:
+    """Replace the package wandb by the stub, with more statements in its functions."""
     Path("stubs").mkdir(exist_ok=True)
     parts = {"log": "pass", "finish": "pass", "init": "pass", "module": "", **parts}
-    Path("stubs", f"{name}.py").write_text(STUB.format(calls=str(calls), next_step=next_step, **parts))
+    Path("stubs/wandb.py").write_text(STUB.format(calls=str(calls), **parts))
+    del sys.modules["wandb"]
+    importlib.invalidate_caches()
 
 
 def recorded(calls: Path) -> list[Any]:
@@ -83,7 +89,7 @@ def metrics() -> list[Any]:
 
 
 def test_wandb_gets_the_metrics_and_continues_the_run_with_the_id_in_the_run_directory(calls: Path) -> None:
-    write_stub("wandb", calls)
+    write_wandb(calls)
     result = train("--log-to", "wandb")
     assert result.stdout == "run\n", "what wandb prints is not part of the result"
     assert "wandb: not logged in" in result.stderr and "chatter" not in result.stderr
@@ -118,29 +124,12 @@ def send(name: str, first: int = 1, resumed_step: int | None = None) -> SimpleNa
 
 
 def test_wandb_with_a_login_or_a_mode_is_not_set_to_offline(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_stub("wandb", calls, module="def login(**options): return True")
+    write_wandb(calls, module="def login(**options): return True")
     assert send("wandb").notes == []
-    write_stub("wandb", calls)
+    write_wandb(calls)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     send("wandb")
     assert [call[2]["mode"] for call in recorded(calls) if call[0] == "init"] == [None, None]
-
-
-def test_trackio_continues_a_run_by_its_name_after_the_last_step_that_it_has(calls: Path) -> None:
-    write_stub("trackio", calls)
-    send("trackio")
-    first, *logged, last = recorded(calls)
-    assert [call[1][0] for call in logged] == [1, 2, 3, 4, 5, 6, 6]
-    assert last == ["finish", [], {}]
-    assert {name: first[2][name] for name in ("project", "name", "resume", "embed")} == {
-        "project": "tinylm", "name": "run", "resume": "never", "embed": False
-    }  # fmt: skip
-    calls.unlink()
-    write_stub("trackio", calls, next_step=5)
-    send("trackio", first=3, resumed_step=2)
-    again, *logged, _ = recorded(calls)
-    assert again[2]["resume"] == "allow"
-    assert [call[1][0] for call in logged] == [5, 6, 6]
 
 
 @pytest.mark.parametrize(
@@ -150,57 +139,31 @@ def test_trackio_continues_a_run_by_its_name_after_the_last_step_that_it_has(cal
         ({"init": "sys.exit('log in first')"}, "SystemExit: log in first"),
         ({"log": "raise OSError(28, 'No space left on device')"}, "OSError: [Errno 28] No space left on device"),
         ({"finish": "raise TimeoutError('upload')"}, "TimeoutError: upload"),
-        ({"log": "print('the last line', file=sys.stderr, flush=True); os._exit(9)"}, "the last line"),
-        ({"log": "os.kill(os.getpid(), signal.SIGKILL)"}, "its process was ended by signal 9"),
     ],
 )
 def test_a_failure_of_a_tracker_is_one_warning_with_advice(calls: Path, parts: dict[str, str], reason: str) -> None:
-    write_stub("wandb", calls, **parts)
+    write_wandb(calls, **parts)
     (warning,) = send("wandb").warnings
     assert warning.startswith(f"Logging to wandb failed: {reason}. ")
     assert "WANDB_MODE=offline" in warning
 
 
 def test_a_run_whose_tracker_fails_is_complete_and_other_trackers_have_all_of_it(calls: Path) -> None:
-    write_stub("wandb", calls, init="raise ConnectionError")
-    write_stub("trackio", calls.with_name("others.jsonl"))
-    result = train("--log-to", "wandb", "--log-to", "trackio")
+    write_wandb(calls, log="raise ConnectionError")
+    result = train("--log-to", "wandb", "--log-to", "tensorboard")
     assert result.stdout == "run\n"
     assert result.stderr.count("Warning: Logging to wandb failed: ") == result.stderr.count("failed") == 1
-    assert len(metrics()) == 9
-    assert recorded(calls.with_name("others.jsonl"))[1:-1] == metrics()
-
-
-def test_a_hanging_tracker_holds_neither_training_nor_its_end(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tinylm.sinks.callback, "FINISH_SECONDS", 0.5)
-    monkeypatch.setattr(tinylm.sinks.process, "MAX_QUEUED", 2)
-    write_stub("wandb", calls, log="time.sleep(999)")
-    started: list[TrackerProcess] = []
-    make = TrackerProcess.__init__
-    monkeypatch.setattr(TrackerProcess, "__init__", lambda self, first: (make(self, first), started.append(self))[0])
-    assert len(send("wandb").warnings) == 1
-    assert started[0].exit_code == -9, "it was killed"
-
-
-def test_warnings_of_trackio_and_a_failed_start_are_passed_on(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """trackio catches its errors and warns of them."""
-    write_stub("trackio", calls, log="warnings.warn('failed to write'); warnings.warn('and again')")
-    Path("stubs/trackio").mkdir()
-    Path("stubs/trackio.py").rename("stubs/trackio/__init__.py")
-    (warning,) = send("trackio").warnings
-    assert warning.startswith("Logging to trackio failed: failed to write. ")
-    monkeypatch.setattr("sys.executable", "/nowhere/python")
-    (warning,) = send("trackio").warnings
-    assert "its process cannot be started (No such file or directory)" in warning
+    assert len(metrics()) == 9 and [call[0] for call in recorded(calls)] == ["init", "log"]
+    assert shown("tensorboard/run") == logged("run")
 
 
 def test_missing_packages_and_wrong_names_are_found_at_once(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (calls.parent / "stubs" / "wandb" / "run-1").mkdir(parents=True)  # as wandb writes, which is no module
-    missing = TRACKERS["tensorboard"]._replace(package="a_package_that_nobody_has")
-    monkeypatch.setitem(TRACKERS, "tensorboard", missing)
+    monkeypatch.delitem(sys.modules, "wandb")
+    monkeypatch.setitem(PACKAGES, "tensorboard", "a_package_that_nobody_has")
     options = ("train", "text.txt", "--out", "run", *STEPS, *TINY)
     assert_error(shell(*options, "--log-to", "tensorboard"), 2, "pip install a_package_that_nobody_has")
-    if not tinylm.sinks.callback.is_installed("wandb"):
+    if not is_installed("wandb"):
         assert_error(shell(*options, "--log-to", "wandb"), 2, "--log-to wandb", "pip install wandb")
     assert_error(shell(*options, "--log-to", "mlflow"), 2, "--log-to is 'mlflow'", "tensorboard=DIR")
     assert_error(shell(*options, "--log-to", "wandb=x"), 2, "only tensorboard=DIR has a value")
@@ -209,7 +172,7 @@ def test_missing_packages_and_wrong_names_are_found_at_once(calls: Path, monkeyp
 
 
 def test_adapters_log_to_trackers_as_well(calls: Path) -> None:
-    write_stub("wandb", calls)
+    write_wandb(calls)
     train()
     options = ("--steps", 2, "--log-every", 1, "--log-to", "wandb")
     run_ok("finetune-adapter", "text.txt", "--model", "run", "--out", "bottleneck", *options)

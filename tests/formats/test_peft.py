@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from tests.formats.refusals import assert_refused
 from tinylm.errors import TinyLMError
 from tinylm.formats import peft
 from tinylm.formats.families import FAMILIES
+from tinylm.formats.peft_config import Pattern
 from tinylm.model_config import ModelConfig
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -123,7 +126,8 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"rank_pattern": {"q_proj": 2}}, "have the rank 3; its adapter_config.json has 2"),
     ({"alpha_pattern": {"(?=q)": 3}}, "pattern of module names .* is not supported"),
     ({"alpha_pattern": {"(": 3}}, "pattern of module names .* is not supported"),
-    ({"alpha_pattern": {"x" * 5000: 3}}, "has 5000 characters"),
+    ({"alpha_pattern": {"(a+)+b": 3}}, "pattern of module names '.a.... is not supported"),
+    ({"alpha_pattern": {"x" * 5000: 3}}, "is not supported; a pattern is text of at most 200 characters"),
     ({"target_parameters": "experts"}, "target_parameters"),
     ({"auto_map": {"AutoModel": "code.Model"}}, "'auto_map'"),
 ]
@@ -255,3 +259,48 @@ def test_any_value_of_any_field_is_read_or_refused_with_an_error(
         read(folder, case)
     except TinyLMError as error:
         assert "\n" not in str(error)
+
+
+NAMES = [
+    "model.layers.0.self_attn.q_proj",
+    "model.layers.1.mlp.experts.gate_up_proj",
+    "model.layers.11.mlp.experts.3.down_proj",
+    "transformer.h.10.attn.c_attn",
+    "lm_head",
+]
+PATTERNS = [
+    *("q_proj", "proj", "c.attn", r"mlp\.experts", "^model.layers.0.self_attn.q_proj", r".*\.gate_up_proj", ""),
+    *("(q_proj|lm_head)", "(?:0|11).*down_proj", ".*attn.*", r"layers\.(0|1)\..*", "self_attn.q_proj$", "^lm_head$"),
+]
+
+
+def test_patterns_match_the_names_that_peft_matches_with_them_and_the_first_of_several_counts() -> None:
+    for pattern in PATTERNS:
+        found = [name for name in NAMES if Pattern({pattern: 3.0}).value(name, 8.0) == 3.0]
+        assert found == [name for name in NAMES if re.match(rf"(.*\.)?({pattern})$", name)], pattern
+    several = Pattern({"k_proj": 1.0, r".*attn\..*": 2.0, "q_proj": 3.0})
+    assert [several.value(name, 8.0) for name in NAMES[:2]] == [2.0, 8.0]
+
+
+def test_patterns_that_may_take_exponential_time_are_refused_and_the_slowest_others_end_soon() -> None:
+    for pattern in (
+        "(a+)+b",
+        "(((a*)*)*)*b",
+        "(a|a)(a|a)",
+        "(a|a)*",
+        ".*.*.*",
+        "a{99}",
+        r"(a)\1",
+        "[a]",
+        "(",
+        "a)",
+        "*",
+    ):
+        with pytest.raises(ValueError, match="is not supported"):
+            Pattern({pattern: 3.0})
+    started = time.monotonic()
+    slowest = Pattern({f".*{'a' * 90}(a|{'|'.join(['aa'] * 20)}).*b": 3.0})
+    assert slowest.value("a." * 100, 8.0) == 8.0
+    assert time.monotonic() - started < 20
+    with pytest.raises(ValueError, match="201 characters"):
+        slowest.value("a" * 201, 8.0)

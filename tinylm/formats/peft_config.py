@@ -4,17 +4,24 @@ All errors are ValueErrors with a reason that completes the sentence "Cannot use
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tinylm.formats.foreign_config import ForeignConfig
-from tinylm.formats.module_pattern import ModulePatterns
 from tinylm.validation import describe_value
 
 ADAPTER_CONFIG = "adapter_config.json"
-MAX_ENTRIES = 1 << 16  # of a list or of an object in a field
+MAX_ENTRIES = 1 << 12  # of a list or of an object in a field
 BIASES = ("none", "all", "lora_only")
+MAX_PATTERN = 200  # characters of a pattern of module names, and of a name that is matched
+# The patterns that are read: text, with at most two `.*` and one group of alternatives. `re` matches these in a time
+# that grows with the third power of the length; others may take exponential time.
+_TEXT = r"(?:[\w^$-]|\\?\.(?!\*))*"
+_PATTERN = re.compile(
+    rf"(?:{_TEXT}\.\*)?{_TEXT}(?:\((?:\?:)?{_TEXT}(?:\|{_TEXT})*\){_TEXT})?(?:\.\*{_TEXT})?", re.ASCII
+)
 
 # Fields that change the computation, with their values for plain LoRA.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -82,16 +89,27 @@ class PeftConfig:
 
 
 class Pattern:
-    """`rank_pattern` or `alpha_pattern`: numbers by patterns of module names, of which the first match applies."""
+    """`rank_pattern` or `alpha_pattern`: numbers by patterns of module names, of which the first match applies.
+
+    As in PEFT, a pattern matches a whole name, or all of it after a dot.
+
+    Raises ValueError for a pattern that is too long or not supported, which is named.
+    """
 
     def __init__(self, numbers: Mapping[str, float]) -> None:
-        self._numbers = numbers
-        self._patterns = ModulePatterns(list(numbers))
+        for pattern in numbers:
+            if len(pattern) > MAX_PATTERN or not _PATTERN.fullmatch(pattern):
+                raise ValueError(
+                    f"its pattern of module names {describe_value(pattern)} is not supported; a pattern is text of at "
+                    f"most {MAX_PATTERN} characters with at most two .* and one group such as (q_proj|v_proj)"
+                )
+        self._numbers = [(re.compile(rf"(?:.*\.)?(?:{pattern})"), number) for pattern, number in numbers.items()]
 
     def value(self, name: str, default: float) -> float:
-        """The number for the module of this name; `default` without a match. Raises ValueError as ModulePatterns."""
-        pattern = self._patterns.first_match(name)
-        return default if pattern is None else self._numbers[pattern]
+        """The number for the module of this name; `default` without a match. Raises ValueError for a long name."""
+        if self._numbers and len(name) > MAX_PATTERN:
+            raise ValueError(f"the name of a module has {len(name)} characters; at most {MAX_PATTERN} are matched")
+        return next((number for pattern, number in self._numbers if pattern.fullmatch(name)), default)
 
 
 def read_peft_config(values: Any) -> PeftConfig:

@@ -1,6 +1,6 @@
 """The ranks of a run, which are the processes that train or evaluate one model together.
 
-Ranks exchange tensors, and small values as JSON, through torch.distributed. Each rank calls the same methods in the
+Ranks exchange tensors and small values through torch.distributed. Each rank calls the same methods in the
 same order. If one rank fails, all others raise PeerError with the message and the exit code of its error.
 """
 
@@ -29,7 +29,6 @@ from tinylm.rendezvous import Rendezvous, meet
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.text.batches import Batch
 
-FRAME_BYTES = 1024  # exchanged at once; longer values need a second exchange
 BUCKET_BYTES = 32 << 20  # of tensors that are summed in one operation
 BUCKETS_IN_FLIGHT = 2  # besides the one that was just started
 MAX_SUM_BYTES = (BUCKETS_IN_FLIGHT + 1) * BUCKET_BYTES  # that `Ranks.add` allocates at a time, for contiguous tensors
@@ -66,11 +65,11 @@ class Ranks:
         return self.size == 1 and not self.launch.has_store
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in the order of the ranks. value: a JSON value."""
+        """The values of all ranks, in the order of the ranks. value: of JSON's types."""
         return [value]
 
     def first(self, value: Any) -> Any:
-        """The value of rank 0. value: a JSON value; ignored on the other ranks."""
+        """The value of rank 0. value: of JSON's types; ignored on the other ranks."""
         return value
 
     def require_device(self, device: str) -> None:
@@ -145,38 +144,16 @@ class ProcessRanks(Ranks):
         self._announcements = itertools.count()
 
     def gather(self, value: Any) -> list[Any]:
-        data = json.dumps(value).encode()
-        frames = self._all_gather(len(data).to_bytes(8, "little") + data, FRAME_BYTES)
-        lengths = [int.from_bytes(frame[:8], "little") for frame in frames]
-        parts = [frame[8 : 8 + length] for frame, length in zip(frames, lengths, strict=True)]
-        rest = max(lengths) - (FRAME_BYTES - 8)
-        if rest > 0:
-            rests = self._all_gather(data[FRAME_BYTES - 8 :], rest)
-            parts = [(part + more)[:length] for part, more, length in zip(parts, rests, lengths, strict=True)]
-        return [json.loads(part) for part in parts]
-
-    def _all_gather(self, data: bytes, size: int) -> list[bytes]:
-        own = _to_tensor(data, size)
-        found = [torch.empty_like(own) for _ in range(self.size)]
+        found: list[Any] = [None] * self.size
         with self._communication():
-            torch.distributed.all_gather(found, own)
-        return [tensor.numpy().tobytes() for tensor in found]
+            torch.distributed.all_gather_object(found, value)
+        return found
 
     def first(self, value: Any) -> Any:
-        data = json.dumps(value).encode() if self.is_first else b""
-        frame = self._broadcast(len(data).to_bytes(8, "little") + data, FRAME_BYTES)
-        length = int.from_bytes(frame[:8], "little")
-        found = frame[8 : 8 + length]
-        rest = length - (FRAME_BYTES - 8)
-        if rest > 0:
-            found += self._broadcast(data[FRAME_BYTES - 8 :], rest)
-        return json.loads(found)
-
-    def _broadcast(self, data: bytes, size: int) -> bytes:
-        tensor = _to_tensor(data, size)
+        found = [value if self.is_first else None]
         with self._communication():
-            torch.distributed.broadcast(tensor, 0)
-        return tensor.numpy().tobytes()
+            torch.distributed.broadcast_object_list(found, 0)
+        return found[0]
 
     def require_device(self, device: str) -> None:
         local = self.launch.local_size
@@ -311,15 +288,6 @@ class ProcessRanks(Ranks):
 def _is_lost_connection(error: RuntimeError) -> bool:
     """Whether torch.distributed raised the error. Some errors of Gloo are recognised only by their message."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
-
-
-def _to_tensor(data: bytes, size: int) -> Tensor:
-    """The first `size` bytes, padded with zeros: (size,), uint8."""
-    tensor = torch.zeros(size, dtype=torch.uint8)
-    if data:
-        part = torch.frombuffer(bytearray(data[:size]), dtype=torch.uint8)
-        tensor[: len(part)] = part
-    return tensor
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

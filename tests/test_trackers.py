@@ -70,7 +70,7 @@ def write_wandb(calls: Path, **parts: str) -> None:
     Path("stubs").mkdir(exist_ok=True)
     parts = {"log": "pass", "finish": "pass", "init": "pass", "module": "", **parts}
     Path("stubs/wandb.py").write_text(STUB.format(calls=str(calls), **parts))
-    del sys.modules["wandb"]
+    sys.modules.pop("wandb", None)
     importlib.invalidate_caches()
 
 

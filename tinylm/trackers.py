@@ -2,8 +2,8 @@
 
 import contextlib
 import importlib.util
+import io
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,9 +85,9 @@ class TrackerCallback:
             self._tracker = Wandb(run, lambda text: self._reporter.note(f"wandb: {text}"))
 
     def _attempt(self, call: Callable[[], None]) -> None:
-        """Call into a library. What it prints does not reach stdout, and its first exception ends the logging."""
+        """Call into a library. What it prints is dropped, and its first exception ends the logging."""
         try:
-            with contextlib.redirect_stdout(sys.stderr):
+            with contextlib.redirect_stdout(io.StringIO()):
                 call()
         except (Exception, SystemExit) as error:
             self._tracker = None

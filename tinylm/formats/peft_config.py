@@ -3,6 +3,7 @@
 All errors are ValueErrors with a reason that completes the sentence "Cannot use FOLDER: ".
 """
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -16,12 +17,11 @@ ADAPTER_CONFIG = "adapter_config.json"
 MAX_ENTRIES = 1 << 12  # of a list or of an object in a field
 BIASES = ("none", "all", "lora_only")
 MAX_PATTERN = 200  # characters of a pattern of module names, and of a name that is matched
-# The patterns that are read: text, with at most two `.*` and one group of alternatives. `re` matches these in a time
-# that grows with the third power of the length; others may take exponential time.
-_TEXT = r"(?:[\w^$-]|\\?\.(?!\*))*"
-_PATTERN = re.compile(
-    rf"(?:{_TEXT}\.\*)?{_TEXT}(?:\((?:\?:)?{_TEXT}(?:\|{_TEXT})*\){_TEXT})?(?:\.\*{_TEXT})?", re.ASCII
-)
+# The patterns that are read: text with classes, at most two `.*`, and one group of alternatives. `re` matches these in
+# a time that grows with the third power of the length; others may take exponential time.
+_TEXT = r"(?:(?:[\w^$-]|\\?\.|\[[\w-]+\]|\\d(?:\+\\\.)?)(?![*+?{]))*"
+_GROUP = rf"\((?:\?:)?{_TEXT}(?:\|{_TEXT})*\){_TEXT}"
+_PATTERN = re.compile(rf"(?:{_TEXT}\.\*)?{_TEXT}(?:{_GROUP})?(?:\.\*{_TEXT})?", re.ASCII)
 
 # Fields that change the computation, with their values for plain LoRA.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -97,19 +97,23 @@ class Pattern:
     """
 
     def __init__(self, numbers: Mapping[str, float]) -> None:
-        for pattern in numbers:
-            if len(pattern) > MAX_PATTERN or not _PATTERN.fullmatch(pattern):
-                raise ValueError(
-                    f"its pattern of module names {describe_value(pattern)} is not supported; a pattern is text of at "
-                    f"most {MAX_PATTERN} characters with at most two .* and one group such as (q_proj|v_proj)"
-                )
-        self._numbers = [(re.compile(rf"(?:.*\.)?(?:{pattern})"), number) for pattern, number in numbers.items()]
+        self._numbers = [(_compile(pattern), number) for pattern, number in numbers.items()]
 
     def value(self, name: str, default: float) -> float:
         """The number for the module of this name; `default` without a match. Raises ValueError for a long name."""
         if self._numbers and len(name) > MAX_PATTERN:
             raise ValueError(f"the name of a module has {len(name)} characters; at most {MAX_PATTERN} are matched")
         return next((number for pattern, number in self._numbers if pattern.fullmatch(name)), default)
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    if len(pattern) <= MAX_PATTERN and _PATTERN.fullmatch(pattern):
+        with contextlib.suppress(re.error):  # a class such as [z-a]
+            return re.compile(rf"(?:.*\.)?(?:{pattern})")
+    raise ValueError(
+        f"its pattern of module names {describe_value(pattern)} is not supported; a pattern is text of at most "
+        f"{MAX_PATTERN} characters with at most two .* and one group such as (q_proj|v_proj)"
+    )
 
 
 def read_peft_config(values: Any) -> PeftConfig:

@@ -333,6 +333,7 @@ ERRORS: dict[str, list[Row]] = {
     ],
     "report": [
         ("report absent", 2, "absent"),
+        ("report {run} --device abacus", 2, "--device is 'abacus' ... cuda"),
         ("report {run} --out photos", 1, "Cannot write"),
     ],
     "compare": [

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tinylm.adapters.adapter import Adapter
 from tinylm.adapters.bottleneck import Bottleneck
-from tinylm.device import autocast
+from tinylm.device import autocast, choose_device
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.loaded_model import Model
 from tinylm.model.decoder import Decoder
@@ -60,12 +60,15 @@ class ModelOptions:
 
     prompt: text of the attention maps. Default: the beginning of the validation text.
     memorisation: as `wanted` of `describe_copied_text`.
-    device: as in `load`.
+    device: as in `load`. Raises UsageError for an unknown or unavailable one.
     """
 
     prompt: str | None = None
     memorisation: bool | None = None
     device: str = "auto"
+
+    def __post_init__(self) -> None:
+        choose_device(self.device)
 
 
 def describe_model(model: Model, run: Path, options: ModelOptions, map_bytes: int) -> tuple[dict[str, Any], list[str]]:

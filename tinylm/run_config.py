@@ -344,6 +344,8 @@ class RunConfig:
             )
         if found != FORMAT:
             raise TinyLMError("it is not a tinylm run configuration (it names no format)")
+        if isinstance(training := values.get("training"), dict):  # until 2026-11-28, with the weight of R-Drop
+            values = {**values, "training": {name: value for name, value in training.items() if name != "r_drop"}}
         try:
             config = from_json(cls, values)
         except (TypeError, ValueError, OverflowError, UsageError) as error:

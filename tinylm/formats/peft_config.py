@@ -17,6 +17,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 MAX_ENTRIES = 1 << 12  # of a list or of an object in a field
 BIASES = ("none", "all", "lora_only")
 MAX_PATTERN = 200  # characters of a pattern of module names, and of a name that is matched
+# Estimated steps of `re` in all matches of one Pattern, about five seconds, and of the shortest match.
+MAX_STEPS, MIN_STEPS = 1 << 34, 1 << 14
 # The patterns that are read: text with classes, at most two `.*`, and one group of alternatives. `re` matches these in
 # a time that grows with the third power of the length; others may take exponential time.
 _TEXT = r"(?:(?:[\w^$-]|\\?\.|\[[\w-]+\]|\\d(?:\+\\\.)?)(?![*+?{]))*"
@@ -93,17 +95,26 @@ class Pattern:
 
     As in PEFT, a pattern matches a whole name, or all of it after a dot.
 
-    Raises ValueError for a pattern that is too long or not supported, which is named.
+    Raises ValueError for a pattern that is too long or not supported, which is named. Matching raises ValueError when
+    all matches of this object together would take too long.
     """
 
     def __init__(self, numbers: Mapping[str, float]) -> None:
+        self._steps = 0
         self._numbers = [(_compile(pattern), number) for pattern, number in numbers.items()]
 
     def value(self, name: str, default: float) -> float:
         """The number for the module of this name; `default` without a match. Raises ValueError for a long name."""
         if self._numbers and len(name) > MAX_PATTERN:
             raise ValueError(f"the name of a module has {len(name)} characters; at most {MAX_PATTERN} are matched")
-        return next((number for pattern, number in self._numbers if pattern.fullmatch(name)), default)
+        for pattern, number in self._numbers:
+            wildcards, alternatives = pattern.pattern.count(".*"), pattern.pattern.count("|") + 1
+            self._steps += MIN_STEPS + alternatives * len(name) ** wildcards
+            if self._steps > MAX_STEPS:
+                raise ValueError("its patterns of module names take too long to match")
+            if pattern.fullmatch(name):
+                return number
+        return default
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

@@ -18,9 +18,9 @@ from pathlib import Path
 from measure import LIMIT, describe_machine, run_tinylm, table, tinylm_command
 
 from tinylm.errors import DivergedError
-from tinylm.model.build import build_empty_model, count_parameters
 from tinylm.planning.cost import training_flops
 from tinylm.run_directory.loading import read_config
+from tinylm.transformer.build import build_empty_model, count_parameters
 
 # The original stack with its own optimizer; overrides --options. The published learning rate schedule depends on the
 # number of warmup steps, a linear one does not.

@@ -34,9 +34,9 @@ from measure import Times, ask, describe_machine, memory_of, running, speedup, t
 from torch import Tensor, nn
 from training import number_formats, products, share_of_product_rate
 
-from tinylm.exporting import export_model
-from tinylm.model_config import ModelConfig
-from tinylm.open_model import open_model
+from tinylm.config.model import ModelConfig
+from tinylm.models.exporting import export_model
+from tinylm.models.open import open_model
 from tinylm.reporter import LogReporter
 from tinylm.text.batches import Windows
 from tinylm.text.corpus_loading import TextSource, encode_text, load_text

@@ -47,11 +47,11 @@ from measure import LIMIT, describe_machine, running, speedup, table, take_turns
 from torch import Tensor
 
 from tinylm.errors import UsageError
-from tinylm.exporting import export_model
-from tinylm.files import SETTLED_SECONDS
 from tinylm.formats.families import FAMILIES
 from tinylm.generation.llama_cpp import import_llama_cpp
-from tinylm.open_model import open_model
+from tinylm.models.exporting import export_model
+from tinylm.models.open import open_model
+from tinylm.system.files import SETTLED_SECONDS
 from tinylm.text.token_files import encode_stream
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
@@ -142,7 +142,7 @@ SHAPE: dict[str, Any] = {"vocab_size": 49_152, "num_attention_heads": 32, "num_k
 SHAPE |= {"max_position_embeddings": 8192, "rope_theta": 130_000.0, "tie_word_embeddings": True}
 OPENERS = {
     "tinylm": """
-from tinylm.open_model import open_model
+from tinylm.models.open import open_model
 import tinylm.formats.huggingface
 def opened(path):
     network = open_model(Path(path)).network

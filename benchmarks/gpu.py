@@ -33,23 +33,23 @@ import torch
 from measure import describe_machine, run_tinylm, table
 from training import build_nanogpt, peer_step, random_batch, tinylm_step
 
-from tinylm.console import Console
-from tinylm.device import DTYPES, choose_device, describe_device
-from tinylm.duration import parse_duration
+from tinylm.commands.console import Console
+from tinylm.config.duration import parse_duration
+from tinylm.config.model import ModelConfig
+from tinylm.config.presets import make_model_config
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import generate
 from tinylm.generation.sampler import Sampler
-from tinylm.machine import choose_machine
-from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder
-from tinylm.model_config import ModelConfig
+from tinylm.machine.device import DTYPES, choose_device, describe_device
+from tinylm.machine.measure import choose_machine
 from tinylm.objectives.loss import next_token
 from tinylm.planning.cost import training_flops
-from tinylm.presets import make_model_config
 from tinylm.text.batches import Batch
 from tinylm.training.compile_layers import compile_layers
 from tinylm.training.graphed_model import capture_graphs
+from tinylm.transformer.build import build_model
+from tinylm.transformer.decoder import Decoder
 
 CORPUS = Path(__file__).parent.parent / "data" / "corpus.txt"
 STEPS = 10  # of training, per measured time

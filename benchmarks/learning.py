@@ -28,13 +28,13 @@ import torch
 from ablation import format_losses
 from measure import describe_machine, run_tinylm, table
 
-from tinylm.duration import parse_duration
+from tinylm.config.duration import parse_duration
+from tinylm.config.sequence_growth import mean_share
+from tinylm.config.training import MUON_OPTIMIZERS
 from tinylm.planning.cost import muon_flops, training_flops
 from tinylm.run_directory.loading import read_config, read_tokenizer, summarise
-from tinylm.sequence_growth import mean_share
 from tinylm.text.batches import Windows, evaluation_batches
 from tinylm.text.run_tokens import reopen_tokens
-from tinylm.training_config import MUON_OPTIMIZERS
 
 
 def learn(text: Path, words: Sequence[str], seed: int, run: Path) -> dict[str, float]:

@@ -23,8 +23,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tinylm.model_config import ModelConfig
-from tinylm.presets import make_model_config
+from tinylm.config.model import ModelConfig
+from tinylm.config.presets import make_model_config
 
 Times = dict[str, list[float]]  # by name, the seconds of each round
 LIMIT = 6 * 3600.0  # seconds that one command may take: enough for an hour of training on a busy machine

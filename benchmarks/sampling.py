@@ -172,12 +172,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def make_subject(name: str) -> Subject:
     """A model of MODELS with random weights and a character tokenizer that fills its vocabulary, or one at a path."""
+    from tinylm.config.presets import make_model_config
+    from tinylm.config.run import SpecialTokens
     from tinylm.formats.imported import ForeignModel
-    from tinylm.model.build import build_model
-    from tinylm.open_model import open_model
-    from tinylm.presets import make_model_config
-    from tinylm.run_config import SpecialTokens
+    from tinylm.models.open import open_model
     from tinylm.text.tokenizer import train_char
+    from tinylm.transformer.build import build_model
 
     if name not in MODELS:
         path = Path(name)
@@ -199,9 +199,9 @@ def prepare(subject: Subject, kind: str, folder: Path) -> Job:
     """Write the model for all programs, and let tinylm convert it, as its first command does."""
     import torch
 
-    from tinylm.files import SETTLED_SECONDS
     from tinylm.formats.gguf_writer import write_gguf
     from tinylm.formats.huggingface import write_folder
+    from tinylm.system.files import SETTLED_SECONDS
 
     config = subject.exported.config
     job = Job(str(folder), kind, config.vocab_size, config.context, torch.get_num_threads())
@@ -281,7 +281,7 @@ def tinylm(engine: str, job: Job) -> Choices:
     from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
     from tinylm.generation.prompts import EncodedPrompt
     from tinylm.generation.text_generator import TextGenerator
-    from tinylm.open_generator import open_generator
+    from tinylm.models.open_generator import open_generator
     from tinylm.reporter import SilentReporter
 
     speed, quantize = SpeedConfig(engine=engine), "int8" if job.kind == "q8_0" else "none"

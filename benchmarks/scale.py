@@ -44,16 +44,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from training import random_batch
 
-from tinylm.device import autocast
-from tinylm.launch import Launch
-from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder
-from tinylm.model_config import ModelConfig
+from tinylm.config.model import ModelConfig
+from tinylm.distributed.launch import Launch
+from tinylm.distributed.ranks import ONE_RANK, Ranks, join_ranks
+from tinylm.machine.device import autocast
 from tinylm.objectives.loss import next_token
-from tinylm.ranks import ONE_RANK, Ranks, join_ranks
 from tinylm.text.batches import Batch
 from tinylm.training.parallel import shard_model, sum_gradients
 from tinylm.training.sharded_tensors import full
+from tinylm.transformer.build import build_model
+from tinylm.transformer.decoder import Decoder
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 VOCABULARY = 50_000  # of wide models

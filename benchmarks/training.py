@@ -33,28 +33,28 @@ import torch
 from measure import add_options, chosen_shape, describe_machine, speedup, table, take_turns, tokens_per_second
 from torch import Tensor, nn
 
-from tinylm.console import Console
-from tinylm.device import DTYPES, autocast
+from tinylm.commands.console import Console
+from tinylm.config.model import ModelConfig
+from tinylm.config.run import SpecialTokens
+from tinylm.config.training import Budget, TrainingConfig
 from tinylm.formats.huggingface import write_folder
 from tinylm.formats.imported import ForeignModel
 from tinylm.kernels import onednn
 from tinylm.kernels.allocator import keep_freed_blocks, set_thresholds
 from tinylm.kernels.cpu_features import computes_bf16
-from tinylm.machine import choose_machine
-from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder
-from tinylm.model.stack import Transformer
-from tinylm.model_config import ModelConfig
+from tinylm.machine.device import DTYPES, autocast
+from tinylm.machine.measure import choose_machine
 from tinylm.objectives.loss import next_token
 from tinylm.planning.cost import training_flops
-from tinylm.run_config import SpecialTokens
 from tinylm.text.batches import Batch
 from tinylm.text.tokenizer import train_char
 from tinylm.training.graphed_model import GraphedModel
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState
 from tinylm.training.trainer import StopTraining, Trainer, TrainerHooks, TrainingJob
-from tinylm.training_config import Budget, TrainingConfig
+from tinylm.transformer.build import build_model
+from tinylm.transformer.decoder import Decoder
+from tinylm.transformer.stack import Transformer
 
 PEER, NANOGPT, MODERN = "transformers GPT-2", "nanoGPT", "tinylm modern"
 PRODUCTS = {"fp32": "matrix products in fp32", "bf16": "matrix products in bf16"}

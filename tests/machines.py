@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tinylm.kernels.openmp_spin import wake_up_entry
-from tinylm.machine import COMPARED_DTYPES, Machine, layer_seconds_entry, matmul_rates_entry
+from tinylm.machine.measure import COMPARED_DTYPES, Machine, layer_seconds_entry, matmul_rates_entry
 
 MATMUL_RATE = 1e11  # FLOP/s
 LAYER_SECONDS = 5e-5  # per token and layer

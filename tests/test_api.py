@@ -22,14 +22,14 @@ from tests.shell import run_child, run_ok, same_tensors, snapshot, story
 from tinylm.commands.finetune_adapter import finetune_adapter
 from tinylm.commands.finetune_lora import finetune_lora
 from tinylm.commands.train import train
+from tinylm.config.run import RunConfig
+from tinylm.config.settings import DEFAULTS, AdapterSettings, LoRASettings, TrainSettings
+from tinylm.distributed.ranks import Ranks
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.kernels.openmp_spin import choose_spin_count
-from tinylm.ranks import Ranks
-from tinylm.run_config import RunConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.training import resume
 from tinylm.training.events import Evaluated, Event, Logged, Planned, Started, Stepped
-from tinylm.training.settings import DEFAULTS, AdapterSettings, LoRASettings, TrainSettings
 
 TINY: TrainSettings = {"layers": 1, "heads": 2, "width": 16, "context": 16, "batch_size": 4}
 FLAGS = ("--layers", 1, "--heads", 2, "--width", 16, "--context", 16, "--batch-size", 4)

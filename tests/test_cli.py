@@ -32,9 +32,9 @@ from tests.shell import (
 )
 from tests.shell import tinylm as shell
 from tinylm.cli import app
+from tinylm.commands.streams import prepare_streams
 from tinylm.errors import DivergedError, InterruptedRunError, TinyLMError, UsageError
 from tinylm.run_directory.loading import load_model
-from tinylm.streams import prepare_streams
 
 HEAVY = {"torch", "numpy", "tokenizers", "safetensors", "gigatoken"}
 COMMANDS = ("train", "sample", "chat", "serve", "runs", "info", "eval", "compare", "report", "finetune-lora")

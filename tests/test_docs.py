@@ -15,7 +15,7 @@ import typer.main
 
 import tinylm
 from tinylm.cli import app
-from tinylm.run_config import FORMAT
+from tinylm.config.run import FORMAT
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "docs"))

@@ -18,12 +18,11 @@ import tinylm
 from tests.shell import story
 from tests.training.trainer_bench import SETTINGS, Bench
 from tests.variants import randomised, small
-from tinylm.device import autocast, choose_device
+from tinylm.config.training import Budget, TrainingConfig
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import generate
 from tinylm.generation.sampler import Sampler
-from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder
+from tinylm.machine.device import autocast, choose_device
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch
 from tinylm.training import run as run_module
@@ -37,7 +36,8 @@ from tinylm.training.pipeline import TrainingResult
 from tinylm.training.prefetch import prefetch
 from tinylm.training.sharded_tensors import full
 from tinylm.training.state import capture_rng, restore_rng
-from tinylm.training_config import Budget, TrainingConfig
+from tinylm.transformer.build import build_model
+from tinylm.transformer.decoder import Decoder
 
 # In the other tests, warnings are errors; those of torch about GPUs differ between GPUs.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

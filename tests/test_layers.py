@@ -7,32 +7,30 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import tinylm
-from tinylm.run_config import CORPUS_KINDS
+from tinylm.config.run import CORPUS_KINDS
 
 HOME = Path(tinylm.__file__).parent
 LEVELS = tuple(
     set(line.split())
     for line in """
-__main__
-cli
+__main__ cli
 commands
-training report trackers serving loaded_model open_generator chat_session comparison memorisation importing exporting \
-doctor console
-task_kinds
-evaluation planning generation adapters
-open_model
-run_directory formats
-ranks rendezvous
-objectives model text device machine
-kernels
-machine_profile machine_load
-cache_directory files
-model_config run_config training_config duration presets sequence_growth validation serialization errors launch \
-process_signals reporter streams
+report serving
+training analysis
+models
+evaluation
+generation
+adapters
+planning run_directory
+formats machine objectives
+transformer
+text kernels distributed
+config system
+errors reporter
 """.strip().splitlines()
 )
 # Modules with the tables of kinds of data, and with what follows from a kind.
-KINDS_OF_DATA = ("tinylm.run_config", "tinylm.text.", "tinylm.objectives.", "tinylm.evaluation.")
+KINDS_OF_DATA = ("tinylm.config.run", "tinylm.text.", "tinylm.objectives.", "tinylm.evaluation.")
 MODULES = {".".join(path.relative_to(HOME.parent).with_suffix("").parts): path for path in sorted(HOME.rglob("*.py"))}
 
 
@@ -73,20 +71,20 @@ def test_there_are_no_import_cycles() -> None:
 
 
 def test_only_the_cli_and_the_commands_import_the_console() -> None:
-    users = {module for module in MODULES if "tinylm.console" in own_imports(module)}
+    users = {module for module in MODULES if "tinylm.commands.console" in own_imports(module)}
     assert {module.split(".")[1] for module in users} == {"cli", "commands"}
-    assert own_imports("tinylm.console") == set()
+    assert own_imports("tinylm.commands.console") == set()
 
 
 def test_only_the_console_imports_rich_or_tqdm() -> None:
     users = {m for m, path in MODULES.items() if {n.split(".")[0] for n in imports(path)} & {"rich", "tqdm"}}
-    assert users == {"tinylm.console"}
+    assert users == {"tinylm.commands.console"}
 
 
 def test_models_and_kernels_import_only_torch_and_what_they_need() -> None:
     for package, others in (
-        ("model", ("tinylm.kernels.", "tinylm.model_config", "tinylm.errors")),
-        ("kernels", ("tinylm.machine_profile", "tinylm.cache_directory", "tinylm.errors", "tinylm.reporter")),
+        ("transformer", ("tinylm.kernels.", "tinylm.config.model", "tinylm.errors")),
+        ("kernels", ("tinylm.system.", "tinylm.errors", "tinylm.reporter")),
     ):
         modules = [module for module in MODULES if module.startswith(f"tinylm.{package}.")]
         assert modules
@@ -95,25 +93,25 @@ def test_models_and_kernels_import_only_torch_and_what_they_need() -> None:
         assert {use for use in foreign if use[1].split(".")[0] not in {"torch", *sys.stdlib_module_names}} == set()
 
 
-def test_the_lowest_level_imports_only_the_standard_library_and_itself() -> None:
-    leaves = {f"tinylm.{module}" for module in LEVELS[-1]}
-    for module in leaves:
-        foreign = {name.split(".")[0] for name in imports(MODULES[module])} - sys.stdlib_module_names
-        assert foreign <= {"tinylm"}
-        assert own_imports(module) <= leaves
-    assert own_imports("tinylm.errors") == set()
+def test_config_and_system_import_neither_torch_nor_numpy() -> None:
+    for module in (f"tinylm.{name}" for name in ("config.", "system.", "errors", "reporter")):
+        for path in (path for name, path in MODULES.items() if name.startswith(module)):
+            assert {name.split(".")[0] for name in imports(path)} - sys.stdlib_module_names <= {"tinylm", "filelock"}, (
+                path
+            )
+    assert own_imports("tinylm.errors") == own_imports("tinylm.reporter") == set()
 
 
 def test_planning_imports_no_kernel_no_device_and_of_the_model_only_the_build() -> None:
-    """It takes the properties of the machine from `tinylm.machine`."""
+    """It takes the properties of the machine from `tinylm.machine.measure`."""
     used = set().union(*(own_imports(m) for m in MODULES if m.startswith("tinylm.planning.")))
-    assert {name for name in used if name.startswith(("tinylm.kernels", "tinylm.device"))} == set()
-    assert {name for name in used if name.startswith("tinylm.model.")} == {"tinylm.model.build"}
+    assert {name for name in used if name.startswith(("tinylm.kernels", "tinylm.machine.device"))} == set()
+    assert {name for name in used if name.startswith("tinylm.transformer.")} == {"tinylm.transformer.build"}
 
 
 def test_only_the_build_reads_the_model_config() -> None:
-    readers = {m for m in MODULES if m.startswith("tinylm.model.") and "tinylm.model_config" in own_imports(m)}
-    assert readers == {"tinylm.model.build"}
+    readers = {m for m in MODULES if m.startswith("tinylm.transformer.") and "tinylm.config.model" in own_imports(m)}
+    assert readers == {"tinylm.transformer.build"}
 
 
 def test_formats_import_models_and_texts_but_not_runs_and_adapters() -> None:

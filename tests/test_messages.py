@@ -11,8 +11,8 @@ import typer.main
 
 import tinylm
 from tinylm.cli import app
-from tinylm.model_config import ModelConfig, RopeScaling
-from tinylm.run_config import SpecialTokens
+from tinylm.config.model import ModelConfig, RopeScaling
+from tinylm.config.run import SpecialTokens
 
 HOME = Path(tinylm.__file__).parent
 COMMAND_LAYER = ("__main__.py", "cli.py", "commands", "console.py")

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tinylm.commands.training_options import ModelOptions
+from tinylm.config.model import ACTIVATIONS, ARCHITECTURES, ModelConfig
+from tinylm.config.presets import PRESETS, make_model_config
 from tinylm.errors import UsageError
-from tinylm.model.build import build_model
-from tinylm.model_config import ACTIVATIONS, ARCHITECTURES, ModelConfig
-from tinylm.presets import PRESETS, make_model_config
+from tinylm.transformer.build import build_model
 
 # For each option, values to try, each with other options that it may need.
 VALUES: dict[str, tuple[tuple[Any, dict[str, Any]], ...]] = {

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinylm.launch import Launch
-from tinylm.ranks import Ranks
+from tinylm.distributed.launch import Launch
+from tinylm.distributed.ranks import Ranks
 from tinylm.text.batches import Batch
 
 LIMIT = 60.0  # seconds that a rank may take between two exchanges

@@ -1,6 +1,6 @@
 """Small configurations of decoders, which together cover every choice of ModelConfig.
 
-A variant combines many parts. `tests/model/test_build.py` checks that no choice is left out.
+A variant combines many parts. `tests/transformer/test_build.py` checks that no choice is left out.
 """
 
 from typing import Any, TypeVar
@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from tinylm.model.norm import UnitOffsetRMSNorm
-from tinylm.model_config import ModelConfig, RopeScaling
-from tinylm.presets import PRESETS
+from tinylm.config.model import ModelConfig, RopeScaling
+from tinylm.config.presets import PRESETS
+from tinylm.transformer.norm import UnitOffsetRMSNorm
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -9,10 +9,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tinylm.exporting import export_model as export_model
-    from tinylm.importing import import_model as import_model
-    from tinylm.loaded_model import Model as Model
-    from tinylm.loaded_model import load as load
+    from tinylm.models.exporting import export_model as export_model
+    from tinylm.models.importing import import_model as import_model
+    from tinylm.models.model import Model as Model
+    from tinylm.models.model import load as load
     from tinylm.training.api import finetune_adapter as finetune_adapter
     from tinylm.training.api import finetune_lora as finetune_lora
     from tinylm.training.api import train as train
@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 _MODULES = {  # module of each public name, imported on first use (PEP 562)
-    "load": "tinylm.loaded_model",
-    "Model": "tinylm.loaded_model",
+    "load": "tinylm.models.model",
+    "Model": "tinylm.models.model",
     "train": "tinylm.training.api",
     "finetune_lora": "tinylm.training.api",
     "finetune_adapter": "tinylm.training.api",
-    "import_model": "tinylm.importing",
-    "export_model": "tinylm.exporting",
+    "import_model": "tinylm.models.importing",
+    "export_model": "tinylm.models.exporting",
 }
 
 

@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from tinylm.process_signals import run_with_signal_handlers
-from tinylm.streams import prepare_streams, silence_stream
+from tinylm.commands.streams import prepare_streams, silence_stream
+from tinylm.system.process_signals import run_with_signal_handlers
 
 TORCH_COMMANDS = (  # `import` and `export` also import torch, but without these settings
     "train",
@@ -50,8 +50,8 @@ def _main() -> None:
 
 def _is_first_rank() -> bool:
     """Whether this process is rank 0. True for an invalid environment, so that the command prints the error."""
+    from tinylm.distributed.launch import Launch
     from tinylm.errors import UsageError
-    from tinylm.launch import Launch
 
     try:
         return Launch.of(os.environ).rank == 0

@@ -12,13 +12,13 @@ import typer.main
 from typer.core import TyperGroup
 
 from tinylm import __version__
+from tinylm.commands.console import Console, printable
 from tinylm.commands.flags import long_flag
 from tinylm.commands.option_groups import COMMAND_LINE
 from tinylm.commands.option_sources import describe_source
 from tinylm.commands.suggestions import explain_extra_argument, explain_unknown_command, explain_unknown_option
-from tinylm.console import Console, printable
 from tinylm.errors import InterruptedRunError, JoinError, OutputError, TinyLMError, UsageError, is_out_of_memory
-from tinylm.process_signals import was_interrupted
+from tinylm.system.process_signals import was_interrupted
 
 PANELS = {  # the groups of commands in `tinylm --help`, with the function in tinylm.commands of each command
     "Start here": {"train": "train.train", "sample": "sample.sample", "chat": "chat.chat", "serve": "serve.serve"},

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Reporter(Protocol):
-    """Receives notes, warnings and progress. The command line uses `tinylm.console.Console`."""
+    """Receives notes, warnings and progress. The command line uses `tinylm.commands.console.Console`."""
 
     def note(self, message: str) -> None:
         """Report information, such as a default that was chosen."""

@@ -4,8 +4,8 @@ import torch
 from tests import reference_parts
 from tests.variants import small
 from tinylm.adapters.bottleneck import SUBLAYERS, Bottleneck, add_bottlenecks, sublayers
-from tinylm.model.build import build_model
-from tinylm.run_config import AdapterConfig
+from tinylm.config.run import AdapterConfig
+from tinylm.transformer.build import build_model
 
 SETTINGS = AdapterConfig(
     kind="bottleneck", base="b", base_digest="d", rank=3, alpha=1.0, dropout=0.0, targets=SUBLAYERS

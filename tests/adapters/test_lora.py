@@ -12,12 +12,12 @@ from tests import reference_parts
 from tests.formats.refusals import assert_refused
 from tests.variants import randomised, small
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors, load_adapter_tensors
-from tinylm.adapters.load import set_adapter_scale
 from tinylm.adapters.lora import TARGETS, LoRALinear, add_lora, check_merged, max_rank, merge_lora, target_modules
+from tinylm.config.run import AdapterConfig
 from tinylm.errors import UsageError
-from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder
-from tinylm.run_config import AdapterConfig
+from tinylm.models.adapter import set_adapter_scale
+from tinylm.transformer.build import build_model
+from tinylm.transformer.decoder import Decoder
 
 EVERYWHERE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 12]])

@@ -8,7 +8,7 @@ from torch import nn
 
 from tinylm.adapters.lora import LoRALinear, merge_lora
 from tinylm.adapters.replacement import Replacement
-from tinylm.model.norm import LayerNorm, RMSNorm, UnitOffsetRMSNorm
+from tinylm.transformer.norm import LayerNorm, RMSNorm, UnitOffsetRMSNorm
 
 torch.manual_seed(0)
 MODULES: dict[str, nn.Module] = {

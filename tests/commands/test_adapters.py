@@ -11,7 +11,7 @@ import torch
 
 from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, same_tensors, snapshot, tinylm
 from tinylm.adapters.lora import LoRALinear
-from tinylm.run_config import DataConfig
+from tinylm.config.run import DataConfig
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights
 

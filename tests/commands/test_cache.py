@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.shell import assert_error, records, run_ok, tinylm
-from tinylm.cache_directory import SUBFOLDERS
+from tinylm.system.cache_directory import SUBFOLDERS
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.formats.peers import save_peer
 from tests.shell import CHILD_LIMIT, assert_error, child_process, default_signals, environment, records, run_ok
 from tests.shell import tinylm as shell
 from tinylm.commands.chat import _print_answer
-from tinylm.console import Console
+from tinylm.commands.console import Console
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}a:{% endif %}"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.shell import TINY, assert_error, records, run_ok, same_tensors, tinylm
 from tests.text.templates import LLAMA_2
-from tinylm.run_config import SpecialTokens
+from tinylm.config.run import SpecialTokens
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.text.chat_template import CHATML
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from tests.shell import records, run_ok, tinylm
-from tinylm import doctor
+from tinylm.commands.console import Console
 from tinylm.commands.fields import print_fields
-from tinylm.console import Console
+from tinylm.machine import doctor
 
 SECTIONS = ["versions", "optional_packages", "devices", "threads", "free_space", "cache", "computation"]
 SECTIONS += ["largest_models"]

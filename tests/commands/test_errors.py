@@ -30,7 +30,7 @@ import typer.main
 from tests.shell import TINY, Result, snapshot, story, tinylm
 from tinylm.cli import app
 from tinylm.commands.flags import long_flag
-from tinylm.validation import RANGES
+from tinylm.config.validation import RANGES
 
 CHATS = [
     {"messages": [{"role": role, "content": "a"}, {"role": "assistant", "content": "b"}]} for role in ("user", "bot")

@@ -16,9 +16,9 @@ from tests.shell import TINY, environment, records, run_child, run_ok
 from tests.shell import tinylm as shell
 from tinylm.cli import app
 from tinylm.commands.train import train
-from tinylm.model_config import ModelConfig
+from tinylm.config.model import ModelConfig
+from tinylm.config.training import TrainingConfig
 from tinylm.run_directory.loading import load_model, read_config
-from tinylm.training_config import TrainingConfig
 
 pytestmark = pytest.mark.usefixtures("corpus")
 

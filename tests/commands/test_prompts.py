@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.shell import assert_error, default_signals, records, run_child, run_ok, tinylm
+from tinylm.commands.console import Console
 from tinylm.commands.sample import read_prompts
 from tinylm.commands.sample_options import PromptOptions, unescape
-from tinylm.console import Console
 from tinylm.errors import UsageError
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.prompts import parse_prompts, require_plain_text
@@ -143,7 +143,7 @@ def test_the_command_works_with_a_closed_standard_input(run: Path) -> None:
 
 
 def test_an_endless_standard_input_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinylm.streams.MAX_STDIN_BYTES", 1 << 20)
+    monkeypatch.setattr("tinylm.commands.streams.MAX_STDIN_BYTES", 1 << 20)
     assert_error(tinylm("sample", "-", "-m", run, stdin="y" * (1 << 21)), 2, "Standard input has more than 1 MB")
 
 

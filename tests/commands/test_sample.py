@@ -62,7 +62,9 @@ def test_a_sample_depends_on_its_seed_and_not_on_the_number_of_samples(run: Path
 
 def test_tokens_are_printed_as_they_are_generated(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks: list[str] = []
-    monkeypatch.setattr("tinylm.console.Console.result", lambda self, text, end="\n": chunks.append(text + end))
+    monkeypatch.setattr(
+        "tinylm.commands.console.Console.result", lambda self, text, end="\n": chunks.append(text + end)
+    )
     run_ok("sample", "-m", run, "-p", PROMPT, "-n", 10, "--seed", 1)
     assert chunks[0] == PROMPT
     assert len(chunks) == 12 and chunks[-1] == "\n"

@@ -12,8 +12,8 @@ import pytest
 
 from tests.shell import TINY, assert_error, records, run_ok, snapshot, story, tinylm
 from tests.trained_runs import BOTH, REVERSED, pairs_file
-from tinylm.cache_directory import cache_root
 from tinylm.run_directory.loading import read_config
+from tinylm.system.cache_directory import cache_root
 from tinylm.text.tokenizer import Tokenizer
 
 ONE_STEP = ("--steps", 1, *TINY)

@@ -14,7 +14,7 @@ import torch
 
 from tests.shell import FILES, TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
 from tinylm.commands import training_display
-from tinylm.ranks import Ranks
+from tinylm.distributed.ranks import Ranks
 from tinylm.run_directory.loading import load_model, read_config, summarise
 from tinylm.training.graceful_stop import StopRequest
 
@@ -155,13 +155,13 @@ def test_dry_run_in_several_processes_plans_for_all_of_them(corpus: Path) -> Non
 def test_the_plan_does_not_depend_on_how_busy_the_machine_is(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With contradictory timings: the first ones are kept in the machine profile, and recorded in the plan."""
     shutil.rmtree(os.environ["TINYLM_CACHE"])
-    monkeypatch.setattr("tinylm.device.must_compare_bf16", lambda device: True)
-    monkeypatch.setattr("tinylm.device.computes_bf16", lambda device: True)
-    monkeypatch.setattr("tinylm.machine.must_compare_bf16", lambda device: True)
+    monkeypatch.setattr("tinylm.machine.device.must_compare_bf16", lambda device: True)
+    monkeypatch.setattr("tinylm.machine.device.computes_bf16", lambda device: True)
+    monkeypatch.setattr("tinylm.machine.measure.must_compare_bf16", lambda device: True)
     commands = [("--steps", 300), ("--epochs", 2), ("--time", "2m")]
 
     def plans(rates: dict[str, float]) -> list[str]:
-        monkeypatch.setattr("tinylm.machine._measure_matmul_rate", lambda device, dtype: rates[dtype])
+        monkeypatch.setattr("tinylm.machine.measure._measure_matmul_rate", lambda device, dtype: rates[dtype])
         return [run_ok("train", corpus, *command, "--dry-run", "--json").stdout for command in commands]
 
     quiet = plans({"fp32": 3e11, "bf16": 9e11})

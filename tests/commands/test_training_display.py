@@ -11,17 +11,17 @@ import torch
 
 from tests.shell import TINY, run_ok, story, tinylm
 from tests.variants import randomised, small
+from tinylm.commands.console import Console
 from tinylm.commands.training_display import TrainingDisplay
-from tinylm.console import Console
+from tinylm.config.run import DataConfig, RunConfig, TokenizerConfig
+from tinylm.config.training import Budget, TrainingConfig
+from tinylm.distributed.launch import Launch
+from tinylm.distributed.ranks import Ranks
 from tinylm.errors import TinyLMError
-from tinylm.launch import Launch
-from tinylm.model.build import build_model
-from tinylm.ranks import Ranks
-from tinylm.run_config import DataConfig, RunConfig, TokenizerConfig
 from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Evaluated, Logged, Sampled, Started, Stepped
 from tinylm.training.samples import generate_sample
-from tinylm.training_config import Budget, TrainingConfig
+from tinylm.transformer.build import build_model
 
 
 def test_a_sample_during_training_changes_no_state_and_compiles_nothing() -> None:
@@ -120,7 +120,7 @@ def test_errors_of_report_and_trackers_reach_all_ranks(
             published.append(str(error))
             raise
 
-    monkeypatch.setattr("tinylm.ranks.join_ranks", join)
+    monkeypatch.setattr("tinylm.distributed.ranks.join_ranks", join)
     monkeypatch.setattr("tinylm.training.restart.start_run", Mock(side_effect=TinyLMError("began")))
     for name, value in {"MASTER_ADDR": "x", "MASTER_PORT": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
@@ -144,6 +144,6 @@ def test_training_ends_with_a_sample_and_the_next_command(tmp_path: Path, monkey
     assert shown.stderr.endswith(f"{title}\n{sample}{use}\n")
     assert [result.stdout for result in (quiet, logged, shown)] == [f"{run}\n"] * 3
     assert not any(text in result.stderr for text in (title, "To use it") for result in (quiet, logged))
-    monkeypatch.setattr("tinylm.loaded_model.load", Mock(side_effect=MemoryError))
+    monkeypatch.setattr("tinylm.models.model.load", Mock(side_effect=MemoryError))
     failed = run_ok(*command)
     assert failed.stdout == f"{run}\n" and failed.stderr.endswith(f"{use}\n") and title not in failed.stderr

@@ -13,11 +13,11 @@ from tests.variants import randomised, small
 from tinylm.errors import TinyLMError
 from tinylm.evaluation.loop import EvaluationLoss, evaluate_loss
 from tinylm.evaluation.masked import masked_losses_and_accuracy
-from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.token_masking import masked_evaluation_batches
+from tinylm.transformer.build import build_model
+from tinylm.transformer.decoder import Decoder
 
 CONFIG = small(context=8, dropout=0.5)
 TOKENS = np.random.default_rng(0).integers(0, CONFIG.vocab_size, 30).astype(np.uint8)

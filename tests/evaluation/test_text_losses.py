@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from tests.shell import story
 from tests.text.test_chat_batches import random_tokens
 from tests.variants import randomised, small
+from tinylm.distributed.ranks import ONE_RANK
 from tinylm.evaluation.baselines import baseline_bits_per_byte
 from tinylm.evaluation.bootstrap import ratio_interval
 from tinylm.evaluation.chat import evaluate_chat
@@ -21,14 +22,13 @@ from tinylm.evaluation.pairs import evaluate_pairs
 from tinylm.evaluation.text import evaluate_text
 from tinylm.evaluation.text_losses import TextLosses, text_losses
 from tinylm.evaluation.units import MAX_BLOCKS, MAX_UNITS
-from tinylm.model.build import build_model
 from tinylm.objectives.loss import next_token_losses, sequence_to_sequence_losses
-from tinylm.ranks import ONE_RANK
 from tinylm.reporter import LogReporter
 from tinylm.text.chat_batches import ChatRows
 from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
 from tinylm.text.tokenizer import train_bpe, train_char
+from tinylm.transformer.build import build_model
 
 TOKENIZER = train_char("abcdefghij").with_mask_token()
 SIZE = TOKENIZER.vocab_size

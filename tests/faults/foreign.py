@@ -14,8 +14,9 @@ import numpy as np
 from tests.faults import forging
 from tests.faults.forging import INFINITY, NAN, VALUES, Forge, Forgery, write
 from tests.faults.process import Ran
-from tinylm import files, streams
+from tinylm.commands import streams
 from tinylm.formats import gguf_header
+from tinylm.system import files
 
 FOLDERS = {  # name: case of tests/formats/peers.py
     "llama": "llama 3 scaling",

@@ -22,7 +22,7 @@ import torch
 
 from tests.faults.process import remove
 from tests.forgeries import MUTATIONS, forged_tokenizers, written
-from tinylm.run_config import RunConfig
+from tinylm.config.run import RunConfig
 from tinylm.run_directory.weights import digest
 from tinylm.text.tokenizer import Tokenizer
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from tests.formats.peers import BASES
 from tests.formats.refusals import assert_refused
 from tests.variants import small
+from tinylm.config.model import ModelConfig, RopeScaling
 from tinylm.errors import UsageError
 from tinylm.formats import family
 from tinylm.formats.families import FAMILIES, convert
 from tinylm.formats.family import ExportedTensors
 from tinylm.formats.family_choice import choose_family
 from tinylm.formats.foreign_config import WITHOUT_EFFECT
-from tinylm.model.build import build_model
-from tinylm.model_config import ModelConfig, RopeScaling
+from tinylm.transformer.build import build_model
 
 SAVED = {kind: transformers.AutoConfig.for_model(kind, **BASES[kind]).to_dict() for kind in FAMILIES}
 

@@ -15,8 +15,8 @@ import torch
 from tests.formats.gguf_files import CASES, peer_metadata, peer_tensors, save_peer, write_file
 from tests.formats.peers import CONTEXT, ids, load, make_peer
 from tests.formats.refusals import assert_refused
+from tinylm.config.run import SpecialTokens
 from tinylm.formats.gguf_reader import read_gguf
-from tinylm.run_config import SpecialTokens
 
 TOLERANCE = 1e-4  # of logits whose standard deviation is about 1 to 10
 

@@ -15,17 +15,17 @@ import transformers
 from tests.formats.gguf_files import CASES, save_peer
 from tests.formats.refusals import assert_refused
 from tests.formats.test_gguf_tokenizer import EXAMPLES, byte_level_ids
+from tinylm.config.presets import make_model_config
+from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats import gguf_writer
 from tinylm.formats.gguf_reader import open_gguf, read_gguf
 from tinylm.formats.gguf_tokenizer import ReadTokenizer
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.imported import ForeignModel
-from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder
-from tinylm.presets import make_model_config
-from tinylm.run_config import SpecialTokens
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
+from tinylm.transformer.build import build_model
+from tinylm.transformer.decoder import Decoder
 
 SIZES: dict[str, Any] = {"layers": 2, "heads": 4, "kv_heads": 2, "width": 64, "ffn_width": 96, "context": 48}
 CHARACTERS = train_char("".join(dict.fromkeys("aehlotw THEL'sd0123456789 \n.,!?中文👍é")))

@@ -20,12 +20,12 @@ from tests.formats.refusals import assert_refused
 from tests.published import published
 from tests.shell import story
 from tests.variants import small
+from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.huggingface import is_model_folder, read_folder, rebuilds_tokenizer, write_folder
 from tinylm.formats.imported import ForeignModel
-from tinylm.model.build import build_model
-from tinylm.run_config import SpecialTokens
 from tinylm.text.tokenizer import train_bpe, train_char
+from tinylm.transformer.build import build_model
 
 TEXTS = ("First a line.\n", "  two\tspaces ", "naïve, 你好 🙂", f"{EOS} in a text", "")
 Changes = dict[str, Any]  # by file: new fields, new content in bytes, what is in its place, or None for nothing

@@ -17,11 +17,11 @@ import torch
 from tests.formats.peers import edit_json, make_peer
 from tests.formats.peft_adapters import make_adapter
 from tests.formats.refusals import assert_refused
+from tinylm.config.model import ModelConfig
 from tinylm.errors import TinyLMError
 from tinylm.formats import peft
 from tinylm.formats.families import FAMILIES
 from tinylm.formats.peft_config import Pattern
-from tinylm.model_config import ModelConfig
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -13,9 +13,9 @@ from tinylm.generation.beam_search import BeamSearchConfig, beam_search, encode_
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import generate
 from tinylm.generation.sampler import Sampler
-from tinylm.model.build import build_model
-from tinylm.model.encoder_decoder import EncoderDecoder
-from tinylm.model.kv_cache import Cache
+from tinylm.transformer.build import build_model
+from tinylm.transformer.encoder_decoder import EncoderDecoder
+from tinylm.transformer.kv_cache import Cache
 
 V, END, MAX_TOKENS = 5, 0, 4
 SOURCES = [[3, 1, 4], [2], [1, 1, 2, 3, 4], [4, 4], [2, 3]]

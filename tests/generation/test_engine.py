@@ -25,7 +25,6 @@ import tinylm
 from tests.formats.test_gguf_writer import CHARACTERS, own_model
 from tests.shell import CHILD_LIMIT, assert_error, environment, run_ok, story
 from tests.shell import tinylm as shell
-from tinylm import files, loaded_model
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.generation import converted_model, engine, llama_cpp
@@ -36,7 +35,9 @@ from tinylm.generation.generator import Engine, TorchEngine
 from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p, softmax
+from tinylm.models import model as loaded_model
 from tinylm.reporter import SilentReporter
+from tinylm.system import files
 from tinylm.text.tokenizer import Tokenizer
 
 CONTEXT = 48  # of the models
@@ -252,8 +253,10 @@ def test_a_damaged_record_and_a_missing_file_are_replaced(
 
 
 def test_generation_from_a_converted_file_does_not_import_torch() -> None:
-    imports = "import sys, tinylm.commands.sample, tinylm.commands.chat, tinylm.open_generator, tinylm.chat_session"
-    code = f"{imports}\nassert 'torch' not in sys.modules"
+    modules = (
+        "tinylm.commands.sample, tinylm.commands.chat, tinylm.models.open_generator, tinylm.generation.chat_session"
+    )
+    code = f"import sys, {modules}\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=CHILD_LIMIT, env=environment())
 
 

@@ -5,15 +5,15 @@ import torch
 from torch import nn
 
 from tests.variants import VARIANTS, every_variant, randomised, small
-from tinylm.adapters.load import set_adapter_scale
 from tinylm.adapters.lora import add_lora
+from tinylm.config.model import ModelConfig
+from tinylm.config.run import AdapterConfig
 from tinylm.generation import fuse_layers
 from tinylm.generation.fuse_layers import FusedAttention, FusedGatedFeedForward, fuse_model
 from tinylm.generation.quantize import Int8Linear
-from tinylm.model.attention import CrossAttention
-from tinylm.model.build import build_model
-from tinylm.model_config import ModelConfig
-from tinylm.run_config import AdapterConfig
+from tinylm.models.adapter import set_adapter_scale
+from tinylm.transformer.attention import CrossAttention
+from tinylm.transformer.build import build_model
 
 
 def names_of_type(model: nn.Module, type_: type[nn.Module]) -> set[str]:

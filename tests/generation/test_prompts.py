@@ -5,11 +5,11 @@ import pytest
 import tokenizers
 from tokenizers import models
 
+from tinylm.config.run import DataConfig, SpecialTokens
 from tinylm.errors import UsageError
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy
 from tinylm.generation.prompts import Prompt, encode_prompt, parse_prompts, start_tokens
 from tinylm.reporter import SilentReporter
-from tinylm.run_config import DataConfig, SpecialTokens
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 CHAR = train_char("abc\n ")

@@ -5,10 +5,10 @@ from torch import nn
 
 from tests.variants import every_variant, randomised, small
 from tinylm.adapters.lora import add_lora
+from tinylm.config.model import ModelConfig
+from tinylm.config.run import AdapterConfig
 from tinylm.generation.quantize import Int8Linear, quantize_int8
-from tinylm.model.build import build_model
-from tinylm.model_config import ModelConfig
-from tinylm.run_config import AdapterConfig
+from tinylm.transformer.build import build_model
 
 SHAPES = [(16, 16), (1, 5), (7, 1), (33, 64), (100, 3)]
 

@@ -8,8 +8,9 @@ import pytest
 
 import tinylm
 import tinylm.training.run
-from tinylm import comparison, loaded_model
+from tinylm.analysis import comparison
 from tinylm.kernels import allocator
+from tinylm.models import model as loaded_model
 
 PROGRAM = """
 import resource
@@ -69,4 +70,4 @@ def test_training_evaluation_and_comparison_keep_freed_blocks(tmp_path: Path, mo
     model = tinylm.load(tmp_path / "run", device="cpu")
     model.evaluate(text="It was cold.")
     comparison.compare_models(model, model)
-    assert calls[1:] == ["tinylm.loaded_model", "tinylm.comparison"]
+    assert calls[1:] == ["tinylm.models.model", "tinylm.analysis.comparison"]

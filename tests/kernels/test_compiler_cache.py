@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.shell import ROOT, run_child
-from tinylm.device import can_compile
 from tinylm.errors import TinyLMError
 from tinylm.kernels.compiler_cache import FOLDERS, prepare_compiler, use_private_folders
+from tinylm.machine.device import can_compile
 
 # A process that compiles layers and prints the paths of all files that it opened for writing, folders
 # that it made, and files that it loaded as code. Its compilers are processes of their own, which write to TMPDIR.
@@ -28,7 +28,7 @@ def record(event, arguments):
 sys.addaudithook(record)
 import torch
 from tests.variants import small
-from tinylm.model.build import build_model
+from tinylm.transformer.build import build_model
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
 from tinylm.training.compile_layers import compile_layers

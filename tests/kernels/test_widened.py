@@ -9,8 +9,8 @@ from torch import Tensor
 from tests.variants import small
 from tinylm.kernels import cpu_features, onednn, widened
 from tinylm.kernels.widened import MIN_ROWS
-from tinylm.model.build import build_model
-from tinylm.model.linear import Linear, linear
+from tinylm.transformer.build import build_model
+from tinylm.transformer.linear import Linear, linear
 
 EPSILONS = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 

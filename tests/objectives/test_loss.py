@@ -9,16 +9,16 @@ from torch import Tensor
 
 from tests import reference, reference_parts
 from tests.variants import randomised, small
-from tinylm.device import can_compile
+from tinylm.config.model import ModelConfig
 from tinylm.kernels.compiler_cache import prepare_compiler
-from tinylm.model.build import build_model
-from tinylm.model.cross_entropy import CrossEntropy
-from tinylm.model.decoder import Decoder
-from tinylm.model.stack import Output
-from tinylm.model_config import ModelConfig
+from tinylm.machine.device import can_compile
 from tinylm.objectives import loss as module
 from tinylm.objectives.loss import Loss, masked_token, next_token, next_two_tokens, sequence_to_sequence
 from tinylm.text.batches import Batch
+from tinylm.transformer.build import build_model
+from tinylm.transformer.cross_entropy import CrossEntropy
+from tinylm.transformer.decoder import Decoder
+from tinylm.transformer.stack import Output
 
 
 def decoder(config: ModelConfig) -> Decoder:

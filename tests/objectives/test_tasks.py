@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from tests.variants import randomised, small
-from tinylm.model.build import build_model
-from tinylm.task_kinds import TASKS, make_task
+from tinylm.config.training import OBJECTIVES, Budget, TrainingConfig
+from tinylm.evaluation.task_kinds import TASKS, make_task
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import train_char
-from tinylm.training_config import OBJECTIVES, Budget, TrainingConfig
+from tinylm.transformer.build import build_model
 
 SETTINGS: dict[str, Any] = {"batch_size": 2, "micro_batch": 2, "lr": 0.1, "min_lr": 0.0, "warmup": 0.0}
 SETTINGS["budget"] = Budget(steps=1)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from tests.machines import machine
-from tinylm.machine import Machine
+from tinylm.config.run import AdapterConfig, DataConfig
+from tinylm.machine.measure import Machine
 from tinylm.planning.data_shape import PairShape
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.run_config import AdapterConfig, DataConfig
 from tinylm.text.pair_batches import PairContexts
 
 

@@ -8,13 +8,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.machines import machine
 from tests.variants import VARIANTS, small
-from tinylm.machine import probe_config
-from tinylm.model.build import build_model
+from tinylm.config.presets import PRESETS, make_model_config
+from tinylm.config.training import MUON_OPTIMIZERS, Budget, TrainingConfig
+from tinylm.machine.measure import probe_config
 from tinylm.planning.cost import matrix_parameters, muon_flops, parameters_by_part, training_flops, training_speed
 from tinylm.planning.cost import training_step_seconds as step_seconds
-from tinylm.presets import PRESETS, make_model_config
 from tinylm.training.optimizer import build_optimizer
-from tinylm.training_config import MUON_OPTIMIZERS, Budget, TrainingConfig
+from tinylm.transformer.build import build_model
 
 
 @pytest.mark.parametrize(

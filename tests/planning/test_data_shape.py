@@ -9,16 +9,16 @@ import pytest
 
 from tests.machines import machine
 from tests.planning.planned import data, planned
+from tinylm.config.run import CORPUS_KINDS
+from tinylm.config.training import Budget
 from tinylm.errors import UsageError
 from tinylm.planning.data_shape import SHAPES, ChatShape, Rows, data_shape
 from tinylm.planning.memory import training_memory
 from tinylm.planning.plan import Plan
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.run_config import CORPUS_KINDS
 from tinylm.text.chat_batches import ChatParts
 from tinylm.text.chat_tokens import FIRST, SCORED, ChatTokens
 from tinylm.text.token_files import TokenFolder
-from tinylm.training_config import Budget
 
 END = 3
 

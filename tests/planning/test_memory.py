@@ -10,19 +10,19 @@ import torch
 from tests.machines import machine
 from tests.planning.planned import adapter, data, planned, planned_pairs
 from tests.variants import small
-from tinylm.device import autocast
+from tinylm.config.model import ModelConfig
+from tinylm.distributed.ranks import MAX_SUM_BYTES
 from tinylm.errors import UsageError
 from tinylm.kernels.short_attention import MAX_UNFUSED_KEYS, max_unfused_keys
-from tinylm.machine import Machine
-from tinylm.model.build import build_model
-from tinylm.model_config import ModelConfig
+from tinylm.machine.device import autocast
+from tinylm.machine.measure import Machine
 from tinylm.objectives.loss import MAX_CUDA_LOGITS, MAX_FROZEN_LOGITS, MAX_LOGITS
 from tinylm.planning import recipes
 from tinylm.planning.cost import block_parameters, parameters_by_part
 from tinylm.planning.memory import TrainingMemory, activation_bytes, layer_bytes, training_memory
 from tinylm.planning.plan import Plan
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.ranks import MAX_SUM_BYTES
+from tinylm.transformer.build import build_model
 
 
 def test_unfused_attention_stores_its_weights() -> None:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.machines import machine
 from tests.planning.planned import data, planned, planned_pairs
 from tests.variants import small
+from tinylm.config.presets import PRESETS, SHORT_CONTEXTS, SIZES, make_model_config
+from tinylm.config.training import Budget
 from tinylm.errors import UsageError
 from tinylm.planning import recipes
 from tinylm.planning.cost import matrix_parameters
 from tinylm.planning.model_size import choose_dropout, choose_sizes, training_tokens
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.presets import PRESETS, SHORT_CONTEXTS, SIZES, make_model_config
-from tinylm.training_config import Budget
 
 
 @given(st.floats(1, 1e5), st.integers(1000, 10**9))

@@ -11,11 +11,11 @@ from tests.machines import machine
 from tests.planning.planned import adapter, data, planned, planned_pairs
 from tests.text.corpora import require_errors
 from tests.variants import small
-from tinylm.machine import Machine
-from tinylm.model_config import ModelConfig
+from tinylm.config.model import ModelConfig
+from tinylm.config.presets import PRESETS, SIZES
+from tinylm.config.training import Budget
+from tinylm.machine.measure import Machine
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.presets import PRESETS, SIZES
-from tinylm.training_config import Budget
 
 
 def test_without_a_budget_a_run_lasts_ten_minutes_or_until_it_stops_improving() -> None:

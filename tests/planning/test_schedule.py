@@ -13,14 +13,14 @@ from tests.machines import machine
 from tests.planning.planned import adapter, data, planned, planned_pairs
 from tests.shell import ROOT
 from tests.variants import small
+from tinylm.config.model import INITIALISATIONS
+from tinylm.config.presets import PRESETS, SIZES, make_model_config
+from tinylm.config.run import ADAPTER_KINDS
+from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import UsageError
-from tinylm.model_config import INITIALISATIONS
 from tinylm.planning import recipes
 from tinylm.planning.schedule import choose_learning_rate, choose_weight_decay
-from tinylm.presets import PRESETS, SIZES, make_model_config
-from tinylm.run_config import ADAPTER_KINDS
 from tinylm.training.learning_rate import learning_rate
-from tinylm.training_config import Budget, TrainingConfig
 
 
 def test_steps_are_those_of_the_budget() -> None:

@@ -13,11 +13,11 @@ from tests import reference
 from tests.reference_parts import Visible, attend_full, bidirectional, causal, windowed
 from tests.shell import TINY, run_ok
 from tests.variants import randomised, small
-from tinylm.model.attention import CrossAttention, RelativeDotProduct, SelfAttention
-from tinylm.model.build import build_model
 from tinylm.report.attention_maps import recorded_attention
 from tinylm.report.predictions import _attention
 from tinylm.text.run_tokens import reopen_part
+from tinylm.transformer.attention import CrossAttention, RelativeDotProduct, SelfAttention
+from tinylm.transformer.build import build_model
 
 TOKENS = 9
 CASES: list[tuple[dict[str, Any], Visible]] = [

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from tests.variants import small
-from tinylm.model.build import build_model
-from tinylm.run_config import DataConfig, RunConfig, RuntimeConfig, TokenizerConfig
+from tinylm.config.run import DataConfig, RunConfig, RuntimeConfig, TokenizerConfig
+from tinylm.config.training import Budget, TrainingConfig
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, restore_model
 from tinylm.run_directory.tensor_files import Shard
 from tinylm.text.tokenizer import train_char
-from tinylm.training_config import Budget, TrainingConfig
+from tinylm.transformer.build import build_model
 
 TOKENIZER = train_char("abc")
 SHAPE = small(vocab_size=4, context=4, layers=1, width=4, heads=2, kv_heads=1, ffn_width=4)

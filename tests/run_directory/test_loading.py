@@ -25,8 +25,8 @@ from tests.run_directory.saved_runs import (
     state_of,
     weights_of,
 )
+from tinylm.config.run import FORMAT, AdapterConfig
 from tinylm.errors import AdapterNotModelError, NoRunError, TinyLMError, UsageError
-from tinylm.run_config import FORMAT, AdapterConfig
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights, summarise
 from tinylm.text.tokenizer import train_char

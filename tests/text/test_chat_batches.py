@@ -6,11 +6,11 @@ import torch
 
 from tests.text.corpora import require_errors
 from tests.variants import randomised, small
-from tinylm.model.build import build_model
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
 from tinylm.text.chat_batches import ChatRows, chat_evaluation_batches, describe_left_out, pack, require_usable
 from tinylm.text.chat_tokens import ChatTokens
+from tinylm.transformer.build import build_model
 
 
 def chat_tokens(*conversations: list[tuple[int, bool]]) -> ChatTokens:

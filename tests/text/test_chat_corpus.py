@@ -16,9 +16,9 @@ import pytest
 import tinylm
 from tests.text.corpora import documents_of, require_errors, write_file
 from tests.text.templates import CONVERSATIONS, messages
+from tinylm.config.run import DataConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import LogReporter
-from tinylm.run_config import DataConfig
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import Conversation, parse_conversation, read_conversations
 from tinylm.text.chat_corpus import ChatCorpus

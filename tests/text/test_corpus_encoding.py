@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tests.text.corpora import TEXT, documents_of, require_errors, split_of, write_file
-from tinylm.cache_directory import cache_root
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import SilentReporter
+from tinylm.system.cache_directory import cache_root
 from tinylm.text.corpus import Corpus, find_corpus
 from tinylm.text.corpus_encoding import encode_split, split_corpus
 from tinylm.text.run_tokens import encode_again, has_tokens, reopen_tokens

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.text.corpora import split_of, write_file, write_pairs
-from tinylm import files
-from tinylm.cache_directory import cache_root
+from tinylm.system import files
+from tinylm.system.cache_directory import cache_root
 from tinylm.text import kept_results
 from tinylm.text.corpus import Corpus, CorpusStats, find_corpus
 from tinylm.text.corpus_encoding import corpus_without_unknown, encode_split

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from tests.shell import ROOT, child_process, default_signals
 from tests.text.corpora import split_of, write_file
-from tinylm.cache_directory import private_folder
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import LogReporter
+from tinylm.system.cache_directory import private_folder
 from tinylm.text import corpus_encoding, parallel_encoding, sharded_tokens, token_files
 from tinylm.text.corpus_encoding import SplitCorpus
 from tinylm.text.corpus_loading import encode_text
@@ -466,7 +466,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from tests.text.test_token_files import BPE, KEY, stream
-from tinylm.process_signals import run_with_signal_handlers
+from tinylm.system.process_signals import run_with_signal_handlers
 from tinylm.text import parallel_encoding, token_files
 parallel_encoding.PROCESSES_FROM, parallel_encoding.usable_cores = 1, lambda: 2
 token_files.BATCH_CHARACTERS, token_files.SHARD_TOKENS = 200, 1000

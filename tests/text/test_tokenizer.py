@@ -23,8 +23,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.run_config import SpecialTokens
 from tinylm.text import gigatoken_bpe
 from tinylm.text import tokenizer as tokenizer_module
 from tinylm.text.corpus import rechunk

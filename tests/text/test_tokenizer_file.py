@@ -16,7 +16,7 @@ from tests.forgeries import forged_tokenizers
 from tests.published import PATTERNS, TEXT, published
 from tests.shell import ROOT
 from tinylm.errors import TinyLMError
-from tinylm.process_signals import Interrupted
+from tinylm.system.process_signals import Interrupted
 from tinylm.text.decoding import decode_after, stream_decoder
 from tinylm.text.regex_patterns import is_linear
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.training.run_sessions import TOKENIZER, RunSession, config_of
-from tinylm.run_config import RunConfig
+from tinylm.config.run import RunConfig
 from tinylm.text.token_files import SplitDocuments, TokenFolder, encode_to_folder
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from tinylm.launch import Launch
-from tinylm.ranks import Ranks, join_ranks
+from tinylm.distributed.launch import Launch
+from tinylm.distributed.ranks import Ranks, join_ranks
 from tinylm.reporter import LogReporter
 from tinylm.training.events import Event, Stepped
 from tinylm.training.pipeline import Session

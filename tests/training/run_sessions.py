@@ -11,11 +11,10 @@ from torch import Tensor
 
 from tests.variants import small
 from tinylm.adapters.adapter import adapter_layers, load_adapter_tensors
-from tinylm.adapters.load import add_adapter, load_base_model
-from tinylm.model.build import build_model
-from tinylm.model.stack import Transformer
-from tinylm.model_config import ModelConfig
-from tinylm.run_config import AdapterConfig, RunConfig, RuntimeConfig, TokenizerConfig
+from tinylm.config.model import ModelConfig
+from tinylm.config.run import AdapterConfig, RunConfig, RuntimeConfig, TokenizerConfig
+from tinylm.config.training import Budget, TrainingConfig, corpora_of, objective_for
+from tinylm.models.adapter import add_adapter, load_base_model
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights, restore_model
 from tinylm.run_directory.metrics_log import read_metrics
@@ -24,7 +23,8 @@ from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Event, Stepped
 from tinylm.training.run import TrainingRun
 from tinylm.training.trainer import Outcome, StopTraining
-from tinylm.training_config import Budget, TrainingConfig, corpora_of, objective_for
+from tinylm.transformer.build import build_model
+from tinylm.transformer.stack import Transformer
 
 TOKENIZER = train_char("abcdef .").with_mask_token()
 SIZES: dict[str, Any] = {"context": 8, "layers": 1, "width": 8, "heads": 2, "kv_heads": 1, "ffn_width": 8}

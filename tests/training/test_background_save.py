@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tests.training.conftest import Begin
 from tests.training.run_sessions import RunSession, config_of, contents
+from tinylm.config.training import Budget
 from tinylm.errors import SaveError
 from tinylm.run_directory import directory
 from tinylm.run_directory.directory import RunDirectory
@@ -25,7 +26,6 @@ from tinylm.run_directory.loading import load_model, read_config
 from tinylm.text.token_files import TokenFolder
 from tinylm.training import background_save
 from tinylm.training.background_save import BackgroundSaver
-from tinylm.training_config import Budget
 
 SMALL = {"a": torch.ones(3)}
 INTERVALS = {"budget": Budget(steps=40), "eval_every": 10, "save_every": 4, "log_every": 5}

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from tests.variants import small
-from tinylm.device import autocast
-from tinylm.model.build import build_model
-from tinylm.model.stack import Transformer
-from tinylm.model_config import ModelConfig
+from tinylm.config.model import ModelConfig
+from tinylm.machine.device import autocast
 from tinylm.objectives.loss import masked_token, next_token, sequence_to_sequence
 from tinylm.text.batches import Batch
 from tinylm.training.checkpoint_activations import checkpoint_activations
+from tinylm.transformer.build import build_model
+from tinylm.transformer.stack import Transformer
 
 DROPOUT = {"dropout": 0.2, "attention_dropout": 0.2}
 OBJECTIVES = {"decoder": next_token, "encoder": masked_token, "encoder-decoder": sequence_to_sequence}

@@ -16,17 +16,17 @@ from tests.training.conftest import Begin
 from tests.training.run_sessions import SHAPE, adapter_for, config_of
 from tests.training.trainer_bench import CONFIG, decoder, trained, watched
 from tests.variants import randomised, small
-from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder
+from tinylm.config.training import Budget
+from tinylm.distributed.ranks import Ranks
 from tinylm.objectives.loss import LanguageModel, next_token
-from tinylm.ranks import Ranks
 from tinylm.text.batches import Batch
 from tinylm.text.token_files import TokenFolder
 from tinylm.training import run as run_module
 from tinylm.training.events import Event, Logged, Notice
 from tinylm.training.graphed_model import GraphedModel, capture_graphs
 from tinylm.training.run import TrainingRun
-from tinylm.training_config import Budget
+from tinylm.transformer.build import build_model
+from tinylm.transformer.decoder import Decoder
 
 
 def test_a_graph_serves_its_shape_and_the_model_all_other_inputs() -> None:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.variants import small
+from tinylm.config.training import SCHEDULES, Budget, TrainingConfig
 from tinylm.errors import UsageError
-from tinylm.model.build import build_model
 from tinylm.training.learning_rate import learning_rate
 from tinylm.training.optimizer import allocate_state, build_optimizer, layer_matrices, set_learning_rate
 from tinylm.training.weight_average import WeightAverage
-from tinylm.training_config import SCHEDULES, Budget, TrainingConfig
+from tinylm.transformer.build import build_model
 
 
 def config(**choices: object) -> TrainingConfig:

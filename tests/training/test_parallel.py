@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from tests.training.trainer_bench import random_batch
-from tinylm import ranks
+from tinylm.distributed import ranks
+from tinylm.distributed.launch import Launch
+from tinylm.distributed.ranks import ProcessRanks, Ranks, machine_threads
+from tinylm.distributed.rendezvous import Rendezvous
 from tinylm.errors import DivergedError, PeerError, UsageError
-from tinylm.launch import Launch
-from tinylm.process_signals import Interrupted
-from tinylm.ranks import ProcessRanks, Ranks, machine_threads
-from tinylm.rendezvous import Rendezvous
+from tinylm.system.process_signals import Interrupted
 from tinylm.text.batches import Batch
 from tinylm.training import graceful_stop, parallel
 from tinylm.training.graceful_stop import StopRequest

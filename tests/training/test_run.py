@@ -21,21 +21,21 @@ from tests.training.conftest import Begin
 from tests.training.run_sessions import SHAPE, TOKENIZER, Killed, RunSession, adapter_for, config_of, contents
 from tests.variants import small
 from tinylm.adapters.bottleneck import SUBLAYERS
-from tinylm.adapters.load import add_adapter
-from tinylm.device import DTYPES
+from tinylm.config.run import AdapterConfig, RunConfig
+from tinylm.config.training import Budget
+from tinylm.distributed.ranks import Ranks
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.loop import evaluate_loss
 from tinylm.kernels import thread_placement
-from tinylm.machine_load import LoadMeter
-from tinylm.model.build import build_model
-from tinylm.model.stack import Transformer
+from tinylm.machine.device import DTYPES
+from tinylm.machine.load import LoadMeter
+from tinylm.models.adapter import add_adapter
 from tinylm.objectives.loss import next_token
 from tinylm.planning.memory import TrainingMemory
 from tinylm.planning.memory_plan import MemoryPlan
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.recipes import MEMORY_ERROR, MEMORY_SHARE
-from tinylm.ranks import Ranks
-from tinylm.run_config import AdapterConfig, RunConfig
+from tinylm.planning.resumed_plan import ResumedPlan
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.run_directory.metrics_log import read_metrics
@@ -45,11 +45,11 @@ from tinylm.training import restart
 from tinylm.training.events import Evaluated, Logged, Notice, Stepped
 from tinylm.training.pipeline import Session
 from tinylm.training.restart import start_run
-from tinylm.training.resumed_plan import ResumedPlan
 from tinylm.training.run import TrainingRun, set_weights_dtype
 from tinylm.training.trainer import StopTraining
 from tinylm.training.training_request import train_request
-from tinylm.training_config import Budget
+from tinylm.transformer.build import build_model
+from tinylm.transformer.stack import Transformer
 
 
 @pytest.fixture(scope="module")

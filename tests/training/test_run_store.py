@@ -14,8 +14,8 @@ from torch import nn
 
 from tests.run_directory.saved_runs import CONFIG, TOKENIZER
 from tests.thread_ranks import in_ranks
+from tinylm.distributed.ranks import Ranks
 from tinylm.errors import SaveError
-from tinylm.ranks import Ranks
 from tinylm.run_directory import directory
 from tinylm.run_directory.directory import RunDirectory, ShardOnlyRun
 from tinylm.run_directory.tensor_files import WHOLE, Shard

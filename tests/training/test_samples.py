@@ -11,14 +11,14 @@ import pytest
 from tests.shell import TINY, run_ok, story
 from tests.training.trainer_bench import SETTINGS
 from tests.variants import randomised, small
-from tinylm.model.build import build_model
-from tinylm.run_config import RunConfig, TokenizerConfig
+from tinylm.config.run import RunConfig, TokenizerConfig
+from tinylm.config.training import Budget, TrainingConfig
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import read_config
 from tinylm.text.tokenizer import train_char
 from tinylm.training import samples
 from tinylm.training.events import Evaluated
-from tinylm.training_config import Budget, TrainingConfig
+from tinylm.transformer.build import build_model
 
 
 @pytest.fixture

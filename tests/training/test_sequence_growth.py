@@ -17,13 +17,13 @@ from tests.training.trainer_bench import (
     watched,
     with_auxiliary,
 )
+from tinylm.config.presets import make_model_config
+from tinylm.config.sequence_growth import SEQUENCE_GROWTHS, mean_share, window_parts
+from tinylm.config.training import Budget
 from tinylm.errors import UsageError
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.planning.recipes import EVALUATION_SHARE, MATMUL_EFFICIENCY
-from tinylm.presets import make_model_config
-from tinylm.sequence_growth import SEQUENCE_GROWTHS, mean_share, window_parts
 from tinylm.text.batches import Batch
-from tinylm.training_config import Budget
 
 
 def test_the_number_of_sequences_halves_after_60_and_85_percent_and_is_one_in_every_eighth_step() -> None:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from tests.training.trainer_bench import SETTINGS
 from tests.variants import small
+from tinylm.config.training import MUON_OPTIMIZERS, TrainingConfig
 from tinylm.errors import TinyLMError
-from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState, optimizer_tensors, restore_optimizer
-from tinylm.training_config import MUON_OPTIMIZERS, TrainingConfig
+from tinylm.transformer.build import build_model
+from tinylm.transformer.decoder import Decoder
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -16,10 +16,11 @@ from tests.thread_ranks import in_ranks
 from tests.training.conftest import Begin
 from tests.training.run_sessions import SHAPE, TOKENIZER, config_of
 from tests.training.trainer_bench import Bench, assert_same, random_batch, rows_at_most, trained, values
-from tinylm.device import Choice
+from tinylm.config.training import Budget
+from tinylm.distributed.ranks import Ranks
 from tinylm.errors import TinyLMError
+from tinylm.machine.device import Choice
 from tinylm.objectives.loss import next_token
-from tinylm.ranks import Ranks
 from tinylm.run_directory.directory import RunDirectory, ShardOnlyRun
 from tinylm.run_directory.loading import read_config
 from tinylm.run_directory.metrics_log import read_metrics
@@ -28,7 +29,6 @@ from tinylm.training import run as run_module
 from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Logged, Notice
 from tinylm.training.run import TrainingRun
-from tinylm.training_config import Budget
 
 
 @pytest.mark.parametrize("rank", [0, 1])

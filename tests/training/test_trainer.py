@@ -21,13 +21,13 @@ from tests.training.trainer_bench import (
     values,
     with_auxiliary,
 )
-from tinylm.model.decoder import Decoder
+from tinylm.config.training import Budget
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch
 from tinylm.training.events import Evaluated, Logged, Stepped
 from tinylm.training.gradient_norms import layer_gradient_norms
 from tinylm.training.learning_rate import learning_rate
-from tinylm.training_config import Budget
+from tinylm.transformer.decoder import Decoder
 
 # Accumulation.
 

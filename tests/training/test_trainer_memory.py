@@ -19,14 +19,14 @@ from tests.training.trainer_bench import (
     values,
     watched,
 )
+from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.model.decoder import Decoder
 from tinylm.text.batches import Batch
 from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Notice
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.weight_average import WeightAverage
-from tinylm.training_config import Budget, TrainingConfig
+from tinylm.transformer.decoder import Decoder
 
 
 def out_of_memory(*_: object, **__: object) -> Any:

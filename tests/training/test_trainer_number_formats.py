@@ -12,11 +12,10 @@ import torch
 
 from tests.training.trainer_bench import CONFIG, Bench, assert_same, trained, values, watched
 from tests.variants import randomised
-from tinylm.device import DTYPES
+from tinylm.config.training import Budget
 from tinylm.errors import DivergedError
 from tinylm.kernels.optimizers import AdamW
-from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder
+from tinylm.machine.device import DTYPES
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch
 from tinylm.training import trainer as trainer_module
@@ -24,7 +23,8 @@ from tinylm.training.events import Logged
 from tinylm.training.muon import Muon
 from tinylm.training.optimizer import MuonAdamW, layer_matrices
 from tinylm.training.state import TrainerState
-from tinylm.training_config import Budget
+from tinylm.transformer.build import build_model
+from tinylm.transformer.decoder import Decoder
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

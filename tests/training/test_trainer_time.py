@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from tests.training.trainer_bench import Bench, Clock
+from tinylm.config.training import Budget
 from tinylm.training.events import Evaluated, Logged, Stepped
 from tinylm.training.state import TrainerState
 from tinylm.training.stop_conditions import EXIT_SECONDS, StoppingRule
 from tinylm.training.trainer import StopTraining
-from tinylm.training_config import Budget
 
 # Stopping.
 

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from tests.variants import randomised, small
-from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder
-from tinylm.model.stack import Transformer
+from tinylm.config.training import Budget, TrainingConfig
+from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.objectives.loss import Loss, next_token
-from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch
 from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Event
 from tinylm.training.graphed_model import GraphedModel
 from tinylm.training.state import TrainerState
 from tinylm.training.trainer import Outcome, Trainer, TrainerHooks, TrainingJob
-from tinylm.training_config import Budget, TrainingConfig
+from tinylm.transformer.build import build_model
+from tinylm.transformer.decoder import Decoder
+from tinylm.transformer.stack import Transformer
 
 CONFIG = small(context=6, layers=1, width=8, heads=2, kv_heads=1, ffn_width=8)
 SETTINGS: dict[str, Any] = {"budget": Budget(steps=1), "batch_size": 6, "micro_batch": 6, "lr": 1.0, "min_lr": 0.0}

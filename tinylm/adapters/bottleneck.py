@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from tinylm.adapters.adapter import Adapter, trained_dtype
 from tinylm.adapters.inject import replace_modules, unwrapped_name
-from tinylm.model.feedforward import gelu
-from tinylm.model.stack import Transformer
-from tinylm.run_config import AdapterConfig
+from tinylm.config.run import AdapterConfig
+from tinylm.transformer.feedforward import gelu
+from tinylm.transformer.stack import Transformer
 
 SUBLAYERS = ("attention", "cross_attention", "feedforward")
 

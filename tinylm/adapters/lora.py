@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from tinylm.adapters.adapter import Adapter, trained_dtype
 from tinylm.adapters.inject import replace_modules, unwrapped_name
 from tinylm.adapters.replacement import Replacement
+from tinylm.config.run import AdapterConfig
+from tinylm.config.validation import check_choice
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.model.moe import RoutedExperts
-from tinylm.model.stack import Transformer
-from tinylm.run_config import AdapterConfig
-from tinylm.validation import check_choice
+from tinylm.transformer.moe import RoutedExperts
+from tinylm.transformer.stack import Transformer
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

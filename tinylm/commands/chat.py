@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tinylm.commands.console import Console
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import MachineOptions, OutputOptions, Panel, option
 from tinylm.commands.sample_options import EngineOptions, QuantizeOptions, SampleSeedOptions, SamplingOptions, unescape
 from tinylm.commands.trained_model_options import AdapterOption, ModelOption
-from tinylm.console import Console
 from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
-    from tinylm.chat_session import ChatSession
+    from tinylm.generation.chat_session import ChatSession
 
 HELP = """\
 /system TEXT   set the system message (without TEXT: the template's own), and begin a new conversation
@@ -89,9 +89,9 @@ def chat(
     output: OutputOptions,
 ) -> None:
     """Talk to a chat model in the terminal: questions from standard input, answers on standard output."""
-    from tinylm.chat_session import ChatSession
+    from tinylm.generation.chat_session import ChatSession
     from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
-    from tinylm.open_generator import open_generator
+    from tinylm.models.open_generator import open_generator
 
     console = output.console()
     config = GenerationConfig(

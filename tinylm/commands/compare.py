@@ -17,12 +17,12 @@ from tinylm.commands.options import (
     text_source,
 )
 from tinylm.commands.trained_model_options import complete_model, complete_run
+from tinylm.distributed.launch import Launch
 from tinylm.errors import UsageError
-from tinylm.launch import Launch
 
 if TYPE_CHECKING:
-    from tinylm.comparison import Comparison
-    from tinylm.console import Console
+    from tinylm.analysis.comparison import Comparison
+    from tinylm.commands.console import Console
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def compare(
     The interval is a paired bootstrap over the documents, or over blocks of a text with fewer than 20 documents. The
     tokenizers may differ.
     """
-    from tinylm.comparison import compare_models, load_model_or_adapter
+    from tinylm.analysis.comparison import compare_models, load_model_or_adapter
 
     if Launch.of(os.environ).size > 1:
         raise UsageError("Models are compared in one process; start the command without torchrun.")

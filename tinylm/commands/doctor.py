@@ -37,10 +37,12 @@ def doctor(
     The models are those planned for ten minutes and for one day. Each problem is shown with its solution. The exit code
     is 1 only if something does not work.
     """
-    from tinylm.doctor import OPTIONAL_PACKAGES, diagnose
+    from tinylm.machine.doctor import OPTIONAL_PACKAGES, diagnose
+    from tinylm.planning.largest_models import largest_models
 
     console = output.console()
     diagnosis = diagnose(device, console, refresh=refresh)
+    diagnosis.sections["largest_models"] = largest_models(diagnosis.machine)
     if console.as_json:
         problems = [asdict(problem) for problem in diagnosis.problems]
         console.record({**diagnosis.sections, "problems": problems, "works": diagnosis.works})

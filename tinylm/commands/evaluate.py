@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tinylm.commands.console import Console
 from tinylm.commands.memorisation_options import MemorisationOptions, check_memorisation_options, print_memorisation
 from tinylm.commands.option_groups import command_line_flags, with_option_groups
 from tinylm.commands.options import (
@@ -23,15 +24,14 @@ from tinylm.commands.options import (
     text_source,
 )
 from tinylm.commands.trained_model_options import AdapterOption, BeamSearchOptions, ModelOption
-from tinylm.console import Console
+from tinylm.distributed.launch import Launch
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import BLEU_TOKENIZERS, SETTINGS_BY_ARCHITECTURE
-from tinylm.launch import Launch
 
 if TYPE_CHECKING:
+    from tinylm.distributed.ranks import Ranks
     from tinylm.evaluation.result import DocumentLoss, Evaluation
-    from tinylm.loaded_model import Model
-    from tinylm.ranks import Ranks
+    from tinylm.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def evaluate_model(
 
     With --memorisation: compare samples of a decoder with its training text; the text is a held-out control.
     """
-    from tinylm.ranks import ONE_RANK, join_ranks
+    from tinylm.distributed.ranks import ONE_RANK, join_ranks
 
     text_options, chat, unknown = options.text, options.chat, options.unknown
     memorisation = options.memorisation
@@ -161,7 +161,7 @@ def _load_on_each_rank(model: Path | None, adapters: list[str], ranks: "Ranks", 
 
     model: `None` loads the base of the adapters or, without adapters, the model that is the newest for rank 0.
     """
-    from tinylm.loaded_model import load
+    from tinylm.models.model import load
 
     if ranks.is_first:
         loaded = load(model, adapters=adapters, **settings)

@@ -52,7 +52,7 @@ def export_model(
     output: OutputOptions,
 ) -> None:
     """Write a model for transformers, vLLM, llama.cpp or ollama, or an adapter for PEFT, and verify the result."""
-    from tinylm import exporting
+    from tinylm.models import exporting
 
     console = output.console()
     exported = exporting.export_model(model, to=to, out=out, dtype=dtype, base=base, force=force, reporter=console)

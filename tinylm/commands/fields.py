@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tinylm.console import Console
+from tinylm.commands.console import Console
 
 UNITS = {  # by the end of a name, the longest first
     "_gb_per_second": "GB/s",

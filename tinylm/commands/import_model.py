@@ -27,7 +27,7 @@ def import_model(
     output: OutputOptions,
 ) -> None:
     """Copy a model of another tool into a run directory, with its tokenizer, its weights and their dtype."""
-    from tinylm import importing
+    from tinylm.models import importing
 
     console = output.console()
     imported = importing.import_model(source, out, force=force, reporter=console)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tinylm.commands.console import Console
 from tinylm.commands.fields import print_fields
 from tinylm.commands.info_columns import compare_records
 from tinylm.commands.next_steps import shell_quote, use_commands
@@ -16,11 +17,10 @@ from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
 from tinylm.commands.terminal_plot import Curve, draw
 from tinylm.commands.trained_model_options import complete_run
-from tinylm.console import Console
-from tinylm.duration import format_duration
+from tinylm.config.duration import format_duration
+from tinylm.config.run import RunConfig, RuntimeConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.report.curves import MAX_NUMBER
-from tinylm.run_config import RunConfig, RuntimeConfig
 from tinylm.run_directory.find_run import newest_model
 
 LETTERS = string.ascii_uppercase  # the labels of the runs in a comparison
@@ -72,7 +72,7 @@ def info(
     plot of the validation losses. For a model of another tool, its family and dtypes are shown as well; for an adapter
     of PEFT, its settings and dtypes.
     """
-    from tinylm.open_model import find_model
+    from tinylm.models.open import find_model
     from tinylm.run_directory.metrics_log import read_curve
 
     console = output.console()
@@ -253,7 +253,7 @@ def _points(columns: dict[str, Any], name: str) -> Points:
 def _describe_foreign(path: Path) -> _Described:
     """The data of a Hugging Face folder or a GGUF file. Reads no weights."""
     from tinylm.formats.source import read_foreign
-    from tinylm.open_model import run_config
+    from tinylm.models.open import run_config
 
     foreign = read_foreign(path)
     config, tokenizer = run_config(foreign, path)

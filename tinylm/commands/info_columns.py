@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tinylm.duration import format_duration
+from tinylm.config.duration import format_duration
 
 MAX_CELL = 32  # characters; a longer value is shortened to its end
 # Prefixes of settings that differ between any two runs, or follow from others. The id of a run is left out as well.

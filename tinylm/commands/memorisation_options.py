@@ -10,9 +10,9 @@ from tinylm.commands.options import Panel, option
 from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
-    from tinylm.console import Console
-    from tinylm.loaded_model import Model
-    from tinylm.memorisation import CopiedText, Memorisation
+    from tinylm.analysis.memorisation import CopiedText, Memorisation
+    from tinylm.commands.console import Console
+    from tinylm.models.model import Model
     from tinylm.text.corpus_loading import TextSource
 
 EXCERPT = 60  # characters of a match in the table
@@ -80,7 +80,7 @@ def print_memorisation(
 
     Raises the errors of `measure_memorisation` and MemorisationConfig.
     """
-    from tinylm.memorisation import MemorisationConfig, measure_memorisation
+    from tinylm.analysis.memorisation import MemorisationConfig, measure_memorisation
 
     config = MemorisationConfig(**vars(options.sampled))
     result = measure_memorisation(model, held_out, training, config)

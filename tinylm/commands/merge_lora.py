@@ -31,7 +31,7 @@ def merge_lora(
 
     With --undo: subtract a merged adapter from a model.
     """
-    from tinylm.adapters.merge import merge_adapter
+    from tinylm.models.merge import merge_adapter
 
     console = output.console()
     merge = merge_adapter(adapter, out, model, console, dtype=dtype, force=force, undo=undo)

@@ -19,11 +19,11 @@ from tinylm.errors import (
     TinyLMError,
     UnknownCharactersError,
 )
-from tinylm.files import is_link, read_json
 from tinylm.run_directory.find_run import path_exists
+from tinylm.system.files import is_link, read_json
 
 if TYPE_CHECKING:
-    from tinylm.run_config import RunConfig
+    from tinylm.config.run import RunConfig
 
 TEXT_OPTIONS = ("--format", "--text-key", "--encoding", "--val-data", "--val-fraction", "--chat-template", "--train-on")
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import typer
 
+from tinylm.commands.console import Console
 from tinylm.commands.flags import find_option, long_flag, settings_to_flags
 from tinylm.commands.next_steps import next_step
 from tinylm.commands.option_sources import append_sources, warn_about_unknown_variables
 from tinylm.commands.suggestions import reject_addresses
-from tinylm.console import Console
+from tinylm.config.validation import check_numbers
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.validation import check_numbers
 
 Command = Callable[..., None]
 COMMAND_LINE = "tinylm.command_line"  # key in `ctx.meta` of the words of the command line

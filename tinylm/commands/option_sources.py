@@ -13,15 +13,15 @@ from typing import Any
 
 import typer
 
+from tinylm.commands.console import Console
 from tinylm.commands.flags import long_flag
 from tinylm.commands.suggestions import suggest_options
-from tinylm.console import Console
+from tinylm.config.validation import describe_value
 from tinylm.errors import UsageError
-from tinylm.validation import describe_value
 
 MAX_CONFIG_BYTES = 1 << 16
 VARIABLES_WITHOUT_OPTION = (
-    "TINYLM_CACHE",  # see `tinylm.cache_directory`
+    "TINYLM_CACHE",  # see `tinylm.system.cache_directory`
     "TINYLM_VERSION",  # tinylm does not read it, but container images often set a variable PROGRAM_VERSION
 )
 

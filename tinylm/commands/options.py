@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tinylm.commands.console import Console
 from tinylm.commands.flags import settings_to_flags
 from tinylm.commands.option_groups import options_from_env_or_file
 from tinylm.commands.option_sources import read_config_file
-from tinylm.console import Console
-from tinylm.run_config import TRAIN_ON
-from tinylm.validation import check_choice
+from tinylm.config.run import TRAIN_ON
+from tinylm.config.validation import check_choice
 
 if TYPE_CHECKING:
     from tinylm.text.corpus_loading import TextSource

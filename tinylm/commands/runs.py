@@ -6,16 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
+from tinylm.commands.console import shorten_number
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions, option
-from tinylm.console import shorten_number
-from tinylm.duration import format_duration
+from tinylm.config.duration import format_duration
+from tinylm.config.presets import find_preset
+from tinylm.config.run import RunConfig
+from tinylm.config.validation import describe_value
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.presets import find_preset
-from tinylm.run_config import RunConfig
 from tinylm.run_directory.find_run import run_directories
 from tinylm.run_directory.layout import CHECKPOINTS
-from tinylm.validation import describe_value
 
 MAX_ERROR_LENGTH = 80  # characters of the error of a damaged run in the table; --json prints the whole error
 COLUMNS = {  # key: title

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from tinylm.commands.console import Console
 from tinylm.commands.option_groups import command_line_flags, with_option_groups
 from tinylm.commands.options import MachineOptions, OutputOptions
 from tinylm.commands.sample_options import PrintOptions, PromptOptions, SampleOptions, unescape
+from tinylm.commands.streams import has_piped_input, read_stdin
 from tinylm.commands.trained_model_options import AdapterOption, ModelOption
-from tinylm.console import Console
+from tinylm.config.validation import check_choice, require
 from tinylm.errors import UsageError
 from tinylm.run_directory.find_run import path_exists
-from tinylm.streams import has_piped_input, read_stdin
-from tinylm.validation import check_choice, require
 
 if TYPE_CHECKING:
     from tinylm.generation.continuation import Continuation, Sample
     from tinylm.generation.fill_mask import FilledPrompt
     from tinylm.generation.generation_config import GenerationConfig
     from tinylm.generation.prompts import Prompt
-    from tinylm.loaded_model import Model
+    from tinylm.models.model import Model
 
 STANDARD_INPUT = "-"
 WAITING_SECONDS = 2.0  # for standard input, before a note says so
@@ -73,7 +73,7 @@ def sample(
 ) -> None:
     """Generate text with a model: continue a prompt, fill its masks (encoders) or translate it (encoder-decoders)."""
     from tinylm.generation.generation_config import BeamSearchConfig, PromptPolicy, SpeedConfig
-    from tinylm.open_generator import open_generator
+    from tinylm.models.open_generator import open_generator
 
     console = output.console()
     policy = PromptPolicy(**vars(options.policy))

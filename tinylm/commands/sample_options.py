@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from tinylm.commands.options import Panel, option
 from tinylm.commands.trained_model_options import BeamSearchOptions
+from tinylm.config.validation import require
 from tinylm.errors import UsageError
-from tinylm.files import read_json
-from tinylm.validation import require
+from tinylm.system.files import read_json
 
 if TYPE_CHECKING:
     from tinylm.generation.generation_config import GenerationConfig

@@ -53,9 +53,9 @@ def serve(
     output: OutputOptions,
 ) -> None:
     """Serve a model to other programs (OpenAI's API) and to the browser. Ctrl-C ends the server."""
-    from tinylm.open_generator import open_for_serving
-    from tinylm.process_signals import WAIT_SECONDS, end_at_next_signal
+    from tinylm.models.open_generator import open_for_serving
     from tinylm.serving import ServerConfig, start_server
+    from tinylm.system.process_signals import WAIT_SECONDS, end_at_next_signal
 
     console = output.console()
     config = ServerConfig(**vars(options))

@@ -7,9 +7,9 @@ import typer
 
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions, Panel, TextOptions, option, text_source
+from tinylm.config.validation import check_choice
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import replacing, temporary_folder
-from tinylm.validation import check_choice
+from tinylm.system.files import replacing, temporary_folder
 
 
 @with_option_groups

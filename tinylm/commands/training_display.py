@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from tinylm.commands.console import Console, shorten_number
 from tinylm.commands.next_steps import shell_quote, use_commands
 from tinylm.commands.training_arguments import TrainingArguments
-from tinylm.console import Console, shorten_number
-from tinylm.duration import format_duration
+from tinylm.config.duration import format_duration
+from tinylm.config.run import LAST, RunConfig
+from tinylm.config.sequence_growth import SEQUENCE_GROWTHS
+from tinylm.distributed.launch import Launch
 from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError
-from tinylm.launch import Launch
-from tinylm.process_signals import TERMINATION_SIGNALS
-from tinylm.run_config import LAST, RunConfig
-from tinylm.sequence_growth import SEQUENCE_GROWTHS
+from tinylm.system.process_signals import TERMINATION_SIGNALS
 
 if TYPE_CHECKING:
     from tinylm.planning.plan import Plan
@@ -63,9 +63,9 @@ def run_training(
     """
     import torch
 
-    from tinylm.ranks import join_ranks, machine_threads
+    from tinylm.distributed.ranks import join_ranks, machine_threads
     from tinylm.report.live import LiveReport
-    from tinylm.trackers import TrackerCallback
+    from tinylm.report.trackers import TrackerCallback
     from tinylm.training.pipeline import Session, plan_run
     from tinylm.training.restart import start_run
     from tinylm.training.training_request import TrainingRequest
@@ -279,7 +279,7 @@ class TrainingDisplay:
 
 def _sample(result: "TrainingResult", config: RunConfig) -> str:
     """The beginning of a text by the saved weights; "" for an adapter, whose base may be large, and without time."""
-    from tinylm.loaded_model import load
+    from tinylm.models.model import load
     from tinylm.reporter import SilentReporter
 
     assert config.training is not None and config.runtime is not None

@@ -16,9 +16,8 @@ from tinylm.commands.options import (
     one_of,
     option,
 )
-from tinylm.duration import parse_duration
-from tinylm.errors import UsageError
-from tinylm.model_config import (
+from tinylm.config.duration import parse_duration
+from tinylm.config.model import (
     ACTIVATIONS,
     ARCHITECTURES,
     EXPERT_MODES,
@@ -27,10 +26,11 @@ from tinylm.model_config import (
     NORMS,
     POSITIONS,
 )
-from tinylm.presets import PRESETS, SIZES
-from tinylm.training.settings import PARALLEL
-from tinylm.training_config import OPTIMIZERS, SCHEDULES
-from tinylm.validation import describe_value
+from tinylm.config.presets import PRESETS, SIZES
+from tinylm.config.settings import PARALLEL
+from tinylm.config.training import OPTIMIZERS, SCHEDULES
+from tinylm.config.validation import describe_value
+from tinylm.errors import UsageError
 
 
 def parse_duration_option(text: str) -> float:

@@ -5,8 +5,8 @@ import lzma
 
 import numpy as np
 
-from tinylm.process_signals import interruptible
 from tinylm.reporter import Reporter
+from tinylm.system.process_signals import interruptible
 from tinylm.text.corpus import code_points
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer

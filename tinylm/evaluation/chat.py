@@ -1,18 +1,18 @@
 """Evaluation of a decoder on conversations: the loss of the scored tokens, such as those of answers."""
 
+from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import default_batch_size
 from tinylm.evaluation.result import Evaluation
 from tinylm.evaluation.text_losses import text_losses
-from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import next_token_losses
-from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import Reporter
 from tinylm.text.chat_batches import chat_evaluation_batches, describe_left_out, require_usable, worth_packing
 from tinylm.text.chat_tokens import ChatTokens
 from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.decoder import Decoder
 
 
 def evaluate_chat(

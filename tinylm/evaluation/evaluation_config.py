@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from tinylm.config.validation import check_choice, check_numbers
 from tinylm.errors import UsageError
-from tinylm.validation import check_choice, check_numbers
 
 BLEU_TOKENIZERS = ("13a", "none", "intl", "char", "zh")
 # The settings that only one architecture uses.

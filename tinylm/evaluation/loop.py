@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tinylm.device import autocast, empty_cache
+from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import TinyLMError, is_out_of_memory
-from tinylm.model.stack import Transformer
+from tinylm.machine.device import autocast, empty_cache
 from tinylm.objectives.loss import LanguageModel, Loss, Objective, next_token_losses
-from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch
+from tinylm.transformer.stack import Transformer
 
 EVALUATION_TOKENS = 8192  # per forward pass, by default
 

@@ -6,19 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import default_batch_size
 from tinylm.evaluation.result import Evaluation
 from tinylm.evaluation.text_losses import TextLosses, text_losses
-from tinylm.model.encoder import Encoder
 from tinylm.objectives.loss import LanguageModel
-from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import Reporter
 from tinylm.text.batches import Batch
 from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.token_masking import masked_evaluation_batches
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.encoder import Encoder
 
 
 def evaluate_masked(

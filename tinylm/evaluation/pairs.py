@@ -4,7 +4,7 @@ import copy
 import importlib.util
 from collections.abc import Sequence
 
-from tinylm.device import DTYPES
+from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import default_batch_size
@@ -12,13 +12,13 @@ from tinylm.evaluation.result import Evaluation
 from tinylm.evaluation.text_losses import text_losses
 from tinylm.generation.generation_config import BeamSearchConfig
 from tinylm.generation.translate import SOURCES_PER_BATCH, search_targets
-from tinylm.model.encoder_decoder import EncoderDecoder
+from tinylm.machine.device import DTYPES
 from tinylm.objectives.loss import sequence_to_sequence_losses
-from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import Reporter
 from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.encoder_decoder import EncoderDecoder
 
 SACREBLEU_MISSING = "BLEU and chrF need sacrebleu: pip install sacrebleu"
 

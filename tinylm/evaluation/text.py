@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import UsageError
 from tinylm.evaluation.bootstrap import MIN_UNITS, ratio_interval
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import EvaluationLoss, default_batch_size, token_losses
 from tinylm.evaluation.result import DocumentLoss, Evaluation
 from tinylm.evaluation.units import MIN_BLOCK, choose_units
-from tinylm.model.decoder import Decoder
-from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import Reporter
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.decoder import Decoder
 
 
 def evaluate_text(

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from tinylm.distributed.ranks import Ranks
 from tinylm.evaluation.bootstrap import MIN_UNITS, SEED, ratio_interval
 from tinylm.evaluation.loop import EvaluationLoss, token_losses
 from tinylm.evaluation.units import MAX_BLOCKS, MAX_UNITS
-from tinylm.model.stack import Transformer
 from tinylm.objectives.loss import LanguageModel
-from tinylm.ranks import Ranks
 from tinylm.reporter import Reporter
 from tinylm.text.batches import Batch
+from tinylm.transformer.stack import Transformer
 
 
 class TextLosses(NamedTuple):

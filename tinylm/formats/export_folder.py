@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import flush_folder, is_link, remove_tree
-from tinylm.process_signals import temporary
+from tinylm.system.files import flush_folder, is_link, remove_tree
+from tinylm.system.process_signals import temporary
 
 
 def check_folder_free(out: Path, files: Collection[str], force: bool) -> None:

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tinylm.config.model import ModelConfig
 from tinylm.formats.foreign_config import ForeignConfig
-from tinylm.model.build import build_empty_model
-from tinylm.model_config import ModelConfig
+from tinylm.transformer.build import build_empty_model
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PARAMETERS = ("weight", "bias")

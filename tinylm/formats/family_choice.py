@@ -4,12 +4,12 @@ import dataclasses
 import math
 from typing import Any
 
+from tinylm.config.model import ModelConfig
+from tinylm.config.validation import describe_value
 from tinylm.errors import UsageError
 from tinylm.formats.families import FAMILIES
 from tinylm.formats.family import Family
-from tinylm.model.rope_frequencies import yarn_attention_factor
-from tinylm.model_config import ModelConfig
-from tinylm.validation import describe_value
+from tinylm.transformer.rope_frequencies import yarn_attention_factor
 
 
 def resolve(config: ModelConfig) -> ModelConfig:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
-from tinylm.validation import MAX_COUNT, RANGES, Range, describe_value
+from tinylm.config.validation import MAX_COUNT, RANGES, Range, describe_value
 
 T = TypeVar("T")
 _REQUIRED: Final = object()

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tinylm.config.model import ModelConfig, RopeScaling
 from tinylm.errors import UsageError
 from tinylm.formats.gguf_header import Metadata, TensorInfo
 from tinylm.formats.gguf_tensors import TENSOR_RULES, TensorPlace
-from tinylm.model_config import ModelConfig, RopeScaling
 
 MAX_LAYERS = 1 << 14
 DEFAULT_THETA = 10_000.0  # RoPE base of files without rope.freq_base

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tinylm.files import PLACEHOLDER_BYTES, describe_placeholder
+from tinylm.system.files import PLACEHOLDER_BYTES, describe_placeholder
 from tinylm.text.tokenizer_errors import short_repr
 
 MAGIC = b"GGUF"

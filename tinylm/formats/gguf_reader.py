@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tinylm.config.model import MAX_BLOCKS
 from tinylm.errors import TinyLMError
-from tinylm.files import open_regular, resolve_links
 from tinylm.formats.families import convert
 from tinylm.formats.gguf_architectures import ARCHITECTURES, ROPE_FACTORS, Architecture, ConfigReader
 from tinylm.formats.gguf_header import Header, Metadata, TensorInfo, parse_header
 from tinylm.formats.gguf_tensors import Change
 from tinylm.formats.gguf_tokenizer import read_tokenizer
 from tinylm.formats.imported import ForeignModel, rank_dtypes
-from tinylm.model_config import MAX_BLOCKS
+from tinylm.system.files import open_regular, resolve_links
 from tinylm.text.tokenizer_errors import short_repr
 
 FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

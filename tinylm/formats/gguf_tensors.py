@@ -1,6 +1,6 @@
 """The names and layouts of the tensors in GGUF files, and their correspondence to those of Hugging Face models.
 
-Shape letters: see `tinylm.model`.
+Shape letters: see `tinylm.transformer`.
 """
 
 from collections.abc import Callable, Iterable

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tinylm.config.run import SpecialTokens
 from tinylm.errors import UsageError
 from tinylm.formats.gguf_header import Metadata
-from tinylm.run_config import SpecialTokens
 from tinylm.text.gigatoken_bpe import byte_alphabet
 from tinylm.text.tokenizer_errors import short_repr
 from tinylm.text.tokenizer_file import MAX_MERGES, TokenizerSpec, token_ids, validate_tokenizer

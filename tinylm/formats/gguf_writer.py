@@ -15,8 +15,8 @@ import tokenizers
 import torch
 from torch import Tensor
 
+from tinylm.config.model import ModelConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import flush_folder, replacing
 from tinylm.formats.families import find_family
 from tinylm.formats.family import ExportedTensors, Family, convert_tensors
 from tinylm.formats.family_choice import choose_family, resolve
@@ -27,7 +27,7 @@ from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
 from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_numbers, write_tokenizer
 from tinylm.formats.imported import ForeignModel
 from tinylm.formats.modelfile import check_name
-from tinylm.model_config import ModelConfig
+from tinylm.system.files import flush_folder, replacing
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
 from tinylm.text.tokenizer_file import token_ids, validate_tokenizer
 

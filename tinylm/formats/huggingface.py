@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from tinylm.config.model import ModelConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import read_json, read_text, write_text
 from tinylm.formats.families import convert, find_family
 from tinylm.formats.family import ExportedTensors, Family
 from tinylm.formats.family_choice import choose_family, resolve
@@ -30,7 +30,7 @@ from tinylm.formats.special_tokens import (
     tokenizer_config,
     tokenizer_for_export,
 )
-from tinylm.model_config import ModelConfig
+from tinylm.system.files import read_json, read_text, write_text
 from tinylm.text.tokenizer_file import TokenizerSpec, token_ids, validate_tokenizer
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"

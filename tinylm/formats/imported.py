@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tinylm.model_config import ModelConfig
-from tinylm.run_config import SpecialTokens
+from tinylm.config.model import ModelConfig
+from tinylm.config.run import SpecialTokens
 
 
 @dataclass(frozen=True)

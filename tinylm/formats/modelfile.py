@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from tinylm.errors import UsageError
-from tinylm.files import is_unicode
 from tinylm.formats.imported import ForeignModel
+from tinylm.system.files import is_unicode
 
 SUFFIX = ".Modelfile"  # after the name of the model, so that a folder can hold several
 CHATML_TURN = "<|im_start|>"

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from torch import Tensor
 
+from tinylm.config.model import ModelConfig
 from tinylm.errors import TinyLMError
-from tinylm.files import hash_file, parse_unicode_json, read_text
 from tinylm.formats.family import DTYPES, Family, Parameter, Rule
 from tinylm.formats.peft_config import ADAPTER_CONFIG, PeftConfig, read_peft_config
 from tinylm.formats.safetensors_files import StoredTensor, inside, open_file, stored_dtypes
-from tinylm.model.build import build_empty_model
-from tinylm.model_config import ModelConfig
+from tinylm.system.files import hash_file, parse_unicode_json, read_text
+from tinylm.transformer.build import build_empty_model
 
 ADAPTER_WEIGHTS, ADAPTER_PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tinylm.config.validation import describe_value
 from tinylm.formats.foreign_config import ForeignConfig
-from tinylm.validation import describe_value
 
 ADAPTER_CONFIG = "adapter_config.json"
 MAX_ENTRIES = 1 << 12  # of a list or of an object in a field

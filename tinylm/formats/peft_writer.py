@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tinylm.config.model import ModelConfig
+from tinylm.config.run import AdapterConfig
 from tinylm.errors import UsageError
-from tinylm.files import is_unicode, write_text
 from tinylm.formats.family import Family, Rule
 from tinylm.formats.peft import ADAPTER_WEIGHTS, EMBEDDING, EMBEDDING_PARTS, LINEAR_PARTS, OUTPUT, PREFIX
 from tinylm.formats.peft_config import ADAPTER_CONFIG
 from tinylm.formats.safetensors_files import write_file
-from tinylm.model_config import ModelConfig
-from tinylm.run_config import AdapterConfig
+from tinylm.system.files import is_unicode, write_text
 
 Factors = Mapping[str, tuple[Tensor, Tensor]]  # by module name: A (r, in) and B (out, r) of a LoRA
 

@@ -18,7 +18,8 @@ import safetensors
 import torch
 from torch import Tensor
 
-from tinylm.files import (
+from tinylm.formats.imported import rank_dtypes
+from tinylm.system.files import (
     describe_placeholder,
     is_link,
     parse_unicode_json,
@@ -28,7 +29,6 @@ from tinylm.files import (
     resolve_links,
     unicode_path,
 )
-from tinylm.formats.imported import rank_dtypes
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "consolidated.00.pth")

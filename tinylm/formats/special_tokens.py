@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tinylm.config.run import SpecialTokens
 from tinylm.errors import UsageError
-from tinylm.files import parse_unicode_json, read_text
 from tinylm.formats.safetensors_files import inside
-from tinylm.run_config import SpecialTokens
+from tinylm.system.files import parse_unicode_json, read_text
 from tinylm.text.tokenizer_errors import short_repr
 from tinylm.text.tokenizer_file import TokenizerSpec, token_ids
 

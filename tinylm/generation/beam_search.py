@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tinylm.generation.generation_config import BeamSearchConfig
-from tinylm.model.block import Memory
-from tinylm.model.encoder_decoder import EncoderDecoder
-from tinylm.model.kv_cache import Cache, CrossCache
+from tinylm.transformer.block import Memory
+from tinylm.transformer.encoder_decoder import EncoderDecoder
+from tinylm.transformer.kv_cache import Cache, CrossCache
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,20 @@ from typing import Self
 import tokenizers
 
 from tinylm import __version__
-from tinylm.cache_directory import is_private, private_folder
+from tinylm.config.run import DataConfig, RunConfig, run_of
+from tinylm.config.serialization import from_json
+from tinylm.config.validation import require
 from tinylm.errors import TinyLMError
-from tinylm.files import check_regular, file_state, is_settled, read_json, replacing, resolve_links
 from tinylm.generation.continuation import Continuation
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.llama_cpp import LlamaCpp, import_llama_cpp
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.text_generator import TextGenerator
 from tinylm.reporter import Reporter
-from tinylm.run_config import DataConfig, RunConfig, run_of
-from tinylm.serialization import from_json
+from tinylm.system.cache_directory import is_private, private_folder
+from tinylm.system.files import check_regular, file_state, is_settled, read_json, replacing, resolve_links
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
-from tinylm.validation import require
 
 GGUF_FOLDER = "gguf"  # in the cache: converted files and records
 LAYOUT = 3  # version of the converted files; increment it when the output of `write_gguf` changes

@@ -9,7 +9,7 @@ from pathlib import Path
 from tinylm.adapters.adapter import Adapter, adapter_layers
 from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, merge_lora
 from tinylm.adapters.replacement import Replacement
-from tinylm.cache_directory import is_private, private_folder
+from tinylm.config.run import RunConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_reader import open_gguf
 from tinylm.formats.gguf_writer import write_gguf
@@ -17,12 +17,12 @@ from tinylm.formats.imported import ForeignModel
 from tinylm.generation.converted_model import GGUF_FOLDER, LAYOUT, mark_used
 from tinylm.generation.generation_config import SpeedConfig
 from tinylm.generation.llama_cpp import LlamaCpp, import_llama_cpp
-from tinylm.model.decoder import Decoder
-from tinylm.model.stack import Transformer
 from tinylm.reporter import Reporter
-from tinylm.run_config import RunConfig
 from tinylm.run_directory.weights import digest
+from tinylm.system.cache_directory import is_private, private_folder
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.decoder import Decoder
+from tinylm.transformer.stack import Transformer
 
 GGUF_TYPES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 MERGEABLE = (LoRALinear, LoRAEmbedding, Replacement)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 
 from tinylm.errors import UsageError
-from tinylm.model.encoder import Encoder
 from tinylm.text.tokenizer import MASK, Tokenizer
+from tinylm.transformer.encoder import Encoder
 
 DEFAULT_CANDIDATES = 5
 

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from tinylm.adapters.inject import replace_modules
 from tinylm.generation.quantize import quantize_int8
-from tinylm.model.attention import SelfAttention
-from tinylm.model.feedforward import GatedFeedForward
-from tinylm.model.linear import Linear
-from tinylm.model.norm import LayerNorm, RMSNorm, UnitOffsetRMSNorm
-from tinylm.model.position import Rotation, rotate
-from tinylm.model.routing import Routing
-from tinylm.model.stack import Transformer
+from tinylm.transformer.attention import SelfAttention
+from tinylm.transformer.feedforward import GatedFeedForward
+from tinylm.transformer.linear import Linear
+from tinylm.transformer.norm import LayerNorm, RMSNorm, UnitOffsetRMSNorm
+from tinylm.transformer.position import Rotation, rotate
+from tinylm.transformer.routing import Routing
+from tinylm.transformer.stack import Transformer
 
 LARGE_EMBEDDING = 2**18  # number of weights; a smaller one stays in a core's cache
 

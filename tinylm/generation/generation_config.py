@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tinylm.config.validation import check_choice, check_numbers, require
 from tinylm.errors import UsageError
-from tinylm.validation import check_choice, check_numbers, require
 
 DEFAULT_TEMPERATURE = 0.8  # of a decoder
 JSON_WHITESPACE = r"[ \n]{1,20}"  # between the parts of the JSON; an untrained model would go on with it without end

@@ -68,7 +68,7 @@ class NextTokenModel(Protocol):
         ...
 
     def make_cache(self, batch: int, length: int, starts: Ids | None = None) -> Sequence[Any]:
-        """Empty caches with `length` slots per row, and an `offset` as in `tinylm.model.kv_cache.Cache`.
+        """Empty caches with `length` slots per row, and an `offset` as in `tinylm.transformer.kv_cache.Cache`.
 
         starts: (B,), number of left-padding tokens per row; `None` without padding.
         """

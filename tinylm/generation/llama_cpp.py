@@ -27,7 +27,7 @@ from tinylm.generation.generator import Candidate, Token, window
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import sample_seed
 from tinylm.kernels.openmp_spin import spinning
-from tinylm.machine_profile import usable_cores
+from tinylm.system.machine_profile import usable_cores
 
 # The order of the sampler's steps, which is that of `Sampler`: llama.cpp would divide by the temperature last.
 SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from tinylm.config.run import DataConfig
+from tinylm.config.validation import RANGES, describe_value, require
 from tinylm.errors import UsageError
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy
 from tinylm.reporter import Reporter
-from tinylm.run_config import DataConfig
 from tinylm.text.chat import Conversation, parse_conversation
 from tinylm.text.readers import parse_json_line, require_encodable
 from tinylm.text.tokenizer import MAX_LISTED, Tokenizer, describe_characters
-from tinylm.validation import RANGES, describe_value, require
 
 FORMATS = ("text", "jsonl", "lines")
 LEARNED = 20  # occurrences in the training text, from which on a model continues a separator or a line break well

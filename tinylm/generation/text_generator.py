@@ -2,18 +2,18 @@
 
 from abc import ABC, abstractmethod
 
+from tinylm.config.run import DataConfig, RunConfig
+from tinylm.config.validation import require
 from tinylm.errors import UsageError
 from tinylm.generation.chat_prompts import encode_conversation
 from tinylm.generation.continuation import Continuation
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy, SpeedConfig
 from tinylm.generation.prompts import EncodedPrompt, Prompt, encode_prompt
 from tinylm.reporter import Reporter
-from tinylm.run_config import DataConfig, RunConfig
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import Conversation
 from tinylm.text.chat_template_choice import chat_format, read_template
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.validation import require
 
 
 class TextGenerator(ABC):

@@ -10,9 +10,9 @@ from tinylm.generation.generation_config import BeamSearchConfig, GenerationConf
 from tinylm.generation.generator import generate
 from tinylm.generation.prompts import Prompt, drop_unknown
 from tinylm.generation.sampler import Sampler, sample_seed
-from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.reporter import Reporter
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.encoder_decoder import EncoderDecoder
 
 SOURCES_PER_BATCH = 32
 

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from tinylm.cache_directory import private_folder
+from tinylm.system.cache_directory import private_folder
 
 FOLDERS = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",  # default: /tmp/torchinductor_<user>, which torch unpickles from

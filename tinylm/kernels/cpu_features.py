@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tinylm.machine_profile import identify_processor
+from tinylm.system.machine_profile import identify_processor
 
 
 def capabilities() -> Mapping[str, Any]:

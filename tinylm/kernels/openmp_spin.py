@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from tinylm.machine_profile import Measurement, identify_processor
+from tinylm.system.machine_profile import Measurement, identify_processor
 
 SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # values that the user has set are kept
 NO_SPIN = 0  # if another process is busy, spinning makes a training step many times slower

@@ -1,4 +1,6 @@
-"""Tasks: each joins a dataset with the objectives of training and of validation. tinylm/task_kinds.py lists them.
+"""Tasks: each joins a dataset with the objectives of training and of validation.
+
+tinylm/evaluation/task_kinds.py lists them.
 
 The constructors raise TinyLMError for a text that is too short or of which nothing fits the context.
 """
@@ -7,8 +9,9 @@ import functools
 from collections.abc import Iterator
 from typing import Protocol
 
+from tinylm.config.model import ModelConfig
+from tinylm.config.training import TrainingConfig
 from tinylm.errors import UsageError
-from tinylm.model_config import ModelConfig
 from tinylm.objectives.loss import (
     Objective,
     masked_token,
@@ -22,7 +25,6 @@ from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.token_masking import MaskedWindows, masked_evaluation_batches
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.training_config import TrainingConfig
 
 MTP_END = 0.6  # decision 039: progress from which only the next token is predicted
 

@@ -2,13 +2,13 @@
 
 import bisect
 
-from tinylm.machine import Machine
-from tinylm.model_config import ModelConfig
+from tinylm.config.model import ModelConfig
+from tinylm.config.training import MUON_OPTIMIZERS
+from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
 from tinylm.planning.cost import device_class, training_speed, training_step_seconds
 from tinylm.planning.memory import TrainingMemory
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.training_config import MUON_OPTIMIZERS
 
 
 def choose_batch_size(machine: Machine, request: PlanRequest, config: ModelConfig) -> int:

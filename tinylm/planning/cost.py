@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from tinylm.machine import Machine, probe_config
-from tinylm.model.build import build_empty_model, count_parameters
-from tinylm.model_config import ModelConfig
+from tinylm.config.model import ModelConfig
+from tinylm.config.training import MUON_OPTIMIZERS
+from tinylm.machine.measure import Machine, probe_config
 from tinylm.planning import recipes
-from tinylm.training_config import MUON_OPTIMIZERS
+from tinylm.transformer.build import build_empty_model, count_parameters
 
 
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
+from tinylm.config.run import DataConfig
 from tinylm.errors import UsageError
 from tinylm.planning import recipes
-from tinylm.run_config import DataConfig
 from tinylm.text.chat_batches import ChatParts, chat_rows, describe_left_out, require_usable, worth_packing
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.corpus import Corpus

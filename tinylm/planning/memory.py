@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from tinylm.machine import Machine
-from tinylm.model_config import GATED_ACTIVATIONS, ModelConfig
+from tinylm.config.model import GATED_ACTIVATIONS, ModelConfig
+from tinylm.config.training import MUON_OPTIMIZERS
+from tinylm.distributed.ranks import MAX_SUM_BYTES
+from tinylm.machine.measure import Machine
 from tinylm.objectives.loss import max_logits
 from tinylm.planning import recipes
 from tinylm.planning.cost import block_parameters, device_class, layer_matrices, layers_per_token
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.schedule import choose_mtp_weight
-from tinylm.ranks import MAX_SUM_BYTES
-from tinylm.training_config import MUON_OPTIMIZERS
 
 
 @dataclass(frozen=True, kw_only=True)

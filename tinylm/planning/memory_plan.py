@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
+from tinylm.config.model import ModelConfig
+from tinylm.config.run import AdapterConfig
 from tinylm.errors import UsageError
-from tinylm.machine import Machine
-from tinylm.model_config import ModelConfig
+from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
 from tinylm.planning.memory import TrainingMemory, training_memory
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.run_config import AdapterConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
+from tinylm.config.model import ModelConfig
+from tinylm.config.presets import SIZES, check_options_have_effect, make_model_config
 from tinylm.errors import UsageError
-from tinylm.machine import Machine
-from tinylm.model_config import ModelConfig
+from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
 from tinylm.planning.batch_size import max_tokens_per_step
 from tinylm.planning.cost import matrix_parameters, training_step_seconds
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.schedule import RunLength
 from tinylm.planning.sequence_length import with_sequence_growth
-from tinylm.presets import SIZES, check_options_have_effect, make_model_config
 
 
 def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelConfig:

@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from tinylm.machine import Machine
-from tinylm.model_config import ModelConfig
+from tinylm.config.model import ModelConfig
+from tinylm.config.run import RuntimeConfig
+from tinylm.config.sequence_growth import check_sequence_growth
+from tinylm.config.training import Budget, TrainingConfig
+from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
 from tinylm.planning.batch_size import choose_batch_size, choose_micro_batch
 from tinylm.planning.cost import parameters_by_part
@@ -12,9 +15,6 @@ from tinylm.planning.model_size import choose_model, choose_sizes, with_dropout,
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.schedule import choose_compile, choose_length, choose_settings, with_average
 from tinylm.planning.sequence_length import choose_sequence_length, with_sequence_growth
-from tinylm.run_config import RuntimeConfig
-from tinylm.sequence_growth import check_sequence_growth
-from tinylm.training_config import Budget, TrainingConfig
 
 
 @dataclass(frozen=True)

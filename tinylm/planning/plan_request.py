@@ -4,8 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tinylm.config.model import ModelConfig
+from tinylm.config.presets import PRESETS, SIZES
+from tinylm.config.run import AdapterConfig, DataConfig
+from tinylm.config.sequence_growth import mean_share
+from tinylm.config.training import MUON_OPTIMIZERS, Budget
+from tinylm.config.validation import check_choice, check_numbers
 from tinylm.errors import UsageError
-from tinylm.model_config import ModelConfig
 from tinylm.planning.data_shape import DataShape, Rows, TextShape
 from tinylm.planning.recipes import (
     DEFAULT_SECONDS,
@@ -14,11 +19,6 @@ from tinylm.planning.recipes import (
     RECIPES,
     Recipe,
 )
-from tinylm.presets import PRESETS, SIZES
-from tinylm.run_config import AdapterConfig, DataConfig
-from tinylm.sequence_growth import mean_share
-from tinylm.training_config import MUON_OPTIMIZERS, Budget
-from tinylm.validation import check_choice, check_numbers
 
 
 @dataclass(frozen=True, kw_only=True)

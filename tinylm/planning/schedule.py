@@ -4,13 +4,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tinylm.machine import Machine
-from tinylm.model_config import ModelConfig
+from tinylm.config.model import ModelConfig
+from tinylm.config.run import AdapterConfig
+from tinylm.config.training import MUON_OPTIMIZERS, objective_for
+from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
 from tinylm.planning.cost import training_speed, training_step_seconds
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.run_config import AdapterConfig
-from tinylm.training_config import MUON_OPTIMIZERS, objective_for
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from tinylm.model_config import ModelConfig
+from tinylm.config.model import ModelConfig
+from tinylm.config.sequence_growth import SEQUENCE_GROWTHS
+from tinylm.config.validation import require
 from tinylm.planning import recipes
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.sequence_growth import SEQUENCE_GROWTHS
-from tinylm.validation import require
 
 
 def choose_sequence_length(request: PlanRequest, notices: list[str]) -> int | None:

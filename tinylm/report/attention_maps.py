@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tinylm.model.attention import DotProduct, RelativeDotProduct, attention_weights
+from tinylm.transformer.attention import DotProduct, RelativeDotProduct, attention_weights
 
 
 @contextlib.contextmanager

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from tinylm import __version__
-from tinylm.duration import format_duration
+from tinylm.config.duration import format_duration
+from tinylm.config.run import RunConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.loaded_model import load
+from tinylm.models.model import load
 from tinylm.planning.cost import parameters_by_part
 from tinylm.report.curves import number, read_curves, read_samples
 from tinylm.report.predictions import ModelOptions, describe_model
 from tinylm.reporter import LogReporter, Reporter
-from tinylm.run_config import RunConfig
 from tinylm.run_directory.loading import read_config, summarise
 
 MAX_RUNS = 24

@@ -3,10 +3,10 @@
 import re
 from typing import Any
 
-from tinylm.loaded_model import Model
-from tinylm.memorisation import CopiedText, Memorisation, MemorisationConfig, measure_memorisation
-from tinylm.model.decoder import Decoder
+from tinylm.analysis.memorisation import CopiedText, Memorisation, MemorisationConfig, measure_memorisation
+from tinylm.models.model import Model
 from tinylm.report.curves import number
+from tinylm.transformer.decoder import Decoder
 
 NUM_SAMPLES = 20  # and as many continuations of training text and of held-out text: 60 texts, one batch
 # Limits above which memorisation is measured only if it is asked for.

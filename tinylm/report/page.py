@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tinylm.files import write_text
+from tinylm.system.files import write_text
 
 FOLDER = Path(__file__).parent
 STYLES = ("uPlot.min.css", "report.css")

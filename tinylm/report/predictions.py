@@ -17,12 +17,9 @@ from torch import Tensor
 
 from tinylm.adapters.adapter import Adapter
 from tinylm.adapters.bottleneck import Bottleneck
-from tinylm.device import autocast, choose_device
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.loaded_model import Model
-from tinylm.model.decoder import Decoder
-from tinylm.model.encoder import Encoder
-from tinylm.model.encoder_decoder import EncoderDecoder
+from tinylm.machine.device import autocast, choose_device
+from tinylm.models.model import Model
 from tinylm.report.attention_maps import recorded_attention
 from tinylm.report.copied_text import describe_copied_text
 from tinylm.report.curves import number
@@ -31,6 +28,9 @@ from tinylm.text.pair_batches import PairTokens
 from tinylm.text.run_tokens import reopen_ids
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.decoder import Decoder
+from tinylm.transformer.encoder import Encoder
+from tinylm.transformer.encoder_decoder import EncoderDecoder
 
 PASSAGE_TOKENS = 256
 MAP_TOKENS = 40  # maximum rows and columns of an attention map

@@ -5,7 +5,7 @@ from typing import Any
 
 from tinylm.errors import TinyLMError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.loaded_model import Model
+from tinylm.models.model import Model
 from tinylm.report.curves import number
 from tinylm.text.corpus import document_end
 from tinylm.text.corpus_loading import EvaluationTokens

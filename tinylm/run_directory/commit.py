@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tinylm.errors import RunExistsError, UsageError
-from tinylm.files import flush_folder, is_link, is_unfinished, remove_tree, resolve_links
-from tinylm.process_signals import temporary
 from tinylm.run_directory.layout import (
     ADAPTER_FILE,
     MODEL_FILE,
@@ -23,6 +21,8 @@ from tinylm.run_directory.layout import (
     staging_directory,
 )
 from tinylm.run_directory.lock import lock_run
+from tinylm.system.files import flush_folder, is_link, is_unfinished, remove_tree, resolve_links
+from tinylm.system.process_signals import temporary
 
 
 @contextlib.contextmanager

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tinylm.errors import NoModelError, NoRunError, UsageError
-from tinylm.files import resolve_links
 from tinylm.reporter import Reporter
 from tinylm.run_directory.layout import CHECKPOINTS, FOREIGN_FILE, MODEL_FILE, replaced_directory, staging_directory
+from tinylm.system.files import resolve_links
 
 MAX_DEPTH = 4  # levels of folders that are searched for runs
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tinylm.run_config import LAST, RunConfig
+from tinylm.config.run import LAST, RunConfig
 
 CHECKPOINTS = Path("checkpoints")  # where runs are written by default
 MODEL_FILE = "model.safetensors"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.process_signals import temporary
 from tinylm.run_directory.layout import lock_file
+from tinylm.system.process_signals import temporary
 
 WINDOWS = os.name == "nt"
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from tinylm.config.validation import COUNT_FROM_0
 from tinylm.errors import TinyLMError
-from tinylm.files import is_system_failure, open_append, open_regular, parse_json, write_text
-from tinylm.validation import COUNT_FROM_0
+from tinylm.system.files import is_system_failure, open_append, open_regular, parse_json, write_text
 
 METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
 MAX_LINES, MAX_LINE_BYTES = 1 << 21, 1 << 16

@@ -16,10 +16,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tinylm.device import free_memory
 from tinylm.errors import TinyLMError
-from tinylm.files import describe_placeholder, read_start, replacing, unicode_path
-from tinylm.process_signals import interruptible
+from tinylm.machine.device import free_memory
+from tinylm.system.files import describe_placeholder, read_start, replacing, unicode_path
+from tinylm.system.process_signals import interruptible
 
 SAFETENSORS_DTYPES = ("F32", "F16", "BF16")  # of files that can be read
 MAX_ELEMENTS = 1 << 62

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tinylm.config.run import RunConfig
+from tinylm.config.serialization import non_defaults
+from tinylm.config.validation import COUNT_FROM_0
 from tinylm.errors import TinyLMError
-from tinylm.files import parse_json
-from tinylm.run_config import RunConfig
 from tinylm.run_directory.tensor_files import open_tensors, read_tensors, write_tensors
-from tinylm.serialization import non_defaults
-from tinylm.validation import COUNT_FROM_0
+from tinylm.system.files import parse_json
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinylm.cache_directory import private_folder
+from tinylm.config.validation import check_numbers, require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.converted_model import GGUF_FOLDER, Conversion
 from tinylm.generation.llama_cpp import free_cores, import_llama_cpp, kept_signal_handlers
 from tinylm.kernels.allocator import share_heaps
-from tinylm.validation import check_numbers, require
+from tinylm.system.cache_directory import private_folder
 
 # Of a base model: a chat continues the text of its messages, and the page completes texts.
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tinylm.config.validation import describe_value
 from tinylm.errors import UsageError
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.readers import records, require_encodable
-from tinylm.validation import describe_value
 
 ROLES = ("system", "user", "assistant", "tool")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}  # and ROLES

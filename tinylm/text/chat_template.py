@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tinylm.config.run import MAX_TEMPLATE
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.run_config import MAX_TEMPLATE
 
 Message = Mapping[str, Any]  # role, content, and other keys that the template uses
 

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
+from tinylm.config.run import MAX_TEMPLATE, SpecialTokens
 from tinylm.errors import UsageError
-from tinylm.run_config import MAX_TEMPLATE, SpecialTokens
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat_template import CHATML, ChatTemplate
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer

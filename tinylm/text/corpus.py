@@ -15,8 +15,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from tinylm.config.validation import check_choice
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import resolve_links
+from tinylm.system.files import resolve_links
 from tinylm.text.compression import CHUNK_BYTES, SPOOL_FILE, Progress, display_name, no_progress
 from tinylm.text.file_selection import (
     TWICE,
@@ -37,7 +38,6 @@ from tinylm.text.readers import (
     table_columns,
     text_of_record,
 )
-from tinylm.validation import check_choice
 
 STANDARD_INPUT = "-"
 EXCERPT_CHARACTERS = 1 << 10  # length of an excerpt in `CorpusStats.sample`

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tinylm.cache_directory import private_folder
+from tinylm.config.run import DataConfig
+from tinylm.config.validation import check_numbers
 from tinylm.errors import TinyLMError, UnknownCharactersError, UsageError
-from tinylm.run_config import DataConfig
+from tinylm.system.cache_directory import private_folder
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import CHAT_ENCODING
 from tinylm.text.compression import Progress, no_progress
@@ -34,7 +35,6 @@ from tinylm.text.token_files import (
     token_key,
 )
 from tinylm.text.tokenizer import Tokenizer, describe_characters
-from tinylm.validation import check_numbers
 
 MIN_TOKENS = {"train": 3, "val": 2}  # per part
 DRAW_SEED = 0  # of validation records; the same in all runs, whose validation losses can then be compared

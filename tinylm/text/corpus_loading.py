@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tinylm.config.run import TRAIN_ON, DataConfig
+from tinylm.config.validation import check_choice, describe_value, require
 from tinylm.errors import UsageError
-from tinylm.files import resolve_links, temporary_folder
 from tinylm.reporter import Reporter
-from tinylm.run_config import TRAIN_ON, DataConfig
+from tinylm.system.files import resolve_links, temporary_folder
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import LAYOUTS
 from tinylm.text.chat_corpus import ChatCorpus
@@ -35,7 +36,6 @@ from tinylm.text.readers import is_table, table_columns
 from tinylm.text.run_tokens import encode_again, find_run_corpus, reopen_part
 from tinylm.text.token_files import TokenFolder, encode_in_memory, encode_stream
 from tinylm.text.tokenizer import Tokenizer, describe_characters
-from tinylm.validation import check_choice, describe_value, require
 
 DEFAULT_VAL_FRACTION = 0.1
 OTHER_FORMATS = {  # by the kind of text that a model takes: formats of other kinds, and why they do not fit

@@ -4,7 +4,7 @@ import codecs
 import json
 import re
 
-from tinylm.files import LFS_POINTER
+from tinylm.system.files import LFS_POINTER
 
 HEAD_BYTES = 8192
 # Signatures of common binary formats. Valid text may begin with a printable one, such as "GIF8".

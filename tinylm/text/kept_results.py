@@ -16,11 +16,11 @@ from typing import Any
 import tokenizers
 
 from tinylm import __version__
-from tinylm.cache_directory import private_folder
+from tinylm.config.run import SpecialTokens
+from tinylm.config.serialization import from_json
 from tinylm.errors import TinyLMError
-from tinylm.files import file_state, is_settled, read_json, write_text
-from tinylm.run_config import SpecialTokens
-from tinylm.serialization import from_json
+from tinylm.system.cache_directory import private_folder
+from tinylm.system.files import file_state, is_settled, read_json, write_text
 from tinylm.text.compression import Progress
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats
 from tinylm.text.tokenizer import Tokenizer

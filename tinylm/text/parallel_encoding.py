@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tinylm.errors import TinyLMError
-from tinylm.machine_profile import usable_cores
+from tinylm.system.machine_profile import usable_cores
 from tinylm.text.tokenizer import Tokenizer
 
 PROCESSES_FROM = 1 << 25  # characters after which processes are started

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tinylm.errors import UsageError
-from tinylm.files import unicode_path
+from tinylm.system.files import unicode_path
 from tinylm.text.compression import CHUNK_BYTES, Progress
 
 SIGNATURE = b"PAR1"  # the first bytes of a file

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tinylm.cache_directory import private_folder
+from tinylm.config.run import DataConfig, run_of
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import Reporter
-from tinylm.run_config import DataConfig, run_of
+from tinylm.system.cache_directory import private_folder
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template_choice import chat_format
 from tinylm.text.chat_tokens import ids_of

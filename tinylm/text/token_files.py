@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tinylm import __version__
-from tinylm.cache_directory import is_private_entry
 from tinylm.errors import DamagedError, TinyLMError
-from tinylm.files import (
+from tinylm.system.cache_directory import is_private_entry
+from tinylm.system.files import (
     FolderHandle,
     check_folder,
     file_state,
@@ -33,7 +33,7 @@ from tinylm.files import (
     remove_tree,
     write_text,
 )
-from tinylm.process_signals import temporary
+from tinylm.system.process_signals import temporary
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Stream, rechunk
 from tinylm.text.parallel_encoding import Encode, TextBatch, encode_batches

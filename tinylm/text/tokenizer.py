@@ -18,10 +18,10 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
+from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import read_text
-from tinylm.process_signals import interruptible
-from tinylm.run_config import SpecialTokens
+from tinylm.system.files import read_text
+from tinylm.system.process_signals import interruptible
 from tinylm.text.corpus import code_points
 from tinylm.text.gigatoken_bpe import GigatokenBPE, added_tokens_are_special, byte_alphabet, is_byte_level_bpe
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors

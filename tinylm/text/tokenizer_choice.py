@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tinylm.errors import UsageError
-from tinylm.files import resolve_links
 from tinylm.reporter import Reporter, SilentReporter
+from tinylm.system.files import resolve_links
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.corpus import Corpus, Stream, rechunk
 from tinylm.text.corpus_encoding import SplitCorpus

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tinylm.files import parse_unicode_json
+from tinylm.system.files import parse_unicode_json
 from tinylm.text.regex_patterns import MAX_PATTERN, is_linear
 from tinylm.text.tokenizer_errors import short_repr
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import tinylm
+from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
+from tinylm.distributed.launch import Launch
+from tinylm.distributed.ranks import join_ranks
 from tinylm.errors import InterruptedRunError
-from tinylm.launch import Launch
-from tinylm.ranks import join_ranks
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.training.pipeline import EventCallback, Session, TrainingResult
 from tinylm.training.restart import start_run
-from tinylm.training.settings import AdapterSettings, LoRASettings, TrainSettings
 from tinylm.training.training_request import (
     Files,
     ResumeRequest,

@@ -10,8 +10,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tinylm.device import free_memory
 from tinylm.errors import is_out_of_memory
+from tinylm.machine.device import free_memory
 from tinylm.planning import recipes
 
 MIN_BYTES = recipes.MIN_COPIED_SAVE  # smaller saves take less than a second, and are written without the thread

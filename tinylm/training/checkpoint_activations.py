@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tinylm.model.block import PreNormBlock
+from tinylm.transformer.block import PreNormBlock
 
 
 def checkpoint_activations(model: nn.Module) -> None:

@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from tinylm.device import autocast, empty_cache
 from tinylm.errors import TinyLMError, first_line, is_out_of_memory
 from tinylm.kernels.compiler_cache import prepare_compiler
 from tinylm.kernels.force_eager import discard_compiled
-from tinylm.model.block import PreNormBlock
-from tinylm.model.stack import Transformer
+from tinylm.machine.device import autocast, empty_cache
 from tinylm.objectives.loss import Objective
 from tinylm.text.batches import Batch
 from tinylm.training.events import Event, Notice
+from tinylm.transformer.block import PreNormBlock
+from tinylm.transformer.stack import Transformer
 
 
 def compile_layers(

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinylm.model.stack import Transformer
+from tinylm.config.run import RunConfig
 from tinylm.planning.plan import Plan
-from tinylm.run_config import RunConfig
 from tinylm.text.chat_tokens import MarkedText
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.stack import Transformer
 
 
 @dataclass(frozen=True)

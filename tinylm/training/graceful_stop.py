@@ -1,6 +1,6 @@
 """Graceful stop of training: the first signal (Ctrl-C, SIGTERM) saves the run and stops; a second one stops at once.
 
-The signal handlers outside of training are in `tinylm.process_signals`.
+The signal handlers outside of training are in `tinylm.system.process_signals`.
 """
 
 import contextlib
@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 from types import FrameType
 from typing import Any
 
-from tinylm.process_signals import catchable_signals
-from tinylm.ranks import ONE_RANK, Ranks
+from tinylm.distributed.ranks import ONE_RANK, Ranks
+from tinylm.system.process_signals import catchable_signals
 from tinylm.training.trainer import StopTraining
 
 # A second signal within these seconds counts as a copy of the first, as a shell or timeout(1) may send it. With

@@ -6,7 +6,7 @@ import re
 import torch
 from torch import Tensor, nn
 
-from tinylm.ranks import ONE_RANK, Ranks
+from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.training.sharded_tensors import is_sharded, local
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from tinylm.device import autocast, empty_cache
 from tinylm.errors import first_line
-from tinylm.model.cross_entropy import CrossEntropy
-from tinylm.model.stack import Output, Transformer
+from tinylm.machine.device import autocast, empty_cache
 from tinylm.text.batches import Batch
 from tinylm.training.events import Event, Notice
+from tinylm.transformer.cross_entropy import CrossEntropy
+from tinylm.transformer.stack import Output, Transformer
 
 # Fraction of the GPU's memory that must be free after the capture. Weights, and the gradients and activations in the
 # memory of the graphs, then take at most a quarter of it, and the state of the optimizer and an average of the weights

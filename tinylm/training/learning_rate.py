@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from tinylm.training_config import TrainingConfig
+from tinylm.config.training import TrainingConfig
 
 
 def _constant(after_warmup: float) -> float:

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tinylm.config.training import MUON_OPTIMIZERS, TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.kernels.optimizers import Adam, AdamW, Optimizer
-from tinylm.model.block import PreNormBlock
 from tinylm.training.muon import Muon, NorMuon
-from tinylm.training_config import MUON_OPTIMIZERS, TrainingConfig
+from tinylm.transformer.block import PreNormBlock
 
 ADAMS: dict[str, type[Adam | AdamW]] = {"adamw": AdamW, "adam": Adam}
 

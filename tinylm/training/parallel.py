@@ -14,18 +14,18 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from tinylm.device import DTYPES, free_memory
+from tinylm.config.run import RunConfig
+from tinylm.distributed.ranks import Ranks
 from tinylm.kernels.allocator import return_large_blocks
-from tinylm.model.block import PreNormBlock
-from tinylm.model.build import build_empty_model
-from tinylm.model.stack import Transformer
-from tinylm.ranks import Ranks
-from tinylm.run_config import RunConfig
+from tinylm.machine.device import DTYPES, free_memory
 from tinylm.run_directory.directory import LastSave
 from tinylm.run_directory.tensor_files import WHOLE, Shard
 from tinylm.run_directory.weights import is_finite, require_tensors
 from tinylm.text.batches import Batch
 from tinylm.training.sharded_tensors import as_shard, is_sharded, local
+from tinylm.transformer.block import PreNormBlock
+from tinylm.transformer.build import build_empty_model
+from tinylm.transformer.stack import Transformer
 
 
 def rank_memory(device: str, ranks: Ranks) -> int | None:

@@ -8,21 +8,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from tinylm.adapters.load import remember_base
+from tinylm.config.run import Estimates, RunConfig, TokenizerConfig, new_run_id
+from tinylm.config.training import corpora_of
+from tinylm.distributed.launch import Launch
+from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
-from tinylm.files import resolve_links, temporary_folder
-from tinylm.launch import Launch
-from tinylm.machine import Machine, choose_machine
-from tinylm.machine_load import LoadMeter, LoadNotes
+from tinylm.machine.load import LoadMeter, LoadNotes
+from tinylm.machine.measure import Machine, choose_machine
+from tinylm.models.adapter import remember_base
 from tinylm.planning.data_shape import data_shape
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import LogReporter, Reporter
-from tinylm.run_config import Estimates, RunConfig, TokenizerConfig, new_run_id
 from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.metrics_log import History
+from tinylm.system.files import resolve_links, temporary_folder
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import ChatTokens, MarkedText, marked_examples
 from tinylm.text.corpus_loading import encode_text, handle_unknown_characters, load_text
@@ -34,10 +35,9 @@ from tinylm.training.run import TrainingRun
 from tinylm.training.shared_run import receive_run, share_run
 from tinylm.training.starting_point import InitialModel
 from tinylm.training.training_request import TrainingRequest
-from tinylm.training_config import corpora_of
 
 if TYPE_CHECKING:
-    from tinylm.loaded_model import Model
+    from tinylm.models.model import Model
 
 EventCallback = Callable[[Event], None]
 
@@ -104,7 +104,7 @@ class TrainingResult:
 
         If the run trained an adapter, load it on its base model.
         """
-        from tinylm.loaded_model import load
+        from tinylm.models.model import load
 
         return load(self.run) if self.base is None else load(self.base, adapters=[self.run])
 

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from tinylm.ranks import ONE_RANK, Ranks
+from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch
 
 T = TypeVar("T")

@@ -6,30 +6,30 @@ from dataclasses import replace
 from pathlib import Path
 
 from tinylm.adapters.adapter import load_adapter_tensors
-from tinylm.adapters.load import add_adapter, find_adapters, find_base_model, load_base_model, remember_base
-from tinylm.device import choose_device, describe_device
-from tinylm.duration import format_duration, format_duration_setting
+from tinylm.config.duration import format_duration, format_duration_setting
+from tinylm.config.run import RunConfig, new_run_id, run_of
+from tinylm.config.validation import RANGES
 from tinylm.errors import NotTrainedError, OtherRunKindError, UsageError
-from tinylm.files import resolve_links
-from tinylm.model.stack import Transformer
-from tinylm.open_model import find_model
-from tinylm.run_config import RunConfig, new_run_id, run_of
+from tinylm.machine.device import choose_device, describe_device
+from tinylm.models.adapter import add_adapter, find_adapters, find_base_model, load_base_model, remember_base
+from tinylm.models.open import find_model
+from tinylm.planning.resumed_plan import plan_resumed
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.find_run import find_run
 from tinylm.run_directory.loading import read_config, read_tokenizer, restore_model
 from tinylm.run_directory.lock import lock_run
 from tinylm.run_directory.tensor_files import WHOLE
+from tinylm.system.files import resolve_links
 from tinylm.text.corpus_loading import encode_recorded_text
 from tinylm.text.run_tokens import reopen_tokens
 from tinylm.training.parallel import rank_memory, rank_shard, restore_rows
 from tinylm.training.pipeline import Session, TrainingResult, note_sharding, train_to_end
-from tinylm.training.resumed_plan import plan_resumed
 from tinylm.training.run import TrainingRun
 from tinylm.training.shared_run import receive_run, share_run
 from tinylm.training.state import TrainerState
 from tinylm.training.stop_conditions import StoppingRule
 from tinylm.training.training_request import ResumeRequest
-from tinylm.validation import RANGES
+from tinylm.transformer.stack import Transformer
 
 
 def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:

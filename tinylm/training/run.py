@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tinylm.device import DTYPES, weights_dtype
+from tinylm.config.run import RunConfig, RuntimeConfig
+from tinylm.config.sequence_growth import SEQUENCE_GROWTHS
+from tinylm.config.training import TrainingConfig
+from tinylm.distributed.ranks import ONE_RANK, Ranks
+from tinylm.evaluation.task_kinds import make_task
 from tinylm.kernels.allocator import keep_freed_blocks
 from tinylm.kernels.force_eager import discard_compiled
 from tinylm.kernels.thread_placement import ThreadPlacement, can_place_threads
-from tinylm.machine_load import LoadMeter, slows_training
-from tinylm.model.stack import Transformer
+from tinylm.machine.device import DTYPES, weights_dtype
+from tinylm.machine.load import LoadMeter, slows_training
 from tinylm.objectives.tasks import Task
 from tinylm.planning.memory_plan import require_repeatable_dropout
-from tinylm.ranks import ONE_RANK, Ranks
-from tinylm.run_config import RunConfig, RuntimeConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.tensor_files import WHOLE, Shard
-from tinylm.sequence_growth import SEQUENCE_GROWTHS
-from tinylm.task_kinds import make_task
 from tinylm.text.batches import Batch
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ from tinylm.training.run_store import open_store
 from tinylm.training.samples import Sampler
 from tinylm.training.state import TrainerState, restore_optimizer
 from tinylm.training.trainer import Outcome, Trainer, TrainerHooks, TrainingJob
-from tinylm.training_config import TrainingConfig
+from tinylm.transformer.stack import Transformer
 
 
 @dataclass

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors
-from tinylm.adapters.export import write_peft_copy
-from tinylm.model.stack import Transformer
-from tinylm.ranks import Ranks
-from tinylm.run_config import RunConfig
+from tinylm.config.run import RunConfig
+from tinylm.distributed.ranks import Ranks
+from tinylm.models.export_adapter import write_peft_copy
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.tensor_files import WHOLE, Shard
 from tinylm.training.background_save import BackgroundSaver
 from tinylm.training.sharded_tensors import full_tensors, local
 from tinylm.training.state import TrainerState, optimizer_tensors
+from tinylm.transformer.stack import Transformer
 
 SIZE_WITH_OPTIMIZER = 3  # size of a save with Adam's two moments, relative to one before the first step
 

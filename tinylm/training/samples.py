@@ -3,20 +3,20 @@
 import math
 import time
 
-from tinylm.device import autocast
+from tinylm.config.run import RunConfig
 from tinylm.errors import TinyLMError, is_out_of_memory
 from tinylm.generation import sampler as sampling
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import generate
 from tinylm.generation.prompts import start_tokens
 from tinylm.kernels.force_eager import force_eager
-from tinylm.model.decoder import Decoder
-from tinylm.model.stack import Transformer
-from tinylm.run_config import RunConfig
+from tinylm.machine.device import autocast
 from tinylm.text.decoding import decode_after
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Evaluated
 from tinylm.training.sharded_tensors import is_sharded
+from tinylm.transformer.decoder import Decoder
+from tinylm.transformer.stack import Transformer
 
 TOKENS = 120  # per sample
 MIN_SECONDS = 5.0  # of training before the first sample

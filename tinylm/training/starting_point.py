@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tinylm.adapters.bottleneck import sublayers
-from tinylm.adapters.load import add_adapter
 from tinylm.adapters.lora import TARGETS, max_rank, target_modules
+from tinylm.config.model import ARCHITECTURES, ModelConfig
+from tinylm.config.run import AdapterConfig, RunConfig, run_of
+from tinylm.config.training import Budget
+from tinylm.config.validation import check_choice
 from tinylm.errors import UsageError
-from tinylm.files import resolve_links
 from tinylm.formats.source import foreign_name, is_foreign
-from tinylm.model.build import build_model, extend_vocabulary
-from tinylm.model.stack import Transformer
-from tinylm.model_config import ARCHITECTURES, ModelConfig
-from tinylm.open_model import find_model, open_model
+from tinylm.models.adapter import add_adapter
+from tinylm.models.open import find_model, open_model
 from tinylm.reporter import Reporter
-from tinylm.run_config import AdapterConfig, RunConfig, run_of
 from tinylm.run_directory.find_run import newest_model
 from tinylm.run_directory.layout import CHECKPOINTS
 from tinylm.run_directory.weights import Weights
+from tinylm.system.files import resolve_links
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template import CHATML
@@ -31,8 +31,8 @@ from tinylm.text.corpus_encoding import SplitCorpus
 from tinylm.text.corpus_loading import TextSource
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters
 from tinylm.text.tokenizer_choice import choose_tokenizer, load_tokenizer_file
-from tinylm.training_config import Budget
-from tinylm.validation import check_choice
+from tinylm.transformer.build import build_model, extend_vocabulary
+from tinylm.transformer.stack import Transformer
 
 DEFAULT_RANK = 8
 

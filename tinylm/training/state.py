@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tinylm.config.validation import MAX_COUNT
 from tinylm.errors import TinyLMError
 from tinylm.training.sharded_tensors import as_shard, local
-from tinylm.validation import MAX_COUNT
 
 # The fields of the state of a GradScaler, which torch converts to float32 and int32, and their largest values.
 SCALER_LIMITS: dict[str, float] = {

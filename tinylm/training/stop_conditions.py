@@ -7,8 +7,8 @@ while there is time left for one more step, an evaluation, a save and the exit.
 from dataclasses import dataclass
 from typing import Self
 
+from tinylm.config.training import Budget, TrainingConfig
 from tinylm.training.state import TrainerState
-from tinylm.training_config import Budget, TrainingConfig
 
 EXIT_SECONDS = 0.2  # for the process to exit
 

@@ -9,16 +9,16 @@ from typing import Any, Protocol
 
 import torch
 
-from tinylm.device import autocast, choose_inference_dtype, empty_cache, weights_dtype
+from tinylm.config.sequence_growth import window_parts
+from tinylm.config.training import TrainingConfig
+from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
 from tinylm.evaluation.loop import batch_losses, default_batch_size, evaluate_loss
 from tinylm.kernels.force_eager import force_eager
-from tinylm.model.stack import Transformer
+from tinylm.machine.device import autocast, choose_inference_dtype, empty_cache, weights_dtype
 from tinylm.objectives.loss import LanguageModel, Objective
 from tinylm.objectives.tasks import Task
 from tinylm.planning.memory import evaluation_rows
-from tinylm.ranks import ONE_RANK, Ranks
-from tinylm.sequence_growth import window_parts
 from tinylm.text.batches import Batch
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
 from tinylm.training.graphed_model import GraphedModel
@@ -30,7 +30,7 @@ from tinylm.training.sharded_tensors import full, is_sharded
 from tinylm.training.state import TrainerState, capture_rng, restore_rng
 from tinylm.training.stop_conditions import StoppingRule
 from tinylm.training.weight_average import WeightAverage
-from tinylm.training_config import TrainingConfig
+from tinylm.transformer.stack import Transformer
 
 
 class Store(Protocol):

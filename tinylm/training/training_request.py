@@ -5,10 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tinylm.duration import parse_duration
-from tinylm.errors import UsageError
-from tinylm.text.corpus_loading import TextSource
-from tinylm.training.settings import (
+from tinylm.config.duration import parse_duration
+from tinylm.config.settings import (
     INTERVAL_NAMES,
     LENGTH_NAMES,
     MODEL_NAMES,
@@ -22,6 +20,10 @@ from tinylm.training.settings import (
     given_settings,
     reject_fixed_settings,
 )
+from tinylm.config.training import Budget
+from tinylm.config.validation import check_choice, check_numbers
+from tinylm.errors import UsageError
+from tinylm.text.corpus_loading import TextSource
 from tinylm.training.starting_point import (
     AdapterMethod,
     Bottleneck,
@@ -31,8 +33,6 @@ from tinylm.training.starting_point import (
     StartingPoint,
     TrainedModel,
 )
-from tinylm.training_config import Budget
-from tinylm.validation import check_choice, check_numbers
 
 
 @dataclass(frozen=True, kw_only=True)

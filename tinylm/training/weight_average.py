@@ -15,7 +15,7 @@ class WeightAverage:
     eta = 1 / mean_age - 2, the mean age of the averaged weights is `mean_age * (t - 1)` steps at every t; a `mean_age`
     of 1/2 is the plain mean. The average is part of the optimizer's state, and is saved and restored with it.
 
-    mean_age: from MIN_AVERAGE of `tinylm.training_config` to 0.5
+    mean_age: from MIN_AVERAGE of `tinylm.config.training` to 0.5
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, mean_age: float) -> None:

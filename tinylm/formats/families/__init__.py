@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tinylm.config.model import ModelConfig
+from tinylm.config.validation import describe_value
 from tinylm.errors import UsageError
 from tinylm.formats.families.gemma import GEMMA, GEMMA3_TEXT
 from tinylm.formats.families.gpt2 import GPT2
@@ -10,8 +12,6 @@ from tinylm.formats.families.gpt_neox import GPT_NEOX
 from tinylm.formats.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from tinylm.formats.families.mixture import MIXTRAL, QWEN3_MOE
 from tinylm.formats.family import ConvertedTensors, Family, Source, convert_tensors
-from tinylm.model_config import ModelConfig
-from tinylm.validation import describe_value
 
 # In the order in which choose_family tries them.
 FAMILIES: dict[str, Family] = {

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from tinylm.config.model import ModelConfig
+from tinylm.config.validation import describe_value
 from tinylm.formats.families.rope_fields import write_rope
 from tinylm.formats.foreign_config import ForeignConfig
-from tinylm.model_config import ModelConfig
-from tinylm.validation import describe_value
 
 # tinylm's activations by their names in transformers. All names in _TANH_GELU stand for the tanh approximation, which
 # tinylm calls `gelu`; the `gelu` of transformers is exact, and tinylm calls it `gelu-exact`.

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from tinylm.config.model import ModelConfig
 from tinylm.formats.families.decoder_fields import (
     FULL,
     GATED,
@@ -18,7 +19,6 @@ from tinylm.formats.families.llama import ATTENTION_RULES, FEEDFORWARD_RULES, PR
 from tinylm.formats.families.rope_fields import read_rope, read_rope_by_layer_type, write_rope_by_layer_type
 from tinylm.formats.family import Family, Rule
 from tinylm.formats.foreign_config import ForeignConfig
-from tinylm.model_config import ModelConfig
 
 # In Gemma 1, "gelu" stands for the tanh approximation: its first files named the wrong activation.
 _GEMMA_1_ACTIVATIONS = {**GATED, "gelu": "geglu"}

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from tinylm.config.model import ModelConfig
 from tinylm.formats.families.decoder_fields import UNGATED, UNGATED_NAMES
 from tinylm.formats.family import Family, Rule
 from tinylm.formats.foreign_config import ForeignConfig
-from tinylm.model_config import ModelConfig
 
 _LAYER, _OURS = "transformer.h.{layer}", "layers.{layer}"
 RULES = (

@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from tinylm.config.model import ModelConfig
 from tinylm.formats.families.decoder_fields import UNGATED, UNGATED_NAMES, read_head_dim
 from tinylm.formats.families.rope_fields import read_partial_rope, write_rope
 from tinylm.formats.family import Family, Rule
 from tinylm.formats.foreign_config import ForeignConfig
-from tinylm.model_config import ModelConfig
 
 _LAYER, _OURS = "gpt_neox.layers.{layer}", "layers.{layer}"
 RULES = (

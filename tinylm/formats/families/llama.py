@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tinylm.config.model import ModelConfig
 from tinylm.formats.families.decoder_fields import (
     GATED,
     read_sizes,
@@ -15,7 +16,6 @@ from tinylm.formats.families.decoder_fields import (
 from tinylm.formats.families.rope_fields import read_rope
 from tinylm.formats.family import Family, Rule
 from tinylm.formats.foreign_config import ForeignConfig
-from tinylm.model_config import ModelConfig
 
 ATTENTION_RULES = (
     Rule("model.embed_tokens", "embedding"),

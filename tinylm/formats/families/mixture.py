@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tinylm.config.model import ModelConfig
 from tinylm.formats.families.decoder_fields import (
     GATED,
     read_optional_window,
@@ -14,7 +15,6 @@ from tinylm.formats.families.llama import ATTENTION_RULES, PRE_NORM_RULE
 from tinylm.formats.families.rope_fields import read_rope
 from tinylm.formats.family import Family, Rule, StackedExperts
 from tinylm.formats.foreign_config import ForeignConfig
-from tinylm.model_config import ModelConfig
 
 _EXPERT = "layers.{layer}.feedforward.experts.{expert}"
 _MIXTRAL = "model.layers.{layer}.block_sparse_moe"

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tinylm.config.model import ModelConfig, RopeScaling
+from tinylm.config.validation import RANGES, Range
 from tinylm.formats.foreign_config import FINITE, ForeignConfig, as_number
-from tinylm.model_config import ModelConfig, RopeScaling
-from tinylm.validation import RANGES, Range
 
 DEFAULT_THETA = 10_000.0
 _TWO_TYPES = "must contain the objects full_attention and sliding_attention, and nothing else"

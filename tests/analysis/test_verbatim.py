@@ -1,0 +1,90 @@
+"""Verbatim matches, compared with a search of all substrings."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.shell import story
+from tinylm.analysis.verbatim import Documents, Matches, find_matches
+from tinylm.evaluation import verbatim
+from tinylm.text.corpus import Stream
+
+
+def documents_of(texts: list[str], chunk: int = 7) -> Documents:
+    """Documents named a, b, ..., in chunks of a few characters. Reports the size of all as progress."""
+
+    def stream(progress: Callable[[int], object] | None) -> Stream:
+        for number, text in enumerate(texts):
+            if number:
+                yield None
+            yield from (text[at : at + chunk] for at in range(0, len(text), chunk))
+        if progress:
+            progress(5)
+
+    return Documents(stream, lambda index: chr(ord("a") + index), 5, "characters")
+
+
+def test_repetitive_text_takes_little_time_and_has_an_exact_share_and_progress_is_that_of_the_documents() -> None:
+    done: list[int] = []
+    found = find_matches(["-" * 300, "x"], documents_of(["-" * 20_000], chunk=1000), 50, done.append)
+    assert found.copied.tolist() == [300, 0] and found.longest[0].characters == 300
+    assert done == [5]
+    assert find_matches([], documents_of(["abc"]), 2).copied.tolist() == []
+
+
+def brute_force(texts: list[str], documents: list[str], k: int) -> tuple[list[int], list[int]]:
+    """The copied characters and the length of the longest match of each text, by definition."""
+    copied, longest = [], []
+    for text in texts:
+        spans = ((start, stop) for start in range(len(text)) for stop in range(start + k, len(text) + 1))
+        found = [span for span in spans if any(text[slice(*span)] in document for document in documents)]
+        copied.append(len({index for span in found for index in range(*span)}))
+        longest.append(max((stop - start for start, stop in found), default=0))
+    return copied, longest
+
+
+def check(texts: list[str], documents: list[str], k: int, found: Matches) -> None:
+    copied, longest = brute_force(texts, documents, k)
+    assert found.copied.tolist() == copied
+    assert {match.sample: match.characters for match in found.longest} == {i: n for i, n in enumerate(longest) if n}
+    assert [match.characters for match in found.longest] == sorted(filter(None, longest), reverse=True)
+    for match in found.longest:
+        document = documents[ord(match.name) - ord("a")]
+        assert match.text in texts[match.sample] and len(match.text) == match.characters
+        assert document[match.character : match.character + match.characters] == match.text
+        assert match.line == document[: match.character].count("\n") + 1
+
+
+short = st.text("ab\n", max_size=20)
+
+
+@given(
+    st.lists(short, max_size=4),
+    st.lists(st.text("ab\n", min_size=1, max_size=40), min_size=1, max_size=4),
+    st.integers(1, 6),
+    st.sampled_from([5, 16, 1 << 20]),
+)
+def test_matches_are_those_of_a_search_of_all_substrings(
+    texts: list[str], documents: list[str], k: int, piece: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verbatim, "PIECE", piece)
+        check(texts, documents, k, find_matches(texts, documents_of(documents), k))
+
+
+def test_matches_in_long_documents_are_found_across_blocks_and_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbatim, "BLOCK", 8)
+    monkeypatch.setattr(verbatim, "PIECE", 300)
+    documents = [story(2000, seed=1), "é日本😀 " * 30, story(500, seed=2)]
+    texts = [documents[0][700:790] + documents[2][100:160], documents[1][10:70] + "x", story(200, seed=3), ""]
+    found = find_matches(texts, documents_of(documents, chunk=64), 20)
+    check(texts, documents, 20, found)
+    assert found.longest[0].characters >= 90
+
+
+def test_equal_hashes_of_other_text_and_text_across_documents_are_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_matches([f"abc{verbatim.SEPARATOR}def"], documents_of(["abc", "def"]), 4).copied.tolist() == [0]
+    monkeypatch.setattr(verbatim, "MULTIPLIER", 1)  # the hash is then the sum of the characters
+    assert find_matches(["abba"], documents_of(["baab"]), 4).copied.tolist() == [0]

@@ -1,0 +1,238 @@
+"""Whether one decoder is better than another on a text: a paired bootstrap of the difference in bits per byte.
+
+Both models are scored on the same parts of the text, so that the difficulty of a part cancels out. Tokenizers may
+differ: parts begin at token boundaries of both tokenizers.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tinylm.config.validation import require
+from tinylm.errors import AdapterNotModelError, UsageError
+from tinylm.evaluation.bootstrap import ratio_interval
+from tinylm.evaluation.loop import default_batch_size, token_losses
+from tinylm.evaluation.text import sums_between
+from tinylm.evaluation.units import choose_units
+from tinylm.kernels.allocator import keep_freed_blocks
+from tinylm.models.model import Model, load
+from tinylm.reporter import LogReporter, Reporter
+from tinylm.text.batches import evaluation_batches
+from tinylm.text.corpus import Stream, document_end
+from tinylm.text.corpus_loading import TextSource, known_text, opened_corpus
+from tinylm.text.decoding import decoded_stream
+from tinylm.text.run_tokens import reopen_ids
+from tinylm.text.token_positions import PositionedTokens, encode_with_positions
+from tinylm.transformer.decoder import Decoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two models, a and b, on the same text.
+
+    a, b: names of the models.
+    bits_per_byte_a, bits_per_byte_b: mean losses, in which separators of documents count as tokens but not as bytes,
+        except that of two lines, which counts as one byte.
+    loss_a, loss_b: the same losses in nats per token of the model's own tokenizer.
+    difference: bits_per_byte_b - bits_per_byte_a; negative if b is better. difference_low, difference_high: its 95 %
+        confidence interval; `None` if the text has too few parts for one.
+    better: "a" or "b" if the interval excludes 0, else `None`.
+    bytes: size of the scored text. resampled: description of the units of the bootstrap, for messages.
+    """
+
+    a: str
+    b: str
+    bits_per_byte_a: float
+    bits_per_byte_b: float
+    loss_a: float
+    loss_b: float
+    difference: float
+    difference_low: float | None
+    difference_high: float | None
+    better: str | None
+    bytes: int
+    resampled: str
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return dataclasses.asdict(self)
+
+    @property
+    def verdict(self) -> str:
+        """The result as a sentence."""
+        if self.difference_low is None:
+            return "The text is too short to compare the models."
+        if self.better is None:
+            return "No difference can be shown with this text."
+        return f"{self.better.upper()} is better by {abs(self.difference):.4f} bits per byte."
+
+
+@dataclass(frozen=True)
+class ComparedParts:
+    """The parts of a text that two models are compared on.
+
+    bytes: (U,), size of each part.
+    edges_a, edges_b: (U + 1,), indices of the tokens of each model: the first token of each part, and the end of the
+        last part.
+    resampled: description of the parts, for messages.
+    """
+
+    bytes: np.ndarray
+    edges_a: np.ndarray
+    edges_b: np.ndarray
+    resampled: str
+
+
+def load_model_or_adapter(
+    path: str | Path,
+    base: str | Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    reporter: Reporter | None = None,
+) -> Model:
+    """Load the model at `path`, or the base model with the adapter at `path`.
+
+    base: the base model of an adapter. Default: as in `load`, whose other arguments and errors this function has.
+    """
+    try:
+        return load(path, device=device, dtype=dtype, reporter=reporter)
+    except AdapterNotModelError:
+        return load(base, adapters=[path], device=device, dtype=dtype, reporter=reporter)
+
+
+def compare_models(
+    a: Model,
+    b: Model,
+    source: TextSource | None = None,
+    *,
+    names: tuple[str, str] | None = None,
+    batch_size: int | None = None,
+    reporter: Reporter | None = None,
+) -> Comparison:
+    """Compare two decoders on a text, each in windows of its own context length. The tokenizers may differ.
+
+    source: the text. Default: the validation text of both, if they were trained on the same data.
+    names: names of the models in the result. Default: their paths.
+    batch_size: see EvaluationConfig.
+
+    Raises UsageError for models that are not decoders, and for a text that is missing or cannot be used; TinyLMError
+    for damaged data.
+    """
+    reporter = reporter or LogReporter()
+    for model in (a, b):
+        require(
+            isinstance(model.network, Decoder), f"Only decoders are compared; {model.path} is an {model.architecture}."
+        )
+    if source is None:
+        encoded = _encode(a, b, _validation_text(a, b, reporter), reporter)
+        assert a.data is not None
+        end = document_end(a.data.format)
+    else:
+        with opened_corpus(source, "text", reporter) as corpus:
+            for model in (a, b):
+                corpus, _ = known_text(corpus, model.tokenizer, source.unknown, model.path, reporter)
+            encoded = _encode(a, b, corpus.stream, reporter)
+        end = document_end(corpus.format)
+    parts = compared_parts(*encoded, separator_bytes=len(end))
+    reporter.note(f"95 % interval of the difference: paired bootstrap of {parts.resampled}.")
+    keep_freed_blocks()
+    nats = [
+        sums_between(_token_losses(model, tokens.ids, batch_size, reporter), edges - 1)
+        for model, tokens, edges in zip((a, b), encoded, (parts.edges_a, parts.edges_b), strict=True)
+    ]
+    return compare_losses(names or (str(a.path), str(b.path)), parts, *nats)
+
+
+def _validation_text(a: Model, b: Model, reporter: Reporter) -> Callable[[], Stream]:
+    """Function that opens the validation text of both models.
+
+    Raises UsageError unless both were trained on the same plain text, and TinyLMError if it cannot be read.
+    """
+    recorded = [
+        model.data
+        and (
+            *(model.data.kind, model.data.fingerprint, model.data.val_fingerprint),
+            *(model.data.train_characters, model.data.val_records),
+        )
+        for model in (a, b)
+    ]
+    if a.data is None or not a.data.is_plain_text or recorded[0] != recorded[1]:
+        raise UsageError("The models were not trained on the same text, so there is no default; name a text.")
+    reporter.note(f"Comparing on the validation text of {a.path}.")
+    ids = reopen_ids(a.path, a.data, a.tokenizer, "val")
+    return lambda: decoded_stream(ids, a.tokenizer)
+
+
+def _encode(
+    a: Model, b: Model, text: Callable[[], Stream], reporter: Reporter
+) -> tuple[PositionedTokens, PositionedTokens]:
+    """The text, encoded by the tokenizers of a and b."""
+    with reporter.counting("encoding", None, "characters") as advance:
+        first = encode_with_positions(text(), a.tokenizer, advance)
+        if a.tokenizer.sha256 == b.tokenizer.sha256:
+            return first, first
+        return first, encode_with_positions(text(), b.tokenizer, advance)
+
+
+def _token_losses(model: Model, ids: np.ndarray, batch_size: int | None, reporter: Reporter) -> np.ndarray:
+    """The losses in nats of all ids but the first: (N,) -> (N - 1,)."""
+    assert isinstance(model.network, Decoder)
+    rows = batch_size or default_batch_size(model.context)
+    with reporter.counting("scoring", len(ids) - 1, "tokens") as advance:
+        return token_losses(model.network, evaluation_batches(ids, model.context, rows), model.dtype, advance)
+
+
+def compared_parts(a: PositionedTokens, b: PositionedTokens, separator_bytes: int) -> ComparedParts:
+    """The parts of a text, encoded by two tokenizers: its documents or blocks of it (see `choose_units`). The separator
+    of two documents counts as 0 or 1 byte of text.
+
+    Parts begin at token boundaries of both tokenizers. The first token of each tokenizer is not scored, so it is in no
+    part. Raises UsageError if the tokenizers have no common token boundary.
+    """
+    end = a.documents[-1]
+    shared = np.append(np.intersect1d(a.boundaries(), b.boundaries()), end)
+    if len(shared) < 2:
+        raise UsageError("The text is too short to compare the models; give more text.")
+    documents = np.unique(np.append(shared[0], a.documents[a.documents >= shared[0]]))
+    units = choose_units(documents)
+    edges = np.unique(shared[np.searchsorted(shared, units.edges)])  # (U + 1,), in bytes
+    separators = np.searchsorted(a.documents[1:-1] - 1, edges)  # (U + 1,), number of separators before each edge
+    return ComparedParts(
+        np.diff(edges)
+        - (1 - separator_bytes) * np.diff(separators)
+        - (edges[1:] == end),  # `end` counts a separator after the last document
+        a.first_tokens(edges),
+        b.first_tokens(edges),
+        units.describe(len(a.documents) - 1, "bytes"),
+    )
+
+
+def compare_losses(names: tuple[str, str], parts: ComparedParts, nats_a: np.ndarray, nats_b: np.ndarray) -> Comparison:
+    """Compare two models. nats_a, nats_b: (U,), the sum of the losses of each model on each part, in nats."""
+    n_bytes = int(parts.bytes.sum())
+    tokens_a, tokens_b = (int(edges[-1] - edges[0]) for edges in (parts.edges_a, parts.edges_b))
+    bits_a, bits_b = nats_a / math.log(2), nats_b / math.log(2)
+    interval = ratio_interval(bits_b - bits_a, parts.bytes)
+    better = None
+    if interval is not None:
+        better = "b" if interval.high < 0 else "a" if interval.low > 0 else None
+    return Comparison(
+        a=names[0],
+        b=names[1],
+        bits_per_byte_a=float(bits_a.sum()) / n_bytes,
+        bits_per_byte_b=float(bits_b.sum()) / n_bytes,
+        loss_a=float(nats_a.sum()) / tokens_a,
+        loss_b=float(nats_b.sum()) / tokens_b,
+        difference=float((bits_b - bits_a).sum()) / n_bytes,
+        difference_low=None if interval is None else interval.low,
+        difference_high=None if interval is None else interval.high,
+        better=better,
+        bytes=n_bytes,
+        resampled=parts.resampled,
+    )

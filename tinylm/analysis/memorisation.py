@@ -1,0 +1,294 @@
+"""How much of its training text a decoder repeats: verbatim matches of its samples and continuations with that text.
+
+Continuations of held-out text and held-out text itself are the controls.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tinylm.analysis.verbatim import Documents, Match, find_matches
+from tinylm.config.run import DataConfig
+from tinylm.config.validation import check_numbers, require
+from tinylm.errors import UsageError
+from tinylm.evaluation.bootstrap import ratio_interval
+from tinylm.generation.generation_config import GenerationConfig
+from tinylm.generation.prompts import EncodedPrompt, start_tokens
+from tinylm.models.model import Model
+from tinylm.reporter import Reporter
+from tinylm.text.compression import Progress, no_progress
+from tinylm.text.corpus import STANDARD_INPUT, Corpus, Stream
+from tinylm.text.corpus_loading import TextSource, opened_corpus
+from tinylm.text.decoding import decoded_stream
+from tinylm.text.run_tokens import reopen_ids
+from tinylm.transformer.decoder import Decoder
+
+ROWS = 64  # texts generated as one batch
+REPORTED_MATCHES = 3
+SAMPLES, AFTER_TRAINING, AFTER_HELD_OUT, HELD_OUT = (
+    "samples",
+    "continuations of training text",
+    "continuations of held-out text",
+    "held-out text",
+)
+
+
+@dataclass(frozen=True)
+class MemorisationConfig:
+    """Settings of a memorisation test. Lengths are in characters, so that they mean the same with any tokenizer.
+
+    num_samples: number of samples, and largest number of passages of the training text and of held-out text to
+        continue.
+    sample_length: length of each sample and continuation.
+    prefix_length: length of the text before a continuation.
+    min_match: least length of a verbatim match.
+    temperature: softmax temperature; 1 samples from the distribution that the model was trained for.
+    seed: random seed of the samples and of the choice of passages.
+
+    Raises UsageError for a value out of range, and for matches longer than the samples.
+    """
+
+    num_samples: int = 50
+    sample_length: int = 500
+    prefix_length: int = 100
+    min_match: int = 50
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(vars(self))
+        require(
+            self.min_match <= self.sample_length,
+            f"`min_match` is {self.min_match}; it must be at most `sample_length`, {self.sample_length}.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiedText:
+    """The copied part of the texts of one source.
+
+    source: SAMPLES, AFTER_TRAINING, AFTER_HELD_OUT or HELD_OUT.
+    samples, characters: number of the source's texts, and their total length.
+    copied: share of the characters in verbatim matches with the training text. copied_low, copied_high: its 95 %
+        confidence interval by bootstrap of the texts; `None` for fewer than 10 texts that are not empty.
+    longest: length of the longest match in characters; 0 for none.
+    matches: of the longest match of each text, the REPORTED_MATCHES longest.
+    """
+
+    source: str
+    samples: int
+    characters: int
+    copied: float
+    copied_low: float | None
+    copied_high: float | None
+    longest: int
+    matches: tuple[Match, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memorisation:
+    """The result of a memorisation test.
+
+    min_match: least length of a match in characters. sources: the results by source of the texts.
+    """
+
+    min_match: int
+    sources: tuple[CopiedText, ...]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """One object per source, with `min_match`."""
+        return [{**dataclasses.asdict(source), "min_match": self.min_match} for source in self.sources]
+
+
+class Passage(NamedTuple):
+    """A passage of a text: a prompt for the model, and the text that follows the prompt."""
+
+    prefix: str
+    continuation: str
+
+
+def measure_memorisation(
+    model: Model,
+    held_out: TextSource | None = None,
+    training: TextSource | None = None,
+    config: MemorisationConfig | None = None,
+) -> Memorisation:
+    """Compare samples of a decoder, and its continuations of training text and of held-out text, with the training
+    text, and as a control also the true continuations of the held-out passages.
+
+    held_out: text that the model was not trained on. Default: the validation text of its run.
+    training: the text that the model was trained on; needs `held_out`. Default: the training text of its run, as
+        encoded in the user's cache or in the run. The paths that a run recorded are not opened, since an untrusted run
+        could name any file.
+
+    Raises UsageError for a model that is not a decoder and for a text that is missing, cannot be used or has no
+    document of `prefix_length` + `min_match` characters, and TinyLMError for damaged data.
+    """
+    config = config or MemorisationConfig()
+    require(
+        isinstance(model.network, Decoder),
+        f"Memorisation is measured for decoders; {model.path} is an {model.architecture}.",
+    )
+    if training is not None and held_out is None:
+        raise UsageError("`train_data` needs a held-out text beside it; name one.")
+    with _documents(model, training, "train") as training_text, _documents(model, held_out, "val") as held_out_text:
+        trained, unseen = (
+            _passages(text, name, config, model.reporter)
+            for name, text in (("training", training_text), ("held-out", held_out_text))
+        )
+        prefixes = [[""] * config.num_samples, *([passage.prefix for passage in part] for part in (trained, unseen))]
+        with model.reporter.counting("sampling", sum(map(len, prefixes)), "texts") as advance:
+            samples = _continue(model, [prefix for group in prefixes for prefix in group], config, advance)
+        ends = itertools.accumulate(map(len, prefixes))
+        texts = {
+            source: samples[end - len(group) : end]
+            for source, group, end in zip((SAMPLES, AFTER_TRAINING, AFTER_HELD_OUT), prefixes, ends, strict=True)
+        }
+        texts[HELD_OUT] = [passage.continuation for passage in unseen]
+        with model.reporter.counting("searching", training_text.size, training_text.unit) as advance:
+            return measure_copied(texts, training_text, config.min_match, advance)
+
+
+def _passages(documents: Documents, name: str, config: MemorisationConfig, reporter: Reporter) -> list[Passage]:
+    with reporter.counting(f"reading {name} text", documents.size, documents.unit) as advance:
+        passages = draw_passages(documents, config, advance)
+    if not passages:
+        least = config.prefix_length + config.min_match
+        raise UsageError(f"The {name} text has no document of at least {least} characters; give a longer text.")
+    return passages
+
+
+def _continue(model: Model, prefixes: Sequence[str], config: MemorisationConfig, progress: Progress) -> list[str]:
+    """One continuation of each prefix, of at most `sample_length` characters. Continuation i has the random stream
+    (seed, i). Characters of a prefix that are not in the vocabulary are skipped.
+    """
+    texts = [""] * len(prefixes)
+    for first in range(0, len(prefixes), ROWS):
+        prompts = [_encode(model, prefix) for prefix in prefixes[first : first + ROWS]]
+        # As many tokens as characters are enough, as long as no token is empty.
+        generation = GenerationConfig(config.sample_length, len(prompts), config.temperature, seed=config.seed)
+        for row, text in model.continue_each(prompts, generation, first):
+            texts[first + row] += text
+            if all(len(text) >= config.sample_length for text in texts[first : first + ROWS]):
+                break
+        progress(len(prompts))
+    return [text[: config.sample_length] for text in texts]
+
+
+def _encode(model: Model, prefix: str) -> EncodedPrompt:
+    known = prefix.translate(dict.fromkeys(map(ord, model.tokenizer.unknown_characters(prefix))))
+    ids = model.encode(known)[-model.context :] if known else []
+    return EncodedPrompt(known, ids, start_tokens(model.tokenizer, model.data, ids, model.context))
+
+
+@contextlib.contextmanager
+def _documents(model: Model, source: TextSource | None, part: str) -> Iterator[Documents]:
+    """Context manager that opens the documents of a source, by default the part "train" or "val" of the model's run."""
+    if source is not None:
+        with opened_corpus(source, "text", model.reporter) as corpus:
+            yield corpus_documents(corpus)
+        return
+    if model.data is None:
+        missing = "training text; name it with `train_data`" if part == "train" else "held-out text; name one"
+        raise UsageError(f"{model.path} has no recorded {missing}.")
+    if not model.data.is_plain_text:
+        raise UsageError(f"{model.path} was trained on {model.data.kind}; memorisation is measured for plain text.")
+    ids = reopen_ids(model.path, model.data, model.tokenizer, part)
+
+    def stream(progress: Progress) -> Stream:
+        for chunk in decoded_stream(ids, model.tokenizer):
+            progress(len(chunk or ""))
+            yield chunk
+
+    names = _recorded_name(model.data)
+    yield Documents(stream, lambda index: names or f"document {index + 1}", None, "characters")
+
+
+def _recorded_name(data: DataConfig) -> str:
+    """The path of the text, if the run was trained on a single file that is one document; else empty."""
+    single = len(data.corpus) == 1 and data.documents == 1 and data.corpus[0] != STANDARD_INPUT
+    return data.corpus[0] if single else ""
+
+
+def corpus_documents(corpus: Corpus) -> Documents:
+    """The documents of a corpus, with the names that `Corpus.stream` gives them."""
+    names: list[str] = []
+
+    def stream(progress: Progress) -> Stream:
+        names.clear()
+        return corpus.stream(progress, started=names.append)
+
+    return Documents(stream, names.__getitem__, corpus.size, "bytes")
+
+
+def draw_passages(documents: Documents, config: MemorisationConfig, progress: Progress = no_progress) -> list[Passage]:
+    """Up to `num_samples` passages, drawn without replacement, in the order of the text.
+
+    Each document is divided into passages of `prefix_length` + `sample_length` characters that do not overlap. The
+    last may be shorter, but not below `prefix_length` + `min_match`. The text is read once
+    (reservoir sampling, Vitter 1985).
+    """
+    size, least = config.prefix_length + config.sample_length, config.prefix_length + config.min_match
+    rng = random.Random(config.seed)
+    drawn: dict[int, tuple[int, str]] = {}  # by slot: number of the passage, and its text
+    count = 0
+    rest = ""
+    for chunk in _with_end(documents.open(progress)):
+        rest += chunk or ""
+        stop = len(rest) - (len(rest) % size if chunk is not None else 0)
+        for at in range(0, stop, size):
+            if min(size, len(rest) - at) < least:
+                break
+            slot = count if count < config.num_samples else rng.randrange(count + 1)
+            if slot < config.num_samples:
+                drawn[slot] = count, rest[at : at + size]
+            count += 1
+        rest = rest[stop:]
+    passages = [text for _, text in sorted(drawn.values())]
+    return [Passage(text[: config.prefix_length], text[config.prefix_length :]) for text in passages]
+
+
+def _with_end(stream: Any) -> Any:
+    """The stream with `None` at its end, so that `None` ends each document."""
+    yield from stream
+    yield None
+
+
+def measure_copied(
+    texts: Mapping[str, Sequence[str]], training: Documents, min_match: int, progress: Progress = no_progress
+) -> Memorisation:
+    """Measure the share of the characters of texts, by source, in verbatim matches of at least `min_match` characters
+    with the training text.
+    """
+    matches = find_matches([text for group in texts.values() for text in group], training, min_match, progress)
+    sources = []
+    first = 0
+    for source, group in texts.items():
+        stop = first + len(group)
+        sizes, copied = np.array([len(text) for text in group], dtype=np.int64), matches.copied[first:stop]
+        longest = [
+            dataclasses.replace(match, sample=match.sample - first)
+            for match in matches.longest
+            if first <= match.sample < stop
+        ]
+        interval = ratio_interval(copied, sizes)
+        sources.append(
+            CopiedText(
+                source=source,
+                samples=len(group),
+                characters=int(sizes.sum()),
+                copied=float(copied.sum() / max(sizes.sum(), 1)),
+                copied_low=None if interval is None else interval.low,
+                copied_high=None if interval is None else interval.high,
+                longest=longest[0].characters if longest else 0,
+                matches=tuple(longest[:REPORTED_MATCHES]),
+            )
+        )
+        first = stop
+    return Memorisation(min_match=min_match, sources=tuple(sources))

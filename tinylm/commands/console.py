@@ -1,0 +1,307 @@
+"""Output of the command line: results on stdout, everything else on stderr. The only importer of rich and tqdm."""
+
+import contextlib
+import json
+import re
+import shutil
+import sys
+import textwrap
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TextIO
+
+from rich.cells import cell_len
+from rich.console import Console as RichConsole
+from rich.text import Text
+from tqdm import tqdm
+
+FIELD_NAME_COLUMNS = 20
+PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
+BAR_START = "{percentage:3.0f}% {desc}"
+BAR = BAR_START + " |{bar}| {elapsed}"
+UNKNOWN_BAR = "{desc} {elapsed}"  # if the fraction done is unknown
+MIN_BAR = 14  # columns of the bar and the elapsed time; with less room they are left out
+# Characters that a terminal interprets: C0 without tab and newline, delete, C1, and bidirectional controls.
+_CONTROLS = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+# Bytes decoded with surrogateescape (U+DC80 to U+DCFF) would be written unchanged, and may be C1 codes.
+_ESCAPES = {code: f"\\u{code:04x}" for code in (*_CONTROLS, *range(0xDC80, 0xDD00))}
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_NOT_UNICODE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # lone surrogates, as from "\\ud800" in a JSON file
+
+
+class Console:
+    """The output of one command. Implements `tinylm.reporter.Reporter`.
+
+    quiet: print no notes and no progress; warnings and errors are always printed.
+    as_json: whether the command prints its results as JSON, with `record`.
+    rewrite: applied to each note and warning; replaces names of settings in backticks by flags.
+    """
+
+    def __init__(self, quiet: bool = False, as_json: bool = False, rewrite: Callable[[str], str] = str) -> None:
+        self.quiet = quiet
+        self.as_json = as_json
+        self._rewrite = rewrite
+        self._stderr = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        self._bar: tqdm[Any] | None = None
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether progress is shown as a moving bar: stderr is a terminal, and the console is not quiet."""
+        return sys.stderr.isatty() and not self.quiet
+
+    @property
+    def columns(self) -> int:
+        """$COLUMNS if it is set, otherwise the width of the terminal on stdout, or 80 without a terminal."""
+        return shutil.get_terminal_size().columns
+
+    def note(self, message: str) -> None:
+        """Print a message on stderr, unless quiet."""
+        if not self.quiet:
+            self._print_message(self._rewrite(message), "")
+
+    def warn(self, message: str) -> None:
+        """Print a warning on stderr."""
+        self._print_message(self._rewrite(message), "yellow", "Warning: ")
+
+    def print_highlighted(self, title: str, parts: Sequence[tuple[str, bool]]) -> None:
+        """Print a title and a text on stderr. Parts flagged True are green, or in [[ ]] if colours are not available.
+
+        Printed even if the console is quiet.
+        """
+        if self._bar is not None:
+            self._bar.clear()
+        coloured = sys.stderr.isatty() and not self._stderr.no_color
+        self._stderr.print(Text(title, "bold"))
+        for text, mark in parts:
+            shown = printable(text, sys.stderr)
+            if coloured:
+                self._stderr.print(Text(shown, "green" if mark else ""), end="")
+            else:
+                sys.stderr.write(f"[[{shown}]]" if mark else shown)
+        sys.stderr.write("\n")
+        sys.stderr.flush()
+        if self._bar is not None:
+            self._bar.refresh()
+
+    def error(self, message: str) -> None:
+        """Print an error on stderr."""
+        self._print_message(message, "red", "Error: ")
+
+    def traceback(self) -> None:
+        """Print the traceback of the exception that is being handled on stderr."""
+        for line in traceback.format_exc().rstrip("\n").split("\n"):
+            self._print_message(line, "")
+
+    def _print_message(self, message: str, style: str, prefix: str = "") -> None:
+        """Print one line. Newlines are escaped, so that a name from an untrusted file cannot start a new line."""
+        if self._bar is not None:
+            self._bar.clear()
+        if prefix:
+            self._stderr.print(Text(prefix, f"bold {style}"), end="")
+        line = printable(message, sys.stderr).replace("\n", "\\n")
+        sys.stderr.write(line + "\n")  # rich would drop some control characters
+        sys.stderr.flush()
+        if self._bar is not None:
+            self._bar.refresh()
+
+    def result(self, text: str, end: str = "\n") -> None:
+        """Print text on stdout, escaped by `printable`.
+
+        Raises OutputError when it cannot be written (see tinylm.commands.streams).
+        """
+        self._write(printable(text, sys.stdout) + end)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def record(self, values: dict[str, Any]) -> None:
+        """Print one JSON object as a line on stdout. Raises OutputError.
+
+        JSON is UTF-8, so a byte of a path that is not is written as the escape of a surrogate: \\udce9 for the byte E9.
+        """
+        self.result(_escape_surrogates(json.dumps(values, ensure_ascii=False)))
+
+    def field(self, name: str, value: str) -> None:
+        """Print a name and a value on stdout; on a terminal, a long value is wrapped and indented.
+
+        Raises OutputError.
+        """
+        start = f"  {name:<{FIELD_NAME_COLUMNS}} "
+        lines = [printable(value, sys.stdout).replace("\n", "\\n")]  # a newline in a value must not start a field
+        if sys.stdout.isatty():
+            room = max(self.columns - cell_len(start), 10)
+            lines = textwrap.wrap(lines[0], room, break_on_hyphens=False) or [""]
+        self._write(start + f"\n{' ' * len(start)}".join(lines) + "\n")
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table on stdout, with columns of numbers aligned to the right. If all `columns` are empty, it has no
+        header.
+
+        On a terminal that is too narrow for a table with a header, each row takes several lines: the first cell, then
+        the other cells, each with the name of its column.
+
+        Raises OutputError.
+        """
+        rows = [[printable(cell, sys.stdout) for cell in row] for row in rows]
+        widths = []
+        for index, column in enumerate(columns):
+            cells = [row[index] for row in rows if row[index] not in ("", "-")]
+            numeric = bool(cells) and all(cell[0].isdigit() for cell in cells)
+            widths.append((max(map(cell_len, (column, *(row[index] for row in rows)))), numeric))
+        if any(columns) and sys.stdout.isatty() and sum(width + 2 for width, _ in widths) - 2 > self.columns:
+            self._write("".join(_stacked(row, columns, self.columns) for row in rows))
+            return
+        if any(columns):
+            bold = RichConsole(file=sys.stdout, highlight=False, soft_wrap=True)
+            bold.print(Text(_line(columns, widths), "bold"))
+        self._write("".join(_line(row, widths) + "\n" for row in rows))
+
+    @contextlib.contextmanager
+    def counting(self, what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
+        """Context manager for the progress of work that is counted, for example in bytes.
+
+        what: name of the work. total: number of units, if known. unit: name of the unit.
+
+        Yields a function that takes the number of units done since its last call.
+        """
+        with self.progress() as show:
+            done = 0
+            start = time.monotonic()
+
+            def advance(count: int) -> None:
+                nonlocal done
+                done += count
+                rate = done / max(time.monotonic() - start, 1e-9)
+                speed = "" if unit == "seconds" else f", {shorten_number(rate)}/s"
+                show(None if total is None else done / max(total, 1), f"{what}: {shorten_number(done)} {unit}{speed}")
+
+            yield advance
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[Callable[[float | None, str], None]]:
+        """Context manager that yields a function, which takes the fraction done and a description.
+
+        The fraction is from 0 to 1, or `None` if it is unknown.
+
+        A terminal shows a bar, other streams at most one line per PLAIN_SECONDS, both with the expected time left. A
+        quiet console shows nothing. Fields of the description are separated by two spaces, the most important first: a
+        narrow terminal shows only those that fit.
+        """
+        if self.quiet:
+            yield lambda fraction, description: None
+            return
+        if not self.on_terminal:
+            yield self._plain_progress()
+            return
+        with _Bar(total=1.0, bar_format=BAR, file=sys.stderr, dynamic_ncols=True, leave=False, mininterval=0.2) as bar:
+            self._bar = bar
+
+            time_left = _TimeLeft()
+
+            def show(fraction: float | None, description: str) -> None:
+                if fraction is None:
+                    bar.bar_format = UNKNOWN_BAR
+                    bar.set_description_str(printable(description, sys.stderr))
+                    return
+                seconds = time_left(fraction)
+                clock = "" if seconds is None else f"-{tqdm.format_interval(seconds)} "  # as in -01:23
+                bar.set_description_str(clock + printable(description, sys.stderr), refresh=False)
+                bar.update(min(fraction, 1.0) - bar.n)
+
+            try:
+                yield show
+            finally:
+                self._bar = None
+
+    def _plain_progress(self) -> Callable[[float | None, str], None]:
+        last = time.monotonic()
+        time_left = _TimeLeft()
+
+        def show(fraction: float | None, description: str) -> None:
+            nonlocal last
+            seconds = None if fraction is None else time_left(fraction)
+            if time.monotonic() - last >= PLAIN_SECONDS:
+                last = time.monotonic()
+                done = "" if fraction is None else f"{fraction:4.0%}  "
+                left = "" if seconds is None else f"{tqdm.format_interval(seconds)} left  "
+                self.note(f"{done}{left}{description}")
+
+        return show
+
+
+class _TimeLeft:
+    """Estimates the time until a fraction is 1 from its mean rate since the first call.
+
+    The fraction of a resumed run starts above 0.
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float] | None = None
+
+    def __call__(self, fraction: float) -> float | None:
+        """Seconds left; `None` before the fraction has grown."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, fraction)
+        start, done = self._first
+        return (now - start) * max(1 - fraction, 0.0) / (fraction - done) if fraction > done else None
+
+
+class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no annotations
+    """A bar that drops the last fields of a description that does not fit, instead of truncating it."""
+
+    @staticmethod
+    def format_meter(*args: Any, ncols: int | None = None, prefix: str = "", bar_format: str = BAR, **rest: Any) -> str:
+        if ncols:
+            start = "{desc}" if bar_format == UNKNOWN_BAR else BAR_START
+            room = ncols - len(tqdm.format_meter(*args, bar_format=start, **rest))  # without a description
+            fields = prefix.split("  ")
+            while len(fields) > 1 and cell_len("  ".join(fields)) > room:
+                fields.pop()
+            prefix = "  ".join(fields)
+            if room - cell_len(prefix) < MIN_BAR:
+                bar_format = start
+        return tqdm.format_meter(*args, ncols=ncols, prefix=prefix, bar_format=bar_format, **rest)
+
+
+def printable(text: str, stream: TextIO) -> str:
+    """Escape lone surrogates in a text that is written to `stream`, and control characters if it is a terminal.
+
+    The surrogates U+DC80 to U+DCFF, which stand for undecodable bytes (surrogateescape), are escaped on a terminal
+    only. The escapes are those of JSON strings, which keeps JSON valid. Each character is escaped independently, so
+    that text can be written in chunks.
+    """
+    if stream.isatty():
+        text = text.translate(_ESCAPES)
+    return _escape_surrogates(text, _NOT_UNICODE)
+
+
+def _escape_surrogates(text: str, which: re.Pattern[str] = _SURROGATE) -> str:
+    return which.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _line(cells: Sequence[str], columns: Sequence[tuple[int, bool]]) -> str:
+    """A line of a table. `columns`: the width of each column, and whether it is aligned to the right."""
+    padded = []
+    for cell, (width, numeric) in zip(cells, columns, strict=True):
+        space = " " * (width - cell_len(cell))
+        padded.append(space + cell if numeric else cell + space)
+    return "  ".join(padded).rstrip(" ")
+
+
+def _stacked(cells: Sequence[str], columns: Sequence[str], width: int) -> str:
+    """A row of a table as lines: the first cell, then the other cells, wrapped at `width` terminal columns."""
+    pairs = [f"{column} {cell}" for column, cell in zip(columns[1:], cells[1:], strict=True)]
+    pairs = [pair.replace(" ", "\xa0") if len(pair) <= width - 2 else pair for pair in pairs]  # stays on one line
+    lines = textwrap.wrap("  ".join(pairs), max(width - 2, 10), break_on_hyphens=False, break_long_words=False)
+    return "".join(f"{line}\n" for line in (cells[0], *(f"  {line}" for line in lines))).replace("\xa0", " ")
+
+
+def shorten_number(number: float) -> str:
+    """A number for people to read: 1,234,567 as 1.2M."""
+    for size, least, suffix in ((1e9, 999.95e6, "G"), (1e6, 999.95e3, "M"), (1e3, 999.5, "k")):
+        if number >= least:  # `least` instead of `size`: 999,950 would be 1000.0k
+            return f"{number / size:.1f}{suffix}"
+    return f"{number:.0f}"

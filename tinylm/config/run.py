@@ -1,0 +1,353 @@
+"""The configuration of a run, as stored in `config.json`: model, training, machine, corpus, tokenizer and adapter.
+
+Frozen dataclasses that are validated like those of `model.py`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import os
+import re
+import typing
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from tinylm import __version__
+from tinylm.config.model import ModelConfig
+from tinylm.config.sequence_growth import check_sequence_growth
+from tinylm.config.serialization import from_json
+from tinylm.config.training import OBJECTIVES, TrainingConfig
+from tinylm.config.validation import check_choice, check_values, describe_value, require
+from tinylm.errors import TinyLMError, UsageError
+
+ADAPTER_KINDS = ("lora", "bottleneck")
+DEVICES = ("cuda", "mps", "cpu")
+DTYPES = ("fp32", "bf16", "fp16")
+CORPUS_KINDS = ("text", "pairs", "chat")
+TRAIN_ON = ("assistant", "last", "all")  # the messages of a conversation that count in the loss
+LAST = "last"  # in a run directory, the folder of the last save, which the run is resumed from
+MAX_TEMPLATE = 1 << 17  # characters of a chat template; published ones have up to 20,000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialTokens:
+    """The special tokens of a tokenizer, as strings of its vocabulary.
+
+    end_of_text: between documents. bos: at the beginning of a prompt and of each document if `add_bos`.
+    eos: generation stops at any of these tokens; if empty, at `end_of_text`.
+    pad: the padding token, for chat templates and exports; tinylm does not use it for its own batches.
+    """
+
+    end_of_text: str = "<|endoftext|>"
+    bos: str | None = None
+    eos: tuple[str, ...] = ()
+    pad: str | None = None
+    add_bos: bool = False
+
+    def __post_init__(self) -> None:
+        check_values(vars(self))
+        require(not self.add_bos or self.bos is not None, "`add_bos` needs `bos`, the token to add.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """Settings for the machine, chosen when the run was created; resuming does not change them.
+
+    device, dtype: of the computation. compile: whether layers are compiled. threads: number of CPU threads.
+    matmul_rate, layer_seconds: FLOP/s of matrix multiplication and seconds per token and layer that the plan of the
+        run is based on (see Machine); `None` if not measured.
+    job: id of the torchrun job that began the run (see Rendezvous), by which a restart finds the run; `None` without
+        torchrun.
+    """
+
+    device: str
+    dtype: str
+    compile: bool
+    threads: int
+    matmul_rate: float | None = None
+    layer_seconds: float | None = None
+    job: str | None = None
+
+    def __post_init__(self) -> None:
+        check_values(vars(self))
+        check_choice("device", self.device, DEVICES)
+        check_choice("dtype", self.dtype, DTYPES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The corpus of a run: how it was read, and what it contains.
+
+    kind: text, pairs of a source and a target, or chat (conversations).
+    corpus, val_corpus: paths, for information only: resuming a run does not open them.
+    text_key, encoding, format, unknown: the settings with which the corpus was read.
+    val_records: number of validation records (lines, JSON, pairs, conversations): those of `val_corpus`, or else drawn
+        from `corpus`. 0 if the validation text is continuous.
+    train_characters: number of characters of `corpus` for training, about that if records were drawn. Otherwise they
+        are at its beginning, and without a `val_corpus` the rest is the validation text.
+    fingerprint, val_fingerprint: SHA-256 of the documents, and of a separate validation corpus.
+    encoder: the version of the code that encoded the text. The key of the encoded text in the user's cache is computed
+        from it, the fingerprints, `train_characters`, `val_records` and the tokenizer; with `tokens_in_run`, the
+        encoded text is in the run directory instead.
+    train_on: the messages of a conversation that count in the loss: assistant, last (its last message) or all.
+    characters, bytes, documents, line_breaks: size of `corpus`; `line_breaks` is `None` if not counted.
+    train_tokens, val_tokens: tokens for training and for validation.
+    val_bytes: size in UTF-8 of the validation tokens but the first, which is not scored, with the line breaks between
+        documents that are lines; plain text only, and `None` in runs of older versions.
+    train_pairs: number of pairs for training; 0 for other kinds.
+    """
+
+    kind: str = "text"
+    corpus: tuple[str, ...]
+    val_corpus: tuple[str, ...] = ()
+    text_key: str = "text"
+    encoding: str = "utf-8"
+    format: str = "auto"
+    unknown: str = "error"
+    train_characters: int
+    fingerprint: str
+    val_fingerprint: str | None = None
+    encoder: str = ""
+    tokens_in_run: bool = False
+    characters: int
+    bytes: int
+    documents: int
+    line_breaks: int | None = None
+    train_tokens: int
+    val_tokens: int
+    val_bytes: int | None = None
+    val_records: int = 0
+    train_pairs: int = 0
+    train_on: str = "assistant"
+
+    def __post_init__(self) -> None:
+        check_values(vars(self))
+        check_choice("kind", self.kind, CORPUS_KINDS)
+        check_choice("train_on", self.train_on, TRAIN_ON)
+
+    def effective(self) -> dict[str, Any]:
+        """The settings that have an effect on this kind of data, and its sizes, by name."""
+        others = set() if self.is_chat else {"train_on"}
+        others |= set() if self.kind == "pairs" else {"train_pairs"}
+        return {name: value for name, value in vars(self).items() if value is not None and name not in others}
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether the data are plain text, from which windows of any length can be taken."""
+        return self.kind == "text"
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the data are conversations."""
+        return self.kind == "chat"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """The tokenizer that belongs to the weights.
+
+    kind: char, bpe or other. sha256: of tokenizer.json and the special tokens.
+    chat_template: a Jinja template that turns a conversation into text; `None` for a model that has none.
+    """
+
+    kind: str
+    sha256: str
+    special: SpecialTokens = SpecialTokens()
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        check_values({"kind": self.kind, "sha256": self.sha256})
+        require(
+            len(self.chat_template or "") <= MAX_TEMPLATE,
+            f"`chat_template` has {len(self.chat_template or '')} characters; it can have at most {MAX_TEMPLATE}.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimates:
+    """The estimates of the plan of a new run, for comparison with the actual values; resuming does not change them.
+
+    steps: number of optimizer steps. seconds: duration of training. memory: in bytes.
+    """
+
+    steps: int
+    seconds: float
+    memory: int
+
+    def __post_init__(self) -> None:
+        check_values(vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """A LoRA or bottleneck adapter, and the base model that it was trained on.
+
+    kind: one of ADAPTER_KINDS.
+    base, base_digest: path of the base model, for information only, and the digest of its weights.
+    rank: rank of a LoRA update, or hidden size of a bottleneck. targets: names of the adapted modules.
+    alpha: numerator of the scale (LoRA). rank_stabilised: divide `alpha` by sqrt(rank) instead of rank (LoRA).
+    dropout: of the adapter's input while training.
+    share_b: modules with the same last part of their names and the same output size share one B (LoRA).
+    """
+
+    kind: str = "lora"
+    base: str
+    base_digest: str
+    rank: int
+    alpha: float = 1.0
+    dropout: float
+    targets: tuple[str, ...]
+    rank_stabilised: bool = False
+    share_b: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, ADAPTER_KINDS)
+        check_values(vars(self))
+        require(len(self.targets) > 0, "`target` names no module.")
+
+    def effective(self) -> dict[str, Any]:
+        """The settings that have an effect on this kind of adapter, by name."""
+        others = () if self.kind == "lora" else ("alpha", "rank_stabilised", "share_b")
+        return {name: value for name, value in vars(self).items() if name not in others}
+
+    @property
+    def scale(self) -> float:
+        """The factor of a LoRA update B A."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+
+
+def run_of(path: Path) -> Path:
+    """The run directory of a path that names weights: the parent of a `last/` in a run, otherwise the path itself."""
+    is_last = path.name == LAST and not os.path.lexists(path / "config.json")
+    return path.parent if is_last and os.path.lexists(path.parent / "config.json") else path
+
+
+def new_run_id() -> str:
+    """A random id for a new run."""
+    return uuid.uuid4().hex
+
+
+FORMAT = 4  # of config.json and the other files of a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The content of `config.json`.
+
+    format: version of the file format. version: of tinylm. created: time in ISO 8601.
+    data: `None` for an imported model. training, runtime: `None` for an imported or merged model.
+    adapter: set if the run holds an adapter instead of the weights of a model.
+    family: the family (Hugging Face's model type) of an imported model, whose weights keep their dtype.
+    merged: digests of the adapters that were merged into these weights. unmerged_digest: digest of the weights before
+        the first merge. merged_steps: the step of those weights and of each merged adapter; empty if not recorded.
+    planned: the estimates of the plan, for a run that was trained.
+    id: random id of a run that was trained, 32 hexadecimal digits; moving or renaming the run does not change it.
+    """
+
+    format: int = FORMAT
+    version: str
+    created: str
+    model: ModelConfig
+    tokenizer: TokenizerConfig
+    data: DataConfig | None = None
+    training: TrainingConfig | None = None
+    runtime: RuntimeConfig | None = None
+    adapter: AdapterConfig | None = None
+    family: str | None = None
+    merged: tuple[str, ...] = ()
+    unmerged_digest: str | None = None
+    merged_steps: tuple[int, ...] = ()
+    planned: Estimates | None = None
+    id: str | None = None
+
+    def __post_init__(self) -> None:
+        check_values(vars(self))
+        require(
+            self.id is None or re.fullmatch("[0-9a-f]{32}", self.id) is not None,
+            "the id of the run is not 32 hexadecimal digits",
+        )
+        architecture = self.model.architecture
+        fitting = {name: kind for name, kind in OBJECTIVES.items() if architecture in kind.architectures}
+        if self.training is not None:
+            objective = self.training.objective
+            require(objective in fitting, f"The objective {objective} does not fit `architecture` {architecture}.")
+            fitting = {objective: fitting[objective]}
+            if self.data is not None:
+                length = self.training.sequence_length or self.model.context
+                check_sequence_growth(self.training.sequence_growth, length, is_plain_text=self.data.is_plain_text)
+        require(
+            self.data is None or self.data.kind in {kind.corpus for kind in fitting.values()},
+            f"A run of the objective {' or '.join(fitting)} is trained on "
+            f"{' or '.join(kind.corpus for kind in fitting.values())}; this one has other data.",
+        )
+
+    @property
+    def objective(self) -> str | None:
+        """The objective of training; `None` for an imported or merged model."""
+        return None if self.training is None else self.training.objective
+
+    def bits_per_byte(self, val_loss: float | None) -> float | None:
+        """A validation loss in nats per token, converted to bits per byte of the whole validation text.
+
+        `None` without a loss, for other objectives than next-token, and for a run that has not recorded `val_bytes`.
+        """
+        data = self.data
+        if val_loss is None or self.objective != "next-token" or data is None or not data.val_bytes:
+            return None
+        bits = val_loss / math.log(2) * (data.val_tokens - 1) / data.val_bytes
+        return bits if math.isfinite(bits) else None
+
+    @property
+    def recovered_digest(self) -> str | None:
+        """Digest of the base weights that these equal (up to rounding) after all merges were undone; else `None`."""
+        return None if self.merged else self.unmerged_digest
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Training tokens per optimizer step.
+
+        `None` for pairs and conversations, whose number of tokens varies, and for a run without recorded training.
+        """
+        if self.training is None or self.data is None or not self.data.is_plain_text:
+            return None
+        return self.training.batch_size * (self.training.sequence_length or self.model.context)
+
+    @classmethod
+    def new(cls, **fields: Any) -> Self:
+        """The configuration of a new run, with the current time and the version of tinylm."""
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return cls(version=__version__, created=created, **fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """The configuration as JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Any) -> Self:
+        """The configuration from the JSON values of a `config.json`, without its `digest`.
+
+        Raises TinyLMError for values of another format version and for anything that is not a valid configuration.
+        """
+        found = values.get("format") if isinstance(values, dict) else None
+        if type(found) is int and found > FORMAT:
+            raise TinyLMError(
+                f"it was written by a newer tinylm (format {describe_value(found)}, this one reads {FORMAT}); upgrade "
+                "tinylm"
+            )
+        if type(found) is int and 1 <= found < FORMAT:
+            raise TinyLMError(
+                f"it was written by an older tinylm (format {found}, this one reads {FORMAT}); train the model again"
+            )
+        if found != FORMAT:
+            raise TinyLMError("it is not a tinylm run configuration (it names no format)")
+        if isinstance(training := values.get("training"), dict):  # until 2026-11-28, with the weight of R-Drop
+            values = {**values, "training": {name: value for name, value in training.items() if name != "r_drop"}}
+        try:
+            config = from_json(cls, values)
+        except (TypeError, ValueError, OverflowError, UsageError) as error:
+            raise TinyLMError(f"it is not a tinylm run configuration ({error})") from error
+        return typing.cast(Self, config)

@@ -1,0 +1,400 @@
+"""The ranks of a run, which are the processes that train or evaluate one model together.
+
+Ranks exchange tensors and small values through torch.distributed. Each rank calls the same methods in the
+same order. If one rank fails, all others raise PeerError with the message and the exit code of its error.
+"""
+
+import contextlib
+import itertools
+import json
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinylm.distributed.launch import Launch
+from tinylm.distributed.rendezvous import Rendezvous, meet
+from tinylm.errors import JoinError, PeerError, TinyLMError, UsageError, first_line, is_out_of_memory
+from tinylm.reporter import LogReporter, Reporter
+from tinylm.system.machine_profile import physical_cores, usable_cores
+from tinylm.system.process_signals import Interrupted
+
+BUCKET_BYTES = 32 << 20  # of tensors that are summed in one operation
+BUCKETS_IN_FLIGHT = 2  # besides the one that was just started
+MAX_SUM_BYTES = (BUCKETS_IN_FLIGHT + 1) * BUCKET_BYTES  # that `Ranks.add` allocates at a time, for contiguous tensors
+POLL_SECONDS = 0.05
+TIMEOUT = timedelta(minutes=30)  # of one operation, in which the other ranks wait while rank 0 saves or samples
+LINGER_SECONDS = 10.0  # longest time that rank 0 keeps its store after an error, so that other ranks can read the error
+ERROR_KEY, READY_KEY, ENDED_KEY = "error", "ready", "ended"
+
+
+class Divisible(Protocol):
+    """What ranks need of a batch."""
+
+    @property
+    def n_targets(self) -> int: ...
+
+    def every(self, step: int, first: int) -> Self: ...
+
+
+AnyBatch = TypeVar("AnyBatch", bound=Divisible)
+
+
+class Ranks:
+    """The ranks of a run: the interface, and the implementation for a single process, which exchanges nothing.
+
+    job, restarts: see Rendezvous
+    """
+
+    def __init__(self, launch: Launch | None = None, job: str | None = None, restarts: int = 0) -> None:
+        self.launch = launch or Launch()
+        self.job = job
+        self.restarts = restarts
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.launch.size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which plans, writes files and reports."""
+        return self.launch.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this is a single process that torchrun has not started."""
+        return self.size == 1 and not self.launch.has_store
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in the order of the ranks. value: of JSON's types."""
+        return [value]
+
+    def first(self, value: Any) -> Any:
+        """The value of rank 0. value: of JSON's types; ignored on the other ranks."""
+        return value
+
+    def require_device(self, device: str) -> None:
+        """With several ranks: raise UsageError for a device other than cpu and cuda, and if this machine has fewer GPUs
+        than ranks.
+        """
+
+    def announce(self) -> None:
+        """Rank 0: end one call of `wait` on all other ranks."""
+
+    def wait(self) -> None:
+        """Ranks other than 0: wait for `announce`, for any length of time."""
+
+    def broadcast(
+        self, tensors: Mapping[str, Tensor], keep: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    ) -> dict[str, Tensor]:
+        """The tensors of rank 0 by name, with several ranks on the CPU; those of the other ranks are ignored.
+
+        keep: applied to each tensor before the next one is sent; the result has its return values
+        """
+        return {name: keep(tensor) for name, tensor in tensors.items()}
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all ranks. Every rank gives tensors of the same shapes and dtypes."""
+
+    def part(self, batch: AnyBatch) -> AnyBatch:
+        """The rows of a batch that this rank computes: rows rank, rank + size, and so on. May be empty."""
+        return batch
+
+    def seed(self, seed: int, step: int) -> None:
+        """With several ranks: seed torch's random numbers from the seed, the step and the rank."""
+
+    def peer_errors(self) -> AbstractContextManager[None]:
+        """Context manager for a computation in which torch exchanges tensors between ranks, as FSDP does. If another
+        rank has failed, the error of the exchange becomes a PeerError.
+        """
+        return contextlib.nullcontext()
+
+    def share_threads(self, threads: int) -> int:
+        """Number of CPU threads of this rank: `threads` for one rank, else an equal share of those of the machine."""
+        return threads
+
+    def deal(self, batches: Iterable[AnyBatch]) -> Iterator[tuple[AnyBatch, bool, int]]:
+        """Deal batches to the ranks in turns. Yields, for each turn, the batch of this rank, whether the batch counts,
+        and the number of targets of all batches of the turn. A rank for which no batch is left gets the batch of rank
+        0, which then does not count.
+        """
+        turn: list[AnyBatch] = []
+        for batch in batches:
+            turn.append(batch)
+            if len(turn) == self.size:
+                yield turn[self.launch.rank], True, sum(batch.n_targets for batch in turn)
+                turn = []
+        if turn:
+            counts = self.launch.rank < len(turn)
+            yield turn[self.launch.rank if counts else 0], counts, sum(batch.n_targets for batch in turn)
+
+
+ONE_RANK = Ranks()
+
+
+class ProcessRanks(Ranks):
+    """The ranks of several processes, connected by the default process group of torch.distributed.
+
+    threads: number of CPU threads of all ranks on this machine together
+    """
+
+    def __init__(self, launch: Launch, meeting: Rendezvous, threads: int) -> None:
+        super().__init__(launch, meeting.job, meeting.restarts)
+        self._store = meeting.store
+        self.threads = threads
+        self._announcements = itertools.count()
+
+    def gather(self, value: Any) -> list[Any]:
+        found: list[Any] = [None] * self.size
+        with self._communication():
+            torch.distributed.all_gather_object(found, value)
+        return found
+
+    def first(self, value: Any) -> Any:
+        found = [value if self.is_first else None]
+        with self._communication():
+            torch.distributed.broadcast_object_list(found, 0)
+        return found[0]
+
+    def require_device(self, device: str) -> None:
+        local = self.launch.local_size
+        if device not in ("cpu", "cuda"):
+            raise UsageError(f"Several processes cannot use {device}; set `device` to cpu, or start one process.")
+        if device == "cuda" and torch.cuda.device_count() < local:
+            raise UsageError(
+                f"{local} processes on this machine need as many GPUs, and it has {torch.cuda.device_count()}; start "
+                "fewer processes."
+            )
+
+    def announce(self) -> None:
+        with self._communication():
+            self._store.set(f"{READY_KEY}/{next(self._announcements)}", "")
+
+    def wait(self) -> None:
+        # Not a collective operation, which ends after TIMEOUT and does not let signal handlers run.
+        key = f"{READY_KEY}/{next(self._announcements)}"
+        while True:
+            with self._communication():
+                if self._store.check([key]):
+                    return
+                if self._store.check([ERROR_KEY]):
+                    raise RuntimeError
+            time.sleep(POLL_SECONDS)
+
+    def broadcast(
+        self, tensors: Mapping[str, Tensor], keep: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    ) -> dict[str, Tensor]:
+        own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()} if self.is_first else {}
+        names = [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in own.items()]
+        result = {}
+        for name, dtype, shape in self.first(names):
+            tensor = own[name] if self.is_first else torch.empty(shape, dtype=getattr(torch, dtype))
+            if tensor.numel():
+                with self._communication():
+                    torch.distributed.broadcast(tensor.reshape(-1).view(torch.uint8), 0)
+            result[name] = keep(tensor)
+        return result
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        pending: deque[tuple[Any, Tensor, list[Tensor]]] = deque()
+        for bucket in _buckets(tensors):
+            in_place = len(bucket) == 1 and bucket[0].is_contiguous()
+            flat = bucket[0].view(-1) if in_place else torch.cat([tensor.reshape(-1) for tensor in bucket])
+            with self._communication():
+                pending.append((torch.distributed.all_reduce(flat, async_op=True), flat, bucket))
+            if len(pending) > BUCKETS_IN_FLIGHT:
+                self._finish(*pending.popleft())
+        while pending:
+            self._finish(*pending.popleft())
+
+    def _finish(self, work: Any, flat: Tensor, bucket: list[Tensor]) -> None:
+        with self._communication():
+            work.wait()
+        for tensor, total in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+            if tensor.data_ptr() != total.data_ptr():  # not summed in place
+                tensor.copy_(total.view_as(tensor))
+
+    def part(self, batch: AnyBatch) -> AnyBatch:
+        return batch.every(self.size, self.launch.rank)
+
+    def seed(self, seed: int, step: int) -> None:
+        sequence = np.random.SeedSequence([seed, step, self.launch.rank])
+        torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+
+    @contextlib.contextmanager
+    def peer_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if is_out_of_memory(error) or not _is_lost_connection(error):
+                raise
+            raise self._peer_error(str(error)) from error
+
+    def share_threads(self, threads: int) -> int:
+        return max(1, self.threads // self.launch.local_size)
+
+    def publish(self, error: BaseException) -> None:
+        """Let the other ranks raise a PeerError with the message and the exit code of this error.
+
+        Has no effect if another rank has published an error before.
+        """
+        text, exit_code = f"{type(error).__name__}: {error}", 1
+        if isinstance(error, TinyLMError):
+            text, exit_code = str(error), error.exit_code
+        elif not isinstance(error, Exception):
+            number = error.number if isinstance(error, Interrupted) else signal.SIGINT
+            text, exit_code = "Stopped by a signal.", 128 + number
+        record = {"rank": self.launch.rank, "message": text[:2000], "exit_code": exit_code}
+        with contextlib.suppress(RuntimeError):  # the process that holds the store has ended
+            self._store.compare_set(ERROR_KEY, "", json.dumps(record))
+
+    def end(self) -> None:
+        """After an error of any rank: report that this rank has ended. Rank 0, if it holds the store, waits for the
+        other ranks, which read the error there, for at most LINGER_SECONDS: a rank may have been killed.
+        """
+        with contextlib.suppress(RuntimeError):  # the process that holds the store has ended
+            self._store.set(f"{ENDED_KEY}/{self.launch.rank}", "")
+            keys = [f"{ENDED_KEY}/{rank}" for rank in range(self.size)]
+            limit = time.monotonic() + LINGER_SECONDS
+            while self.is_first and not self.launch.has_store and time.monotonic() < limit:
+                if self._store.check(keys):
+                    return
+                time.sleep(POLL_SECONDS)
+
+    @contextlib.contextmanager
+    def _communication(self) -> Iterator[None]:
+        """Context manager that turns a RuntimeError into a PeerError, unless memory is exhausted."""
+        try:
+            yield
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise self._peer_error(str(error)) from error
+
+    def _peer_error(self, reason: str) -> PeerError:
+        try:
+            if self._store.check([ERROR_KEY]):
+                record = json.loads(self._store.get(ERROR_KEY))
+                return PeerError(f"On rank {record['rank']}: {record['message']}", record["exit_code"])
+        except RuntimeError:
+            pass
+        lines = reason.strip().splitlines() or ["closed"]
+        return PeerError(
+            f"Another process of the run has ended, or the connection to it is lost ({lines[0][:200]}). What was saved "
+            "is intact; `resume` continues from the last save.",
+            1,
+        )
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    """Whether torch.distributed raised the error. Some errors of Gloo are recognised only by their message."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Groups of consecutive tensors of one dtype, of at most BUCKET_BYTES each unless a single tensor is larger."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and (size + tensor.nbytes > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+@contextlib.contextmanager
+def join_ranks(launch: Launch, reporter: Reporter | None = None) -> Iterator[Ranks]:
+    """Context manager that connects this process with the other ranks of its launch.
+
+    Under torchrun, torch then has `machine_threads` CPU threads on each rank; `Ranks.share_threads` divides them. An
+    exception in the block reaches the other ranks as a PeerError.
+
+    reporter: receives a note if rank 0 waits for other ranks
+
+    The process can join again after the block, but after an exception only if it uses neither CUDA nor a sharded model.
+
+    Raises UsageError if torch has no torch.distributed, and JoinError if the other ranks cannot be reached.
+    """
+    if launch.size == 1 and not launch.has_store:
+        yield Ranks(launch)
+        return
+    if not torch.distributed.is_available():
+        raise UsageError("This build of torch has no torch.distributed; start one process, without torchrun.")
+    threads = machine_threads(launch)
+    torch.set_num_threads(threads)
+    _select_gpu(launch)
+    meeting = _in_thread(lambda: _connect(launch, reporter or LogReporter()))
+    if launch.size == 1:
+        yield Ranks(launch, meeting.job, meeting.restarts)
+        return
+    ranks = ProcessRanks(launch, meeting, threads)
+    try:
+        yield ranks
+    except BaseException as error:
+        if not isinstance(error, PeerError):
+            ranks.publish(error)
+        if not torch.cuda.is_available():  # NCCL could wait for operations of the rank that failed
+            torch.distributed.destroy_process_group()
+            ranks.end()  # the other ranks notice that the group is gone, and read the error
+        raise
+    else:
+        torch.distributed.destroy_process_group()
+
+
+def machine_threads(launch: Launch) -> int:
+    """Number of CPU threads of all ranks on this machine together.
+
+    Each rank counts with torch's current number of threads. If that is 1 and there are several ranks, the result is
+    torch's default for a single process, since torchrun sets OMP_NUM_THREADS to 1 if the user has not set it.
+    """
+    threads = torch.get_num_threads()
+    if threads > 1 or launch.local_size == 1:
+        return threads * launch.local_size
+    # The default of torch (aten/src/ATen/ParallelOpenMP.cpp).
+    return physical_cores() if torch.backends.mkl.is_available() else usable_cores()
+
+
+def _select_gpu(launch: Launch) -> None:
+    if torch.cuda.is_available() and launch.local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(launch.local_rank)
+
+
+def _connect(launch: Launch, reporter: Reporter) -> Rendezvous:
+    _select_gpu(launch)  # again, since each thread has its own current device
+    meeting = meet(launch, reporter.note)
+    if launch.size > 1:
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        try:
+            torch.distributed.init_process_group(
+                backend, store=meeting.store, rank=launch.rank, world_size=launch.size, timeout=TIMEOUT
+            )
+        except (RuntimeError, ValueError) as error:
+            raise JoinError(f"Cannot connect to the other processes of the run ({first_line(error)}).") from error
+    return meeting
+
+
+def _in_thread(call: Callable[[], Rendezvous]) -> Rendezvous:
+    """The result of `call`, run in a thread: its waits in C++ would delay signal handlers in the main thread."""
+    future: Future[Rendezvous] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result()

@@ -1,0 +1,1 @@
+"""Devices, measured speed and load of the machine, and `tinylm doctor`."""

@@ -1,0 +1,179 @@
+"""Choice of device and number format, each with its reason, and the properties of a device."""
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tinylm.config.validation import check_choice
+from tinylm.errors import UsageError
+from tinylm.kernels import cpu_features
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MIN_BF16_SPEEDUP = 1.2  # of matrix products; a smaller one does not outweigh the conversions (decision 015)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value and the reason for it."""
+
+    value: str
+    reason: str
+
+
+def choose_device(wanted: str) -> Choice:
+    """The device: cuda, mps or cpu. `auto` is the first of these that is available.
+
+    Raises UsageError for an unknown or unavailable device.
+    """
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if wanted == "auto":
+        value = next(device for device, is_available in available.items() if is_available)
+        return Choice(value, "no GPU was found" if value == "cpu" else "the fastest device found")
+    check_choice("device", wanted, ("auto", *available))
+    if not available[wanted]:
+        others = ", ".join(device for device, is_available in available.items() if is_available)
+        message = f'`device="{wanted}"` is not available to torch {torch.__version__} here; use one of: {others}.'
+        raise UsageError(message)
+    return Choice(wanted, "requested")
+
+
+def choose_training_dtype(wanted: str, device: str, matmul_rate: Callable[[str], float]) -> Choice:
+    """The number format: fp32, bf16 or fp16. `auto` is bf16 if the device has fast bf16 instructions, else fp32.
+
+    `matmul_rate` returns the FLOP/s of matrix multiplication in a format. It is called for CPUs with bf16 instructions
+    but without AMX, since some of these compute in bf16 at half the speed of fp32 (decision 015).
+
+    Raises UsageError for an unknown format and for fp16 on a CPU.
+    """
+    if wanted == "auto":
+        if not computes_bf16(device):
+            return Choice("fp32", "the device has no fast bf16")
+        if must_compare_bf16(device) and matmul_rate("bf16") < MIN_BF16_SPEEDUP * matmul_rate("fp32"):
+            return Choice("fp32", "bf16 is less than 1.2 times as fast as fp32")
+        return Choice("bf16", "the device computes in it")
+    check_choice("dtype", wanted, ("auto", *DTYPES))
+    if wanted == "fp16" and device == "cpu":
+        raise UsageError('`dtype="fp16"` needs a GPU; on a CPU use bf16 or fp32.')
+    return Choice(wanted, "requested")
+
+
+def choose_inference_dtype(wanted: str, device: str, weights: torch.dtype = torch.float32) -> Choice:
+    """The number format: fp32, bf16 or fp16. For 16-bit weights, `auto` is their format. For fp32 weights, it is bf16
+    on CUDA devices with bf16 instructions, else fp32.
+
+    weights: dtype of the weights, as from `weights_dtype`.
+
+    Raises UsageError for an unknown format.
+    """
+    if wanted == "auto":
+        if weights != torch.float32:
+            return Choice(next(name for name, dtype in DTYPES.items() if dtype == weights), "that of the weights")
+        if device == "cuda" and computes_bf16(device):
+            return Choice("bf16", "the device computes in it")
+        return Choice("fp32", "exact")
+    check_choice("dtype", wanted, ("auto", *DTYPES))
+    return Choice(wanted, "requested")
+
+
+def weights_dtype(model: nn.Module) -> torch.dtype:
+    """The 16-bit dtype of a model's weights; fp32 if no parameter has one. The adapters of a 16-bit model are fp32."""
+    return next((p.dtype for p in model.parameters() if p.dtype in (torch.bfloat16, torch.float16)), torch.float32)
+
+
+def computes_bf16(device: str) -> bool:
+    """Whether a CUDA GPU has bf16 matrix instructions, or an x86 CPU has bf16 dot-product or matrix instructions.
+
+    False for other devices.
+    """
+    if device == "cuda":
+        return torch.cuda.get_device_capability() >= (8, 0)
+    return device == "cpu" and cpu_features.computes_bf16()
+
+
+def must_compare_bf16(device: str) -> bool:
+    """Whether the device is a CPU with bf16 instructions but without AMX, on which bf16 may be slower than fp32."""
+    return device == "cpu" and cpu_features.computes_bf16() and not cpu_features.has_amx()
+
+
+def identify_device(device: str) -> dict[str, Any]:
+    """Key of a speed measurement on a device, as JSON values: processor, device, libraries, threads."""
+    return {**cpu_features.identify_torch(), "device": torch.cuda.get_device_name() if device == "cuda" else device}
+
+
+def autocast(device: str, dtype: str) -> AbstractContextManager[object]:
+    """Context manager of torch.autocast to `dtype`; it does nothing for fp32.
+
+    With CUDA, casts of weights are not cached, since a cached one would be missing in a CUDA graph.
+    """
+    if dtype == "fp32":
+        return nullcontext()
+    return torch.autocast(device, dtype=DTYPES[dtype], cache_enabled=device != "cuda")
+
+
+def can_compile(device: str) -> bool:
+    """Whether torch.compile supports the device: CUDA, or a CPU if a C++ compiler is installed."""
+    if device == "cpu":
+        return shutil.which(os.environ.get("CXX", "c++")) is not None or shutil.which("g++") is not None
+    return device == "cuda"
+
+
+def describe_device(device: str) -> str:
+    """The device, with the name of a CUDA GPU or the number of threads of a CPU, as in "cpu (2 threads)"."""
+    if device == "cuda":
+        return f"cuda ({torch.cuda.get_device_name()})"
+    if device == "cpu":
+        return f"cpu ({torch.get_num_threads()} threads)"
+    return device
+
+
+def empty_cache(device: torch.device) -> None:
+    """Free the device memory that torch has cached. Does nothing on a CPU."""
+    if device.type != "cpu":
+        torch.get_device_module(device).empty_cache()
+
+
+def free_memory(device: str) -> int | None:
+    """Free bytes of a CUDA device, else of the system: available memory, limited by the cgroup.
+
+    Without /proc/meminfo, as on macOS, this is the size of the memory. `None` if the system reports none of these.
+    """
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    limits = [limit for limit in (_meminfo_available(), _cgroup_free(), _physical_memory()) if limit is not None]
+    return min(limits, default=None)
+
+
+def _physical_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return None
+
+
+def _meminfo_available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _cgroup_free() -> int | None:
+    try:
+        limit, used, stat = (Path(f"/sys/fs/cgroup/memory.{name}").read_text() for name in ("max", "current", "stat"))
+    except OSError:
+        return None
+    # `current` includes cached file pages, which the kernel frees when memory is needed.
+    reclaimable = next((int(line.split()[1]) for line in stat.splitlines() if line.startswith("inactive_file ")), 0)
+    return None if limit.strip() == "max" else max(0, int(limit) - int(used) + reclaimable)

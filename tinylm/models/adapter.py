@@ -1,0 +1,277 @@
+"""Add adapters to a model, load saved ones, and find the base model of an adapter and the adapters of a model."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PureWindowsPath
+
+from tinylm.adapters.adapter import Adapter, load_adapter_tensors
+from tinylm.adapters.bottleneck import add_bottlenecks
+from tinylm.adapters.lora import add_lora
+from tinylm.config.run import LAST, AdapterConfig, DataConfig, RunConfig, run_of
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.formats.peft import EMBEDDING, is_adapter_folder, read_adapter, read_base_name
+from tinylm.formats.source import is_foreign
+from tinylm.models.open import open_model
+from tinylm.models.peft_adapter import add_foreign_adapter, family_of, require_tied
+from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE
+from tinylm.run_directory.loading import LoadedModel, read_config, read_weights
+from tinylm.run_directory.weights import read_header
+from tinylm.system.cache_directory import cache_root, is_private_entry, private_folder
+from tinylm.system.files import is_link, read_bytes, replacing, resolve_links
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.stack import Transformer
+
+BASES = "bases"  # in the cache
+MAX_PATH_BYTES = 1 << 14
+MAX_SEARCHED_RUNS = 1000  # per folder, when a base model or adapters are searched for
+
+ADAPTERS: dict[str, Callable[[Transformer, AdapterConfig, int], dict[str, Adapter]]] = {
+    "lora": add_lora,
+    "bottleneck": add_bottlenecks,
+}
+
+
+@dataclass(frozen=True)
+class AdapterSpec:
+    """The folder of a saved adapter, and its scale: 1 as trained."""
+
+    path: Path
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class LoadedAdapter:
+    """An adapter on its base model.
+
+    path: as in AdapterSpec. layers: its layers by name. scale: as in AdapterSpec.
+    data, objective: description of the text it was trained on, and the objective; `None` for a PEFT adapter.
+    chat_template: Jinja source of its chat template.
+    note: a notice for the user.
+    """
+
+    path: Path
+    layers: dict[str, Adapter] = field(repr=False)
+    scale: float
+    data: DataConfig | None = field(repr=False)
+    objective: str | None = None
+    chat_template: str | None = field(default=None, repr=False)
+    note: str | None = None
+
+
+def add_adapter(model: Transformer, config: AdapterConfig, seed: int = 0) -> dict[str, Adapter]:
+    """Freeze the model and add new adapter layers, which do not change its outputs yet. Returns the layers by name.
+
+    Raises UsageError for a LoRA if the model has none of its targets or its rank is too large.
+    """
+    return ADAPTERS[config.kind](model, config, seed)
+
+
+def read_adapter_config(path: Path) -> tuple[RunConfig, AdapterConfig]:
+    """The configurations of an adapter's run and of the adapter. Raises UsageError for the run of a model."""
+    config = read_config(path)
+    if config.adapter is None:
+        raise UsageError(f"{path} is a model, not an adapter; give it as `model`.")
+    return config, config.adapter
+
+
+def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, device: str) -> LoadedModel:
+    """Load the base model of the adapter at `path`: the one at `model`, or the run that `find_base_model` finds.
+
+    The digest of the weights that the adapter was trained on must be that of the base model's weights, or the
+    `recovered_digest` of the base model. The path that the adapter recorded is not opened: an untrusted adapter could
+    name any file.
+
+    Raises TinyLMError if the base model has other weights, and UsageError if none is found.
+    """
+    run = model or find_base_model(path, adapter)
+    if run is None:
+        same_name = run_of(path.absolute()).parent / PureWindowsPath(adapter.base).name
+        is_file = os.path.isfile(same_name / MODEL_FILE)  # noqa: PTH113, returns False for a name that is too long
+        if is_file and not is_link(same_name):
+            raise UsageError(
+                f"{same_name} does not have the weights that {path} was trained on: it was trained further, or is "
+                "another run of the same name. Restore the weights, or fine-tune again."
+            )
+        raise UsageError(
+            f"The base model of {path} is neither beside it nor directly in {CHECKPOINTS}/ (it was trained on "
+            f"{adapter.base[:200]}); name it with `model`."
+        )
+    base = open_model(run, device)
+    if adapter.base_digest not in (base.weights.digest, base.config.recovered_digest):
+        raise TinyLMError(
+            f"{path} was trained on other weights than those in {run}; name the base model that it was trained on."
+        )
+    return base
+
+
+def find_base_model(path: Path, adapter: AdapterConfig) -> Path | None:
+    """The base model of the adapter at `path`, or `None`. The first that exists:
+
+    1. a run beside the adapter or directly in checkpoints/ whose weights have the recorded digest, or which recovered
+       those weights by undoing all merges (`recovered_digest`), or its `last/`; in each folder, one with the recorded
+       name first
+    2. a Hugging Face folder or GGUF file with the recorded name, not a link, in one of these folders
+    3. the model of 1 or 2 at the path that `remember_base` has kept for the digest
+
+    The digest of a foreign model is compared by `load_base_model`, which reads all weights.
+    """
+    base = PureWindowsPath(adapter.base)  # splits at slashes and backslashes
+    base_name = base.parent.name if base.name == LAST else base.name
+    for run, config in _runs_nearby(path, first=base_name):
+        if _is_base(run, config, adapter):
+            return run
+        if not is_link(run / LAST) and _is_base(run / LAST, config, adapter):
+            return run / LAST
+    for folder in _folders_nearby(path):
+        named = folder / base_name
+        with contextlib.suppress(OSError):  # a name that is too long
+            if base_name not in ("", "..") and not is_link(named) and is_foreign(named):
+                return named
+    return _recall_base(adapter)
+
+
+def remember_base(digest: str, base: Path) -> None:
+    """Keep the path of a base model that an adapter was trained on in the cache, for `find_base_model`.
+
+    A stranger can write any path into an adapter, but nothing into the user's cache. Failures are ignored, since the
+    base can be named.
+    """
+    with contextlib.suppress(TinyLMError, OSError), replacing(private_folder(BASES) / digest) as unfinished:
+        unfinished.write_bytes(os.fsencode(resolve_links(base)))
+
+
+def _recall_base(adapter: AdapterConfig) -> Path | None:
+    with contextlib.suppress(TinyLMError, OSError, ValueError):
+        file = cache_root() / BASES / adapter.base_digest
+        if is_private_entry(file, BASES):
+            base = Path(os.fsdecode(read_bytes(file, MAX_PATH_BYTES)))
+            if is_foreign(base) or _is_base(base, read_config(base), adapter):
+                return base
+    return None
+
+
+def _is_base(run: Path, config: RunConfig, adapter: AdapterConfig) -> bool:
+    """Whether a run has, or has recovered, the weights that the adapter was trained on."""
+    with contextlib.suppress(TinyLMError, OSError):  # damaged weights
+        digests = (config.recovered_digest, read_header(run / MODEL_FILE).digest)
+        return config.adapter is None and adapter.base_digest in digests
+    return False
+
+
+def find_adapters(path: Path) -> list[Path]:
+    """The adapters beside the run at `path` or directly in checkpoints/ that were trained on its best weights.
+
+    Empty if its weights file cannot be read.
+    """
+    adapters: list[Path] = []
+    with contextlib.suppress(TinyLMError, OSError):
+        digest = read_header(path / MODEL_FILE).digest
+        for run, config in _runs_nearby(path):
+            if config.adapter is not None and config.adapter.base_digest == digest:
+                adapters.append(run)
+    return adapters
+
+
+def _folders_nearby(path: Path) -> list[Path]:
+    return list(dict.fromkeys((run_of(path.absolute()).parent, CHECKPOINTS.absolute())))
+
+
+def _runs_nearby(path: Path, first: str | None = None) -> Iterator[tuple[Path, RunConfig]]:
+    """Yield the runs in the folder of `path` and in checkpoints/, sorted by path, with their configurations.
+
+    In each folder, a run named `first` comes first, and at most MAX_SEARCHED_RUNS are read. Damaged runs are skipped.
+    """
+    for folder in _folders_nearby(path):
+        runs = sorted(file.parent for file in folder.glob("[!.]*/config.json"))
+        runs.sort(key=lambda run: run.name != first)
+        for run in runs[:MAX_SEARCHED_RUNS]:
+            try:
+                config = read_config(run)
+            except (TinyLMError, OSError):
+                continue
+            yield run, config
+
+
+def load_foreign_base(path: Path, model: Path | None, device: str) -> LoadedModel:
+    """Load the base model of a PEFT adapter from `model`. The path that the adapter recorded is not opened.
+
+    Raises UsageError if `model` is `None`.
+    """
+    if model is None:
+        recorded = read_base_name(path)
+        named = "names no base model" if recorded is None else f"was trained on {recorded[:200]}"
+        raise UsageError(f"{path} is a PEFT adapter and {named}; name the base model with `model`.")
+    return open_model(model, device)
+
+
+def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> LoadedAdapter:
+    """Add a saved adapter of tinylm or PEFT to its base model, in place. Adapters added earlier stay active.
+
+    base: configuration of the base model. Raises TinyLMError for a damaged adapter or one that does not fit the model,
+    and UsageError for a PEFT adapter on a model of no Hugging Face family, and for one that cannot be combined.
+    """
+    if is_adapter_folder(spec.path):
+        loaded = _load_foreign_adapter(model, spec, base)
+    else:
+        config, adapter = read_adapter_config(spec.path)
+        weights = read_weights(spec.path, config)
+        if EMBEDDING in adapter.targets:
+            require_tied(model, base, spec.path)
+        layers = add_adapter(model, adapter)
+        load_adapter_tensors(layers, weights.tensors, spec.path)
+        loaded = LoadedAdapter(
+            spec.path, layers, spec.scale, config.data, config.objective, config.tokenizer.chat_template
+        )
+    set_adapter_scale(loaded.layers, spec.scale)
+    return loaded
+
+
+def _load_foreign_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> LoadedAdapter:
+    try:
+        family = family_of(base)
+    except UsageError as error:
+        raise UsageError(f"{spec.path} is a PEFT adapter and does not fit this base model. {error}") from error
+    adapter = read_adapter(spec.path, family, base.model)
+    layers = add_foreign_adapter(model, adapter, spec.path)
+    recorded = read_base_name(spec.path)
+    note = (
+        f"{spec.path} is a PEFT adapter, which records no digest of its base model"
+        f"{'' if recorded is None else f' ({recorded[:200]})'}: only names and shapes were compared with this model."
+    )
+    return LoadedAdapter(spec.path, layers, spec.scale, None, note=note)
+
+
+def load_adapted_model(
+    specs: Sequence[AdapterSpec], model: Path | None, device: str
+) -> tuple[Transformer, RunConfig, Tokenizer, list[LoadedAdapter]]:
+    """Load a base model with one or more adapters, whose updates add up, in evaluation mode.
+
+    `model` is the base model; by default that of the first adapter that tinylm saved, found by `find_base_model`.
+
+    Raises TinyLMError if adapters saved by tinylm record different base models, and the errors of `load_base_model` or
+    `load_foreign_base`, and of `load_adapter`.
+    """
+    runs = [spec.path for spec in specs if not is_adapter_folder(spec.path)]
+    if runs:
+        _, first = read_adapter_config(runs[0])
+        base, config, tokenizer, _ = load_base_model(runs[0], first, model, device)
+        for path in runs:
+            if read_adapter_config(path)[1].base_digest != first.base_digest:
+                raise TinyLMError(
+                    f"{path} was trained on another base model than {runs[0]}; combine adapters of one base model."
+                )
+    else:
+        base, config, tokenizer, _ = load_foreign_base(specs[0].path, model, device)
+    loaded = [load_adapter(base, spec, config) for spec in specs]
+    if base.output is not None and config.model.tie:  # a PEFT adapter has untied the output layer
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, tie=False))
+    return base.eval(), config, tokenizer, loaded
+
+
+def set_adapter_scale(layers: dict[str, Adapter], scale: float) -> None:
+    """Set the scale of an adapter in all its layers: 1 as trained, 0 to disable it."""
+    for layer in layers.values():
+        layer.adapter_scale = scale

@@ -1,0 +1,290 @@
+"""Merge a LoRA adapter into its base model, or undo a merge. Both write a run without adapters."""
+
+import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from tinylm.adapters.lora import check_merged, merge_lora, probe_logits
+from tinylm.adapters.replacement import Replacement
+from tinylm.config.run import AdapterConfig, DataConfig, RunConfig
+from tinylm.config.validation import check_choice
+from tinylm.errors import NotMergeableError, TinyLMError, UsageError
+from tinylm.formats.peft import adapter_digest, is_adapter_folder
+from tinylm.machine.device import DTYPES
+from tinylm.models.adapter import (
+    AdapterSpec,
+    find_base_model,
+    load_adapted_model,
+    load_adapter,
+    load_base_model,
+    load_foreign_base,
+    read_adapter_config,
+)
+from tinylm.models.open import find_model, open_model
+from tinylm.reporter import Reporter
+from tinylm.run_directory.commit import reserve
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.find_run import find_run
+from tinylm.run_directory.loading import LoadedModel, load_model, read_weights
+from tinylm.run_directory.weights import Weights
+from tinylm.system.files import resolve_links
+from tinylm.text.tokenizer import Tokenizer
+
+MAX_LOSS = 0.1  # share of an adapter's effect that rounding may take without a warning
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A run that was written by merging.
+
+    difference: largest difference between the logits of the model that was written and of the base with the adapter
+    change: largest difference between the logits of the base with and without the adapter
+    """
+
+    run: Path
+    difference: float
+    change: float
+
+
+def merge_adapter(
+    adapter: Path,
+    out: Path,
+    model: Path | None,
+    reporter: Reporter,
+    *,
+    dtype: str = "auto",
+    force: bool = False,
+    undo: bool = False,
+) -> Merge:
+    """Write a run with the adapter merged into its base; with `undo`, one with the adapter subtracted from `model`.
+
+    adapter: a LoRA of tinylm or PEFT
+    model: the base; with `undo`, the merged model. Required with `undo` and for an adapter of PEFT; otherwise by
+        default the base that `find_base_model` finds
+    dtype: number format of the weights to write: auto, that of the base, or fp32
+    force: replace an existing run at `out`
+
+    Raises NotMergeableError for an adapter that is not a LoRA; UsageError if `out` is also an input, a required `model`
+    is missing, no base model is found, or `model` was not made by merging the adapter; TinyLMError for damaged files,
+    and if the merged model computes other logits or 16 bits cannot hold the effect of the adapter.
+    """
+    check_choice("dtype", dtype, ("auto", "fp32"))
+    adapter = find_run(adapter, reporter)
+    model = model and find_model(model, reporter)
+    config = None if is_adapter_folder(adapter) else read_adapter_config(adapter)[1]
+    model = model if model or undo or config is None else find_base_model(adapter, config)
+    if any(resolve_links(out) == resolve_links(source) for source in (adapter, model) if source is not None):
+        raise UsageError(f"{out} is one of the models to merge, which are never overwritten; choose another `out`.")
+    with reserve(out, force) as staging:
+        source = _Source.of(adapter, config)
+        merged = _subtract(source, model) if undo else _add(source, model)
+        tensors = merged.tensors if dtype == "fp32" else merged.rounded()
+        if undo and not merged.history.steps:
+            reporter.note("The merged model does not record the step of its base, so step 0 is recorded.")
+        base = merged.base_config
+        new = RunConfig.new(
+            model=base.model,
+            tokenizer=base.tokenizer,
+            family=base.family,
+            data=merged.data,
+            merged=merged.history.digests,
+            merged_steps=merged.history.steps,
+            unmerged_digest=merged.unmerged_digest,
+        )
+        run = RunDirectory.create(out, new, merged.tokenizer)
+        run.save_best(tensors, new, merged.step, merged.val_loss)
+        difference = merged.compare(load_model(staging))
+        _check_rounding(tensors, difference, merged.change, reporter)
+        run.commit()
+    reporter.note(
+        f"Checked: merged and unmerged logits differ by {difference:.1e}; the adapter changes the base's by "
+        f"{merged.change:.1e}."
+    )
+    return Merge(out, difference, merged.change)
+
+
+def _check_rounding(tensors: dict[str, Tensor], difference: float, change: float, reporter: Reporter) -> None:
+    """Warn if the rounding of 16-bit weights takes more than MAX_LOSS of an adapter's effect.
+
+    difference, change: as in Merge. Raises TinyLMError if it takes all of it.
+    """
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    names = " and ".join(name for name, dtype in DTYPES.items() if dtype in dtypes and name != "fp32")
+    if not names or difference <= MAX_LOSS * change:
+        return
+    effect = f"that changes the logits by {change:.1e}, and rounding changes them by {difference:.1e}"
+    if not difference < change:
+        raise TinyLMError(
+            f"Rounding the weights to {names} loses the adapter's effect: {effect}. Nothing was written; "
+            '`dtype="fp32"` keeps the effect.'
+        )
+    reporter.warn(
+        f'Rounding the weights to {names} loses a part of the adapter\'s effect: {effect}. `dtype="fp32"` keeps it.'
+    )
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An adapter to merge. config: `None` for a PEFT adapter, which records no step and no validation loss."""
+
+    path: Path
+    config: AdapterConfig | None
+    digest: str
+    step: int | None = None
+    val_loss: float | None = None
+
+    @classmethod
+    def of(cls, path: Path, config: AdapterConfig | None) -> Self:
+        """The adapter at a path, with its digest. Raises NotMergeableError for an adapter that is not a LoRA."""
+        if config is None:
+            return cls(path, None, adapter_digest(path))
+        if config.kind != "lora":
+            raise NotMergeableError(path, config.kind)
+        saved = read_weights(path, read_adapter_config(path)[0])
+        return cls(path, config, saved.digest, saved.step, saved.val_loss)
+
+    def load_base(self, model: Path | None) -> LoadedModel:
+        """Load the base model. Raises the errors of `load_base_model` and `load_foreign_base`."""
+        if self.config is None:
+            return load_foreign_base(self.path, model, "cpu")
+        return load_base_model(self.path, self.config, model, "cpu")
+
+
+@dataclass(frozen=True)
+class _History:
+    """The adapters that were merged into the weights of a model.
+
+    digests: of the adapters, in the order of the merges. steps: of the base and of each adapter; empty if a step was
+        not recorded.
+    """
+
+    digests: tuple[str, ...]
+    steps: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: RunConfig, step: int) -> Self:
+        """The history of the weights of a run. step: of these weights, used if they were never merged into."""
+        steps = config.merged_steps or (() if config.merged or config.unmerged_digest else (step,))
+        return cls(config.merged, steps if len(steps) == len(config.merged) + 1 else ())
+
+    def plus(self, digest: str, step: int) -> "_History":
+        return _History((*self.digests, digest), (*self.steps, step) if self.steps else ())
+
+    def without(self, digest: str) -> "_History":
+        index = self.digests.index(digest)
+        steps = self.steps and (*self.steps[: index + 1], *self.steps[index + 2 :])
+        return _History((*self.digests[:index], *self.digests[index + 1 :]), steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Merged:
+    """The model to write, with its origin.
+
+    tensors: in fp32. base_dtypes: of the base's tensors.
+    expected: `probe_logits` of the base with the adapter; with `undo`, those of the model from which it was subtracted.
+    change: as in Merge.
+    subtracted: the adapter to add before the comparison with `expected`; `None` for a model into which it was merged.
+    """
+
+    tensors: dict[str, Tensor]
+    base_dtypes: dict[str, torch.dtype]
+    base_config: RunConfig
+    tokenizer: Tokenizer
+    data: DataConfig | None
+    history: _History
+    unmerged_digest: str | None
+    step: int
+    val_loss: float | None
+    expected: Tensor
+    change: float
+    subtracted: AdapterSpec | None = None
+
+    def rounded(self) -> dict[str, Tensor]:
+        """The weights in the dtypes of the base; an untied output layer has that of the embedding."""
+        dtypes = self.base_dtypes
+        return {name: tensor.to(dtypes.get(name, dtypes["embedding.weight"])) for name, tensor in self.tensors.items()}
+
+    def compare(self, written: LoadedModel) -> float:
+        """The largest difference between `expected` and the logits of the model that was written."""
+        network = written.network.float()
+        if self.subtracted is not None:
+            load_adapter(network, self.subtracted, written.config)
+        return (probe_logits(network.eval()) - self.expected).abs().max().item()
+
+
+def _add(source: _Source, model: Path | None) -> _Merged:
+    spec = [AdapterSpec(source.path)]
+    base, base_config, tokenizer, weights = source.load_base(model)
+    adapted, adapted_config, _, (loaded,) = load_adapted_model(spec, model, "cpu")
+    merged, _, _, _ = load_adapted_model(spec, model, "cpu")
+    for network in (base, adapted, merged):  # 16-bit weights are merged in fp32, and rounded once
+        network.float()
+    merge_lora(merged)
+    _, change = check_merged(base, adapted, merged)
+    step = weights.step if source.step is None else source.step
+    history, unmerged_digest = _History((), ()), None
+    replaces = any(isinstance(layer, Replacement) for layer in loaded.layers.values())
+    if not replaces and adapted_config.model == base_config.model:  # else the merge cannot be undone
+        history = _History.of(base_config, weights.step).plus(source.digest, step)
+        base_digest = weights.digest if source.config is None else source.config.base_digest
+        unmerged_digest = base_config.unmerged_digest or (None if base_config.merged else base_digest)
+    return _Merged(
+        tensors=merged.state_dict(),
+        base_dtypes=_dtypes(weights),
+        base_config=_with_template(adapted_config, loaded.chat_template),
+        tokenizer=tokenizer,
+        data=loaded.data,
+        history=history,
+        unmerged_digest=unmerged_digest,
+        step=step,
+        val_loss=source.val_loss,
+        expected=probe_logits(adapted),
+        change=change,
+    )
+
+
+def _dtypes(weights: Weights) -> dict[str, torch.dtype]:
+    return {name: tensor.dtype for name, tensor in weights.tensors.items()}
+
+
+def _with_template(config: RunConfig, chat_template: str | None) -> RunConfig:
+    """The configuration of the base with the chat template that the adapter was trained with, if it has one."""
+    if chat_template is None:
+        return config
+    return replace(config, tokenizer=replace(config.tokenizer, chat_template=chat_template))
+
+
+def _subtract(source: _Source, model: Path | None) -> _Merged:
+    """Subtract the adapter from `model`, and check that the result with the adapter has the logits of `model`."""
+    if model is None:
+        raise UsageError("`undo` takes the adapter out of a merged model; name that with `model`.")
+    merged, config, tokenizer, weights = open_model(model)
+    if source.digest not in config.merged:
+        raise UsageError(f"{model} was not made by merging {source.path}; name the adapter that it was made with.")
+    base, _, _, _ = open_model(model)
+    for network in (base, merged):  # as in `_add`
+        network.float()
+    load_adapter(base, AdapterSpec(source.path), config)
+    merge_lora(base, sign=-1.0)
+    adapted = copy.deepcopy(base)
+    load_adapter(adapted, AdapterSpec(source.path), config)
+    _, change = check_merged(base, adapted.eval(), merged)
+    history = _History.of(config, weights.step).without(source.digest)
+    return _Merged(
+        tensors=base.state_dict(),
+        base_dtypes=_dtypes(weights),
+        base_config=config,
+        tokenizer=tokenizer,
+        data=None,
+        history=history,
+        unmerged_digest=config.unmerged_digest,
+        step=history.steps[-1] if history.steps else 0,
+        val_loss=None,
+        expected=probe_logits(merged),
+        change=change,
+        subtracted=AdapterSpec(source.path),
+    )

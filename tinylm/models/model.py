@@ -1,0 +1,577 @@
+"""A trained model in memory: `load` it from a run or from a foreign file, then generate, evaluate or compute logits."""
+
+import copy
+import math
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinylm.config.run import DataConfig, RunConfig
+from tinylm.config.training import corpora_of, objective_for
+from tinylm.config.validation import check_choice, describe_value, require
+from tinylm.distributed.ranks import ONE_RANK, Ranks
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.evaluation.result import Evaluation
+from tinylm.evaluation.task_kinds import TASKS, TaskKind
+from tinylm.formats.source import is_gguf
+from tinylm.generation.continuation import Continuation, Sample
+from tinylm.generation.converted_model import Conversion
+from tinylm.generation.engine import GGUF_TYPES, EngineWeights, convert, is_exact, open_llama_cpp, reason_against
+from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
+from tinylm.generation.fuse_layers import fuse_model
+from tinylm.generation.generation_config import (
+    BeamSearchConfig,
+    GenerationConfig,
+    PromptPolicy,
+    SpeedConfig,
+    is_sampled,
+    settings_without_effect,
+)
+from tinylm.generation.generator import TorchEngine
+from tinylm.generation.llama_cpp import LlamaCpp
+from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
+from tinylm.generation.text_generator import TextGenerator
+from tinylm.generation.translate import translate
+from tinylm.kernels.allocator import keep_freed_blocks
+from tinylm.machine.device import (
+    DTYPES,
+    autocast,
+    choose_device,
+    choose_inference_dtype,
+    describe_device,
+    weights_dtype,
+)
+from tinylm.models.adapter import AdapterSpec, LoadedAdapter, load_adapted_model, set_adapter_scale
+from tinylm.models.open import find_model, open_model
+from tinylm.reporter import LogReporter, Reporter
+from tinylm.run_directory.find_run import find_run, newest_model, path_exists
+from tinylm.run_directory.layout import CHECKPOINTS
+from tinylm.text.answer_spans import ChatFormat
+from tinylm.text.chat_corpus import ChatCorpus
+from tinylm.text.chat_template import CHATML
+from tinylm.text.chat_template_choice import chat_format, read_template
+from tinylm.text.corpus_loading import EvaluationTokens, TextSource, evaluation_source, evaluation_tokens
+from tinylm.text.run_tokens import reopen_ids
+from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.tokenizer import MASK, Tokenizer
+from tinylm.transformer.decoder import Decoder
+from tinylm.transformer.encoder import Encoder
+from tinylm.transformer.encoder_decoder import EncoderDecoder
+from tinylm.transformer.stack import Transformer
+
+MAX_ADAPTER_SCALE = 1000
+
+Ids = Sequence[Sequence[int]] | Tensor
+
+
+@dataclass(eq=False, repr=False)
+class Model(TextGenerator):
+    """A trained model with its tokenizer and adapters. Made by `load`.
+
+    path: run directory, Hugging Face folder or GGUF file of the model; with adapters, path of the first adapter.
+    network: the torch module, in evaluation mode; its weights are fp32, or `dtype` if they were stored in 16 bits.
+    dtype: number format of the computation. quantize: "int8" quantizes the weights for generation.
+    data, objective: description of the training text, and the objective, of the selected adapter (initially the first)
+        or, without an adapter, of the model; `None` if not recorded.
+    note: the note of `load` about device and number format.
+    """
+
+    path: Path
+    network: Transformer
+    config: RunConfig
+    tokenizer: Tokenizer
+    dtype: str = "fp32"
+    quantize: str = "none"
+    adapters: tuple[LoadedAdapter, ...] = ()
+    reporter: Reporter = field(default_factory=LogReporter)
+    note: str = ""
+    data: DataConfig | None = field(init=False)
+    objective: str | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._describe_training(self.adapters[0] if self.adapters else self.config)
+        self._prepared: _PreparedNetwork | None = None
+        self._switches_adapters = False
+        self._llama_cpp: dict[tuple[Any, ...], LlamaCpp | None] = {}  # by engine, cache and adapter scales
+
+    def __repr__(self) -> str:
+        model, quantized = self.config.model, "" if self.quantize == "none" else f", {self.quantize} weights"
+        parameters = sum(parameter.numel() for parameter in self.network.parameters())
+        lines = [
+            f"Model({str(self.path)!r}: {model.architecture}, {parameters:,} parameters, {model.layers} layers x width "
+            f"{model.width}, context {model.context}",
+            f"{self.tokenizer.kind} tokenizer, {self.tokenizer.vocab_size:,} ids; {self.network.device.type} in "
+            f"{self.dtype}{quantized}",
+            *(f"adapter {str(adapter.path)!r}, scale {adapter.scale:g}" for adapter in self.adapters),
+        ]
+        return ";\n      ".join(lines) + ")"
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text. Raises UsageError for characters that are not in the vocabulary."""
+        return [int(i) for i in self.tokenizer.encode(text)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids."""
+        return self.tokenizer.decode(ids)
+
+    def select_adapter(self, index: int | None) -> None:
+        """Apply only the adapter with this index in `adapters`, from 0, or none (`None`)."""
+        prepared = () if self._prepared is None else self._prepared.adapters
+        for adapters in (self.adapters, prepared):
+            for number, adapter in enumerate(adapters):
+                set_adapter_scale(adapter.layers, adapter.scale if number == index else 0.0)
+        self._describe_training(self.config if index is None else self.adapters[index])
+
+    def _describe_training(self, trained: RunConfig | LoadedAdapter) -> None:
+        self.data, self.objective = trained.data, trained.objective
+
+    def logits(self, ids: Ids, source: Ids | None = None) -> Tensor:
+        """The logits for token ids: (B, T) -> (B, T, V), in fp32.
+
+        At each position, a decoder predicts the next token, and an encoder the token itself.
+
+        source: (B, S) ids of the source texts, for an encoder-decoder, whose `ids` are those of the targets; other
+            models ignore it.
+
+        Raises UsageError for ids that are not two-dimensional or not in the vocabulary, for rows longer than the
+        context, and if an encoder-decoder has no `source`.
+        """
+        inputs = [self._validated_ids(ids)]
+        if isinstance(self.network, EncoderDecoder):
+            require(source is not None, "An encoder-decoder needs the ids of a source as well.")
+            inputs.append(self._validated_ids(source))
+        with torch.no_grad(), autocast(self.network.device.type, self.dtype):
+            return self.network.logits(self.network(*inputs).hidden).float()
+
+    def _validated_ids(self, ids: Any) -> Tensor:
+        tensor = torch.as_tensor(ids, device=self.network.device).long()
+        require(tensor.ndim == 2, f"The ids have {tensor.ndim} dimensions; give rows of ids, (B, T).")
+        require(tensor.shape[1] <= self.context, f"The ids have rows longer than the context, {self.context}.")
+        in_range = ((tensor >= 0) & (tensor < self.network.vocab_size)).all()
+        require(bool(in_range), f"Ids must be from 0 to {self.network.vocab_size - 1}.")
+        return tensor
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        max_tokens: int = 256,
+        temperature: float | None = None,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repeat_penalty: float = 1.0,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        num_samples: int = 1,
+        json_schema: Mapping[str, Any] | None = None,
+        beams: int = 5,
+        length_penalty: float = 1.0,
+        unknown: str = "error",
+        strict: bool = False,
+        cache: bool = True,
+        engine: str = "auto",
+        stream: bool = False,
+    ) -> str | list[str] | Iterator[str]:
+        """Generate text. A decoder continues the prompt; an encoder fills each `<mask>` in the prompt; an
+        encoder-decoder translates each line of the prompt.
+
+        Returns the text without the prompt (an encoder: the filled prompt); a list of texts for `num_samples` above 1;
+        with `stream`, an iterator over the chunks of a single text.
+
+        max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, num_samples, stop, json_schema: see
+            GenerationConfig.
+        seed: the same seed gives the same text. Default: a random seed.
+        beams, length_penalty: see BeamSearchConfig.
+        unknown, strict: see PromptPolicy.
+        cache, engine: see SpeedConfig.
+
+        Raises UsageError for a setting out of range or without effect, and for a prompt that cannot be used, and
+        TinyLMError for JSON that is not complete (with `stream`, during the iteration).
+        """
+        config = GenerationConfig(
+            max_tokens=max_tokens,
+            num_samples=num_samples,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repeat_penalty=repeat_penalty,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            json_schema=json_schema,
+            seed=secrets.randbits(32) if seed is None else seed,
+        )
+        search, speed = BeamSearchConfig(beams, length_penalty), SpeedConfig(cache, engine)
+        policy = PromptPolicy(unknown, strict)
+        self._reject_settings_without_effect(config, search, speed)
+        require(not stream or num_samples == 1, "`stream` is for a single sample; leave out `num_samples`.")
+        chunks = self._text_chunks(Prompt(prompt, config), search, policy, speed)
+        if stream:
+            return (text for _, text in chunks)
+        texts = [""] * num_samples
+        for sample, text in chunks:
+            texts[sample] += text
+        return texts if num_samples > 1 else texts[0]
+
+    def _reject_settings_without_effect(
+        self, config: GenerationConfig, *others: BeamSearchConfig | SpeedConfig
+    ) -> None:
+        given = [
+            setting.name
+            for settings in (config, *others)
+            for setting in fields(settings)
+            if getattr(settings, setting.name) != setting.default
+        ]
+        for names, reason in settings_without_effect(self.architecture, is_sampled(config)):
+            found = [f"`{name}`" for name in given if name in names]
+            require(not found, f"{reason}: leave out {', '.join(found)}.")
+
+    def _text_chunks(
+        self, prompt: Prompt, search: BeamSearchConfig, policy: PromptPolicy, speed: SpeedConfig
+    ) -> Iterator[tuple[int, str]]:
+        """The text of all samples in chunks, each with the index of its sample."""
+        match self.network:
+            case Decoder():
+                yield from self.continue_prompt(prompt, policy, speed)
+            case Encoder():
+                yield 0, self.fill_mask(prompt, policy).text
+            case _:
+                for number, sample in enumerate(self.translate(prompt, search, policy)):
+                    line, row = divmod(number, prompt.config.num_samples)
+                    yield row, f"\n{sample.text}" if line else sample.text
+
+    def close(self) -> None:
+        """See `TextGenerator.close`."""
+        for engine in filter(None, self._llama_cpp.values()):
+            engine.close()
+
+    def continue_encoded(
+        self, encoded: EncodedPrompt, config: GenerationConfig, speed: SpeedConfig | None = None, first_stream: int = 0
+    ) -> Continuation:
+        """See `TextGenerator.continue_encoded`."""
+        speed = speed or SpeedConfig()
+        if config.json_schema is not None:
+            speed = speed.for_json()
+        engine = self._open_llama_cpp(speed) or self._torch_engine(speed.cache)
+        return Continuation(engine, self.tokenizer, [encoded], config, first_stream)
+
+    def _torch_engine(self, use_cache: bool = True) -> TorchEngine:
+        decoder = self._prepare().network
+        assert isinstance(decoder, Decoder)
+        return TorchEngine(decoder, self.tokenizer, use_cache)
+
+    def continue_each(
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
+    ) -> Continuation:
+        """One sample of each of several prompts, as one batch, for decoders. `num_samples` must be `len(prompts)`."""
+        return Continuation(self._torch_engine(), self.tokenizer, prompts, config, first_stream)
+
+    def fill_mask(self, prompt: Prompt, policy: PromptPolicy | None = None) -> FilledPrompt:
+        """Fill each `<mask>` of a prompt, for encoders, and list the `top_k` candidates for each mask (default: 5).
+
+        Raises the errors of `generate`.
+        """
+        encoder = self._prepare().network
+        assert isinstance(encoder, Encoder)
+        policy = policy or PromptPolicy()
+        parts = prompt.text.split(MASK)
+        text = MASK.join(drop_unknown(part, self.tokenizer, policy, prompt.name, self.reporter) for part in parts)
+        return fill_mask(encoder, self.tokenizer, text, prompt.config.top_k or DEFAULT_CANDIDATES, prompt.name)
+
+    def translate(
+        self,
+        prompt: Prompt,
+        search: BeamSearchConfig | None = None,
+        policy: PromptPolicy | None = None,
+        first_stream: int = 0,
+    ) -> Iterator[Sample]:
+        """Yield the target of each line of a prompt, in order, for encoder-decoders.
+
+        With a temperature above 0, yields `num_samples` sampled targets of each line. Target i, counted over all lines,
+        has the random stream (seed, first_stream + i). Raises the errors of `generate`.
+        """
+        network = self._prepare().network
+        assert isinstance(network, EncoderDecoder)
+        search, policy = search or BeamSearchConfig(), policy or PromptPolicy()
+        return translate(network, self.tokenizer, prompt, search, policy, self.reporter, first_stream)
+
+    def prepare_generation(
+        self,
+        speed: SpeedConfig | None = None,
+        *,
+        switches_adapters: bool = False,
+    ) -> LlamaCpp | None:
+        """Open the model in llama.cpp, or convert, fuse and quantize the network in place.
+
+        In the second case all later generation uses this network. That saves the memory of the copy that `generate`
+        makes, but `evaluate` and `logits` then use the prepared weights.
+
+        switches_adapters: whether adapters will be selected between prompts; this requires torch.
+
+        Returns the model in llama.cpp, or `None` if torch is used. Raises UsageError if llama.cpp is required and
+        cannot run the model with these settings, and TinyLMError if it is required and fails.
+        """
+        self._switches_adapters = switches_adapters
+        engine = self._open_llama_cpp(speed or SpeedConfig())
+        if engine is None:
+            self._prepare(in_place=True)
+        return engine
+
+    def _prepare(self, in_place: bool = False) -> "_PreparedNetwork":
+        """The network for generation by torch, prepared at first use."""
+        if self._prepared is not None:
+            return self._prepared
+        network, adapters = self.network, self.adapters
+        if not in_place:
+            # Fusing replaces tensors, so the copy can share those of the original; only a conversion of the number
+            # format changes them in place.
+            converts = any(parameter.dtype != DTYPES[self.dtype] for parameter in network.parameters())
+            tensors = () if converts else (*network.parameters(), *network.buffers())
+            network, adapters = copy.deepcopy((network, adapters), {id(tensor): tensor for tensor in tensors})
+        network.to(DTYPES[self.dtype])
+        fuse_model(network, int8=self.quantize == "int8")
+        self._prepared = _PreparedNetwork(network, adapters)
+        return self._prepared
+
+    def _engine_weights(self) -> EngineWeights:
+        is_plain = self.quantize == "none" and not self.adapters
+        return EngineWeights(
+            self.network,
+            self.config,
+            self.tokenizer,
+            kind=GGUF_TYPES[self.dtype] if self.quantize == "none" else "q8_0",
+            quantized=self.path if is_plain and is_gguf(self.path) else None,
+            switches_adapters=self._switches_adapters,
+        )
+
+    def convert_for_serving(self) -> Conversion:
+        """The model's file for llama.cpp with the tokenizer and the chat template, written if it does not exist.
+
+        Raises UsageError for a model that llama.cpp cannot run, and TinyLMError if the file cannot be written.
+        """
+        weights = self._engine_weights()
+        if reason := reason_against(weights, SpeedConfig()):
+            raise UsageError(f"llama.cpp cannot serve this model: {reason}.")
+        if self.chat_template is not None:
+            chat_format(self.chat_template, self.tokenizer).template.compile()
+        file = convert(weights, self.reporter, self.chat_template, serves=True)
+        tokenizer = replace(self.config.tokenizer, chat_template=self.chat_template)
+        config = replace(self.config, tokenizer=tokenizer)
+        return Conversion(
+            file.name, config, self.tokenizer.to_str(), self.network.vocab_size, is_exact(weights), self.note
+        )
+
+    def _open_llama_cpp(self, speed: SpeedConfig) -> LlamaCpp | None:
+        """The model in llama.cpp, opened at first use, or `None` if torch is to be used."""
+        if self._prepared is not None and self._prepared.network is self.network:
+            require(
+                speed.engine != "llama.cpp",
+                '`engine="llama.cpp"` is not possible: the model was prepared for torch; load it again.',
+            )
+            return None  # fused layers cannot be exported
+        scales = tuple(layer.adapter_scale for adapter in self.adapters for layer in adapter.layers.values())
+        key = speed.engine, speed.cache, scales
+        if key not in self._llama_cpp:
+            self._llama_cpp[key] = open_llama_cpp(self._engine_weights(), speed, self.reporter)
+        return self._llama_cpp[key]
+
+    def evaluate(
+        self,
+        files: str | Path | Sequence[str | Path] | TextSource | None = None,
+        *,
+        text: str | None = None,
+        batch_size: int | None = None,
+        sequence_length: int | None = None,
+        stride: int | None = None,
+        baselines: bool = False,
+        by_document: bool = False,
+        beams: int = 5,
+        length_penalty: float = 1.0,
+        bleu_tokenize: str | None = None,
+        format: str = "auto",
+        text_key: str | None = None,
+        encoding: str = "utf-8",
+        unknown: str = "error",
+        chat_template: str | None = None,
+        train_on: str | None = None,
+        ranks: Ranks = ONE_RANK,
+    ) -> Evaluation:
+        """Loss, perplexity and further metrics on a text, or on the answers of conversations; for an encoder-decoder,
+        on pairs.
+
+        files: files, folders, glob patterns, or - for standard input; or a TextSource, which also sets how they are
+            read. Default: the validation text of the run.
+        text: the text itself, in place of files (pairs: a source, a tab and a target per line).
+        batch_size, sequence_length, stride, baselines, by_document, beams, length_penalty, bleu_tokenize: see
+            EvaluationConfig.
+        format, text_key, encoding, unknown, chat_template, train_on: how files are read; see TextSource.
+        ranks: from `tinylm.distributed.ranks.join_ranks`. Each rank has the model and calls this method with the same
+            arguments. The ranks share the work and get the same result. Only rank 0 reads files.
+
+        The loss is computed under autocast to `dtype`, from fp32 weights if the model has them.
+
+        Raises UsageError for a setting, a text or a file that cannot be used, and TinyLMError for damaged data.
+        """
+        config = EvaluationConfig(
+            batch_size=batch_size,
+            stride=stride,
+            baselines=baselines,
+            beams=beams,
+            length_penalty=length_penalty,
+            bleu_tokenize=bleu_tokenize,
+            sequence_length=sequence_length,
+            by_document=by_document,
+        )
+        config.check_architecture(self.architecture)
+        reading = {"format": format, "text_key": text_key, "encoding": encoding, "unknown": unknown}
+        reading |= {"chat_template": chat_template, "train_on": train_on}
+        with evaluation_source(files, text, corpora_of(self.architecture)[0], reading) as source:
+            encoded = self._evaluation_tokens(source, ranks)
+        return self._evaluate_tokens(encoded, config, ranks)
+
+    def task_kind(self, corpus: str) -> TaskKind:
+        """The task for a kind of corpus: that of training if it fits, else the default for the architecture.
+
+        Raises UsageError if the architecture has no objective for this kind.
+        """
+        return TASKS[objective_for(self.architecture, corpus, self.objective)]
+
+    def _evaluate_tokens(self, text: EvaluationTokens, config: EvaluationConfig, ranks: Ranks) -> Evaluation:
+        torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
+        keep_freed_blocks()
+        task = self.task_kind(text.kind)
+        result = task.evaluate(self.network, self.tokenizer, text, config, self.dtype, self.reporter, ranks)
+        if not config.baselines or task.baselines is None:
+            return result
+        scores = None
+        if ranks.is_first:
+            scores = task.baselines(self.tokenizer, text.codes, self._training_tokens(), self.reporter)
+        return replace(result, baselines=ranks.first(scores))
+
+    def _evaluation_tokens(self, source: TextSource | None, ranks: Ranks) -> EvaluationTokens:
+        """The encoded text, on all ranks."""
+        ranks.require_device(self.network.device.type)
+        if not ranks.is_first:
+            ranks.wait()
+            kind, *others = ranks.first(None)
+            return EvaluationTokens(kind, ranks.broadcast({})["codes"].numpy(), *others)
+        text = self._encode(source)
+        ranks.announce()
+        if ranks.size > 1:
+            ranks.first([text.kind, list(text.names), text.document_end])
+            ranks.broadcast({"codes": torch.from_numpy(np.array(text.codes))})
+        return text
+
+    def _encode(self, source: TextSource | None) -> EvaluationTokens:
+        kinds = corpora_of(self.architecture)
+        chat = self._evaluation_chat_format if ChatCorpus.kind in kinds else None
+        return evaluation_tokens(source, self.path, self.data, self.tokenizer, kinds[0], self.reporter, chat)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template: that of the first adapter with one, else the model's own; `None` without."""
+        templates = [adapter.chat_template for adapter in self.adapters] + [super().chat_template]
+        return next(filter(None, templates), None)
+
+    def _evaluation_chat_format(self, text: TextSource) -> ChatFormat:
+        source = read_template(text.chat_template) if text.chat_template else self.chat_template or CHATML
+        return chat_format(source, self.tokenizer, text.train_on or "assistant")
+
+    def _training_tokens(self) -> Tokens | None:
+        """Tokens of the training text; `None`, with a warning, if there are none or they cannot be read."""
+        if self.data is None:
+            self.reporter.warn(f"{self.path} has no training text of its own, so baselines that need it are left out.")
+            return None
+        try:
+            tokens = reopen_ids(self.path, self.data, self.tokenizer, "train")
+            tokens[:1]  # checks the first token file; the baselines read no other
+            return tokens
+        except TinyLMError as error:
+            self.reporter.warn(f"Baselines that need the training text are left out: {error}")
+            return None
+
+
+@dataclass(frozen=True)
+class _PreparedNetwork:
+    """A network that is converted, fused and quantized for generation, and the adapters on this copy."""
+
+    network: Transformer
+    adapters: tuple[LoadedAdapter, ...]
+
+
+def load(
+    path: str | Path | None = None,
+    *,
+    adapters: Sequence[str | Path] = (),
+    device: str = "auto",
+    dtype: str = "auto",
+    quantize: str = "none",
+    reporter: Reporter | None = None,
+) -> Model:
+    """Load a trained model, with adapters on it, for inference.
+
+    path: a run directory or its name under checkpoints/, a Hugging Face folder, hf:OWNER/NAME[@REVISION], or a GGUF
+        file. Default: the base model of the adapters, or without adapters the newest model under checkpoints/.
+    adapters: run directories or names of adapters, all trained on the same base model, or folders of PEFT adapters; if
+        all are PEFT adapters, `path` is required. "DIR=0.5" applies the adapter with a scale of 0.5.
+    device: auto (CUDA, then MPS, then the CPU), cuda, mps or cpu.
+    dtype: fp32, bf16, fp16 or auto: that of 16-bit weights; for fp32 weights, bf16 on CUDA where the device computes in
+        it, else fp32.
+    quantize: none, or int8 weights for generation, which are smaller, and faster on a CPU.
+    reporter: receives notes and warnings. Default: the logger `tinylm`.
+
+    Raises UsageError for a setting, a path or an adapter that cannot be used, and TinyLMError for damaged files, for
+    adapters that were trained on another base model, and for a failed download.
+    """
+    reporter = reporter or LogReporter()
+    check_choice("quantize", quantize, ("none", "int8"))
+    check_choice("dtype", dtype, ("auto", *DTYPES))
+    chosen_device = choose_device(device)
+    run = None if path is None else find_model(Path(path), reporter)
+    loaded: Sequence[LoadedAdapter] = ()
+    if adapters:
+        specs = [_parse_adapter(str(adapter), reporter) for adapter in adapters]
+        network, config, tokenizer, loaded = load_adapted_model(specs, run, chosen_device.value)
+        for adapter in loaded:
+            if adapter.note is not None:
+                reporter.note(adapter.note)
+        run = specs[0].path
+    else:
+        run = run or newest_model(reporter)
+        network, config, tokenizer, _ = open_model(run, chosen_device.value)
+    chosen_dtype = choose_inference_dtype(dtype, chosen_device.value, weights_dtype(network))
+    note = (
+        f"On {describe_device(chosen_device.value)}: {chosen_device.reason}; {chosen_dtype.value}: "
+        f"{chosen_dtype.reason}."
+    )
+    reporter.note(note)
+    if weights_dtype(network) != torch.float32:  # fp32 weights are converted by autocast or for generation
+        network.to(DTYPES[chosen_dtype.value])
+    return Model(run, network, config, tokenizer, chosen_dtype.value, quantize, tuple(loaded), reporter, note)
+
+
+def _parse_adapter(text: str, reporter: Reporter) -> AdapterSpec:
+    """Parse the path or name of an adapter, with an optional scale after `=`.
+
+    Raises UsageError for a scale that is out of range, and for an adapter that does not exist.
+    """
+    path, _, scale = text.rpartition("=")
+    if not path or path_exists(Path(text)) or path_exists(CHECKPOINTS / text):
+        return AdapterSpec(find_run(Path(text), reporter))
+    try:
+        number = float(scale)
+    except ValueError:
+        number = math.nan
+    if not abs(number) <= MAX_ADAPTER_SCALE:
+        raise UsageError(
+            f"`adapter` {text[:200]}: {describe_value(scale)} is not a number from -{MAX_ADAPTER_SCALE} to "
+            f"{MAX_ADAPTER_SCALE}; write it as in {path[:200]}=0.5."
+        )
+    return AdapterSpec(find_run(Path(path), reporter), number)

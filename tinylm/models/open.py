@@ -1,0 +1,74 @@
+"""Opening a model for any use: a run directory, a Hugging Face folder or hub id, or a GGUF file."""
+
+from pathlib import Path
+
+from tinylm.config.run import RunConfig, TokenizerConfig
+from tinylm.errors import AdapterNotModelError, TinyLMError
+from tinylm.formats.hub import download, is_reference
+from tinylm.formats.imported import ForeignModel
+from tinylm.formats.peft import is_adapter_folder
+from tinylm.formats.source import is_foreign, read_foreign
+from tinylm.reporter import Reporter
+from tinylm.run_directory.find_run import find_run
+from tinylm.run_directory.loading import LoadedModel, load_model, restore_model
+from tinylm.run_directory.weights import Weights
+from tinylm.text.tokenizer import Tokenizer
+
+
+def find_model(name: Path, reporter: Reporter) -> Path:
+    """The path of a model: of a run (see `find_run`), a Hugging Face folder or a GGUF file.
+
+    `hf:OWNER/NAME[@REVISION]` is downloaded into Hugging Face's own cache, unless it is there. Raises UsageError if
+    there is no model with this name or huggingface_hub is not installed, and TinyLMError for a download that fails.
+    """
+    if is_reference(str(name)):
+        reporter.note(f"Using {name} from the cache of the Hugging Face hub, or downloading it.")
+        return download(str(name))
+    return find_run(name, reporter)
+
+
+def open_model(path: Path, device: str = "cpu") -> LoadedModel:
+    """The model at a path that `find_model` returned, in evaluation mode.
+
+    Foreign weights keep their dtype, and on a CPU are mapped into memory where the file has them in the same layout;
+    quantized GGUF weights are dequantized.
+
+    Raises UsageError for a path without a model, AdapterNotModelError for an adapter, and TinyLMError for damaged files
+    and for a model that tinylm cannot represent.
+    """
+    if is_adapter_folder(path):
+        raise AdapterNotModelError(path, "peft")
+    if is_foreign(path):
+        return _from_foreign(read_foreign(path), path, device)
+    return load_model(path, device)
+
+
+def _from_foreign(foreign: ForeignModel, path: Path, device: str) -> LoadedModel:
+    config, tokenizer = run_config(foreign, path)
+    tensors = dict(foreign.tensors)
+    network = restore_model(config, tensors, path).to(device).eval()
+    return LoadedModel(network, config, tokenizer, Weights(tensors, config))
+
+
+def run_config(foreign: ForeignModel, path: Path) -> tuple[RunConfig, Tokenizer]:
+    """The configuration and the tokenizer of a run with this model. path: source of the model, for error messages.
+
+    Raises TinyLMError for a tokenizer that cannot be used, or that has more ids than the model.
+    """
+    tokenizer = Tokenizer.parse(foreign.tokenizer, foreign.special, path)
+    if tokenizer.vocab_size > foreign.config.vocab_size:
+        raise TinyLMError(
+            f"Cannot use {path}: its tokenizer has {tokenizer.vocab_size} ids, and its embedding has "
+            f"{foreign.config.vocab_size} rows."
+        )
+    config = RunConfig.new(
+        model=foreign.config,
+        tokenizer=TokenizerConfig(
+            kind=tokenizer.kind,
+            sha256=tokenizer.sha256,
+            special=foreign.special,
+            chat_template=foreign.chat_template,
+        ),
+        family=foreign.family,
+    )
+    return config, tokenizer

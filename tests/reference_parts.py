@@ -40,12 +40,12 @@ def causal(i: int, j: int) -> bool:
 
 
 def windowed(window: int) -> Visible:
-    """A query attends to the last `window` tokens, itself included: local attention (note 002, Sparse attention)."""
+    """A query attends to the last `window` tokens, itself included: local attention (Beltagy et al. 2020)."""
     return lambda i, j: j <= i and i - j < window
 
 
 def bidirectional(length: int) -> Visible:
-    """Every query attends to the first `length` positions; the rest is padding (note 001, Transformer Encoder)."""
+    """Every query attends to the first `length` positions; the rest is padding."""
     return lambda i, j: j < length
 
 
@@ -67,7 +67,7 @@ def attend_full(
     """One head: e_ij = q_i . (k_j + aK_ij) / sqrt(W), and head_i = sum_j softmax_j(e_ij) (v_j + aV_ij).
 
     The sums run over every j that i may see; aK_ij and aV_ij are rows of two tables (2 clip + 1, W) by the clipped
-    offset j - i, and zero without a table (Shaw et al. 2018, section 3; note 002). Queries (T, W), keys and
+    offset j - i, and zero without a table (Shaw et al. 2018, section 3). Queries (T, W), keys and
     values (S, W). `multiplier` replaces 1/sqrt(W).
     """
 
@@ -155,7 +155,7 @@ FEEDFORWARD_PARTS = ("up_proj", "up_bias", "gate_proj", "gate_bias", "down_proj"
 
 
 def feedforward(x: Array, parts: Weights, activation: str) -> Array:
-    """act(x U^T + b_U) D^T + b_D for one token (note 002, FNN), or (gate(x G^T + b_G) * (x U^T + b_U)) D^T + b_D.
+    """act(x U^T + b_U) D^T + b_D for one token (Vaswani et al. 2017), or (gate(x G^T + b_G) * (x U^T + b_U)) D^T + b_D.
 
     `parts` holds `up_proj` (F, D), `down_proj` (D, F), of gated ones `gate_proj` (F, D), and their biases if any.
     """
@@ -194,7 +194,7 @@ def route(x: Array, router_weight: Array, k: int, normalise: bool | None = None)
 def experts_forward(
     x: Array, weights: Weights, prefix: str, k: int, activation: str, mode: str, normalise: bool | None = None
 ) -> Array:
-    """One token through its chosen experts, with w_e from `route` (note 002, Mixture of experts).
+    """One token through its chosen experts, with w_e from `route` (Shazeer et al. 2017).
 
     "route": sum over chosen e of w_e expert_e(x). "merge": every matrix and bias becomes the sum over chosen e of
     w_e times that of expert e, and x passes through that one network.
@@ -357,7 +357,7 @@ class _Stack:
         return np.array([feedforward(row, parts, config.activation) for row in x])
 
     def sublayer(self, x: Array, name: str, function: Callable[[Array], Array]) -> Array:
-        """Pre-norm: x + f(norm(x)). Post-norm: norm(x + f(x)) (note 004, Layer Normalisation). Sandwich:
+        """Pre-norm: x + f(norm(x)). Post-norm: norm(x + f(x)) (Xiong et al. 2020). Sandwich:
         x + post_norm(f(norm(x))) (Gemma 3).
 
         Without residual connections, the same without x +.
@@ -421,7 +421,7 @@ def decoder_logits_with_parts(weights: Weights, config: Any, ids: list[int], tab
 def encoder_hidden(
     weights: Weights, config: Any, ids: list[int], length: int, prefix: str = "", table: Precision = np.float64
 ) -> Array:
-    """The final hidden states (T, D): the decoder's layers with the causal mask removed (note 001).
+    """The final hidden states (T, D): the decoder's layers with the causal mask removed (Devlin et al. 2019).
 
     Positions from `length` on are padding: no query attends to them, and their own rows have no meaning. `local_layers`
     is about the layers of a decoder, and is not read.
@@ -438,7 +438,7 @@ def encoder_logits(weights: Weights, config: Any, ids: list[int], length: int, t
 def encoder_decoder_logits(
     weights: Weights, config: Any, source: list[int], target: list[int], table: Precision = np.float64
 ) -> Array:
-    """The logits (T, V) after each token of `target`, given `source` (notes 001, 002 and 004; Vaswani et al. 2017).
+    """The logits (T, V) after each token of `target`, given `source` (Vaswani et al. 2017).
 
     In every decoder layer's cross-attention k_j and v_j come from the encoder's final output, q_i from the decoder.
     """

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from tinylm.commands.finetune_adapter import finetune_adapter
 from tinylm.commands.finetune_lora import finetune_lora
 from tinylm.commands.train import train
 from tinylm.config.run import RunConfig
-from tinylm.config.settings import DEFAULTS, AdapterSettings, LoRASettings, TrainSettings
 from tinylm.distributed.ranks import Ranks
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.kernels.openmp_spin import choose_spin_count
@@ -31,7 +29,7 @@ from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.training import resume
 from tinylm.training.events import Evaluated, Event, Logged, Planned, Started, Stepped
 
-TINY: TrainSettings = {"layers": 1, "heads": 2, "width": 16, "context": 16, "batch_size": 4}
+TINY: dict[str, Any] = {"layers": 1, "heads": 2, "width": 16, "context": 16, "batch_size": 4}
 FLAGS = ("--layers", 1, "--heads", 2, "--width", 16, "--context", 16, "--batch-size", 4)
 
 
@@ -83,20 +81,23 @@ print(late[0] / imported, os.environ["GOMP_SPINCOUNT"])
 
 
 NOT_SETTINGS = {"quiet", "json", "config", "debug", "dry_run", "report", "log_to"}
-NOT_SETTINGS |= {"out", "model", "resume", "corpus", "ctx"}
+NOT_SETTINGS |= {"out", "model", "resume", "corpus", "files", "callbacks", "reporter", "ctx"}
 
 
-def test_settings_have_the_names_and_defaults_of_the_options() -> None:
-    adapters = {**DEFAULTS, "dropout": 0.0}
-    for command, settings, defaults in (
-        (train, TrainSettings, DEFAULTS),
-        (finetune_lora, LoRASettings, adapters),
-        (finetune_adapter, AdapterSettings, adapters),
+def test_functions_that_train_take_the_options_of_their_commands() -> None:
+    for command, function in (
+        (train, tinylm.train),
+        (finetune_lora, tinylm.finetune_lora),
+        (finetune_adapter, tinylm.finetune_adapter),
     ):
-        options = {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
-        options = {name: default for name, default in options.items() if name not in NOT_SETTINGS}
-        assert set(typing.get_type_hints(settings)) == set(options)
-        assert {name: defaults.get(name) for name in options} == options
+        found: list[dict[str, Any]] = []
+        for called in (command, function):
+            parameters = inspect.signature(called).parameters.items()
+            found.append({name: parameter.default for name, parameter in parameters if name not in NOT_SETTINGS})
+        assert found[0] == found[1]
+        assert next(iter(inspect.signature(function).parameters)) == "files"
+    with pytest.raises(TypeError, match="unknown settings: layer, sized"):
+        tinylm.train("one.txt", layer=1, sized=2)
 
 
 # Training

@@ -14,6 +14,7 @@ import pytest
 import typer.main
 
 import tinylm
+from tests.shell import environment, run_child
 from tinylm.cli import app
 from tinylm.config.run import FORMAT
 
@@ -21,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "docs"))
 check = importlib.import_module("check")
 drawing = importlib.import_module("imports")
+options = importlib.import_module("options")
 
 OTHER_PAGES = ("SECURITY.md", "CHANGELOG.md", "data/README.md", "checkpoints/README.md")
 PAGES = [*check.documents(), *(ROOT / name for name in OTHER_PAGES)]
@@ -225,6 +227,51 @@ def test_the_changes_of_the_worked_example_apply() -> None:
             command = ["patch", "-p1", "--forward", "--dry-run", "--fuzz=0"]
             result = subprocess.run(command, cwd=ROOT, input=block.text, text=True, capture_output=True, timeout=60)
             assert result.returncode == 0, result.stdout
+
+
+NEW_OPTION = """
+import inspect, json, pathlib, sys
+import typer.main
+from typer.testing import CliRunner
+import tinylm
+from tinylm.cli import app
+pathlib.Path("text").write_text("abc def " * 200)
+pathlib.Path("options.toml").write_text("clip-value = 0.25")
+train = ["train", "text", "--steps", "1", "--layers", "1", "--width", "16", "--heads", "2", "--context", "16"]
+dry = [*train, "--dry-run", "--json"]
+def run(*words, **env):
+    result = CliRunner().invoke(app, words, env=env)
+    print(result.stderr, file=sys.stderr)
+    return result
+of = lambda result: json.loads(result.stdout)["training"]["clip_value"]
+print(of(run(*dry)), of(run(*dry, "--clip-value", "0.5")), of(run(*dry, TINYLM_TRAIN_CLIP_VALUE="0.75")))
+print(of(run(*dry, "--config", "options.toml")), inspect.signature(tinylm.train).parameters["clip_value"].default)
+wrong = run(*dry, "--clip-value=-1")
+print(wrong.exit_code, wrong.stderr.strip())
+run(*train, "--clip-value", "0.5", "--out", "run")
+print(json.loads(pathlib.Path("run/config.json").read_text())["training"]["clip_value"])
+"""
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")
+def test_the_worked_example_of_an_option_is_one_line_and_its_use(tmp_path: Path) -> None:
+    block = next(block for block in check.blocks(ROOT / "CONTRIBUTING.md") if block.language == "diff")
+    assert len(re.findall(r"^\+(?!\+)", block.text, re.MULTILINE)) == 2
+    shutil.copytree(ROOT / "tinylm", tmp_path / "tinylm", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["patch", "-p1"], cwd=tmp_path, input=block.text, text=True, check=True, timeout=60)
+    found = run_child(
+        [sys.executable, "-c", NEW_OPTION], cwd=tmp_path, env=environment() | {"PYTHONPATH": str(tmp_path)}
+    )
+    assert found.stdout.splitlines() == [
+        "0.0 0.5 0.75",
+        "0.25 0.0",
+        "2 Error: --clip-value is -1.0; it must be from 0 to 1000000.0.",
+        "0.5",
+    ], found.stderr
+
+
+def test_the_table_of_options_is_that_of_the_commands() -> None:
+    assert options.PAGE.read_text(encoding="utf-8") == options.table(), "run: python docs/options.py"
 
 
 # docs/check.py

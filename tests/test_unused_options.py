@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tinylm.commands.training_options import ModelOptions
-from tinylm.config.model import ACTIVATIONS, ARCHITECTURES, ModelConfig
+from tinylm.config.model import ACTIVATIONS, ARCHITECTURES, ModelConfig, ModelSettings
 from tinylm.config.presets import PRESETS, make_model_config
 from tinylm.errors import UsageError
 from tinylm.transformer.build import build_model
@@ -48,7 +47,7 @@ VALUES: dict[str, tuple[tuple[Any, dict[str, Any]], ...]] = {
 
 
 def test_every_option_of_a_model_is_tested() -> None:
-    assert set(VALUES) == {f.name for f in dataclasses.fields(ModelOptions)} - {"preset", "architecture", "size"}
+    assert set(VALUES) == {f.name for f in dataclasses.fields(ModelSettings)} - {"architecture"}
 
 
 def config_of(preset: str, architecture: str, choices: dict[str, Any]) -> ModelConfig:

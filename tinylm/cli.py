@@ -53,7 +53,12 @@ def load_command(name: str) -> Any:
     module = importlib.import_module(f"tinylm.commands.{module_name}")
     # `get_command` of an application with one command returns that command, not a group.
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    single.command(name, epilog=getattr(module, "EXAMPLES", None), rich_help_panel=panel)(getattr(module, function))
+    single.command(
+        name,
+        epilog=getattr(module, "EXAMPLES", None),
+        rich_help_panel=panel,
+        context_settings={"help_option_names": ["--help"]},  # -h: see OutputOptions
+    )(getattr(module, function))
     return typer.main.get_command(single)
 
 

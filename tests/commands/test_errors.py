@@ -30,7 +30,7 @@ import typer.main
 from tests.shell import TINY, Result, snapshot, story, tinylm
 from tinylm.cli import app
 from tinylm.commands.flags import long_flag
-from tinylm.config.validation import RANGES
+from tinylm.config.validation import Range, limits_in
 
 CHATS = [
     {"messages": [{"role": role, "content": "a"}, {"role": "assistant", "content": "b"}]} for role in ("user", "bot")
@@ -384,9 +384,14 @@ LINES = {  # of each command that has options of numbers or of a few words
 }
 
 
+def annotation_of(command: str, name: str) -> Any:
+    """The annotation of an option of a command."""
+    return inspect.signature(COMMANDS[command].callback).parameters[name].annotation
+
+
 def number_type(command: str, name: str) -> type | None:
     """int or float for an option that takes a number, else `None`."""
-    annotation = inspect.signature(COMMANDS[command].callback).parameters[name].annotation
+    annotation = annotation_of(command, name)
     found = {int, float} & {annotation.__origin__, *typing.get_args(annotation.__origin__)}
     return found.pop() if found else None
 
@@ -402,7 +407,8 @@ def rows_of(command: str) -> Iterator[Row]:
     for option in COMMANDS[command].params:
         kind = number_type(command, option.name) if option.param_type_name == "option" else None
         if kind is not None:
-            bounds = RANGES[option.name]
+            bounds = limits_in(annotation_of(command, option.name))
+            assert isinstance(bounds, Range)
             below = bounds.low - 1 if kind is int else math.nextafter(bounds.low, -math.inf)
             value = bounds.low if not bounds.contains(bounds.low) else below
             says = f"{long_flag(option)} is  ... ; it must be {bounds}."
@@ -498,4 +504,5 @@ def test_every_option_of_a_number_has_a_range_and_a_row() -> None:
         for option in found.params
         if option.param_type_name == "option" and number_type(command, option.name) is not None
     }
-    assert {name for _, name in numbers} <= set(RANGES) and {command for command, _ in numbers} <= set(LINES)
+    assert all(isinstance(limits_in(annotation_of(*number)), Range) for number in numbers)
+    assert {command for command, _ in numbers} <= set(LINES)

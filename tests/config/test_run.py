@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import re
+import types
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +22,7 @@ from tinylm.config.model import ARCHITECTURES, ROPE_SCALINGS, ModelConfig, RopeS
 from tinylm.config.run import AdapterConfig, DataConfig, RunConfig, RuntimeConfig, SpecialTokens, TokenizerConfig
 from tinylm.config.serialization import from_json, non_defaults
 from tinylm.config.training import OBJECTIVES, Budget, TrainingConfig, corpora_of, objective_for
-from tinylm.config.validation import RANGES, Range, check_values
+from tinylm.config.validation import Range, check_settings, limits_of
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.transformer.build import build_empty_model, build_model
 
@@ -46,10 +48,17 @@ def scaling(**choices: Any) -> RopeScaling:
     return RopeScaling(**{"kind": "yarn", "factor": 4.0, "original_context": 8, **choices})
 
 
+def type_of(kind: Any, name: str) -> tuple[str, bool]:
+    """The name of a field's type without None, and whether it can be None."""
+    hint = typing.get_type_hints(kind)[name]
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return kinds[0].__name__ if isinstance(kinds[0], type) else str(kinds[0]), types.NoneType in kinds
+
+
 def dataset(**choices: Any) -> DataConfig:
     """A DataConfig with an arbitrary value of the right type in each field except `kind`."""
     by_type: dict[str, Any] = {"str": "a", "int": 1, "float": 0.5, "tuple[str, ...]": ("a",), "bool": True}
-    plain = {field.name: by_type[str(field.type).removesuffix(" | None")] for field in dataclasses.fields(DataConfig)}
+    plain = {field.name: by_type[type_of(DataConfig, field.name)[0]] for field in dataclasses.fields(DataConfig)}
     return DataConfig(**{**plain, "kind": "text", "train_on": "last", **choices})
 
 
@@ -163,19 +172,20 @@ NUMBERS = [
     (kind, field.name)
     for kind in (*MAKERS, TokenizerConfig, RunConfig)
     for field in dataclasses.fields(kind)
-    if str(field.type).split(" | ")[0] in ("int", "float")
+    if type_of(kind, field.name)[0] in ("int", "float")
 ]
 
 
 def test_every_number_of_a_configuration_has_a_range() -> None:
-    assert {name for _, name in NUMBERS} <= set(RANGES)
-    assert all(math.isfinite(bounds.low) and math.isfinite(bounds.high) for bounds in RANGES.values())
+    for kind, name in NUMBERS:
+        bounds = limits_of(kind)[name]
+        assert isinstance(bounds, Range) and math.isfinite(bounds.low) and math.isfinite(bounds.high), name
 
 
 def test_the_error_for_a_number_out_of_range_is_a_sentence() -> None:
     wrong = []
     for kind, name in [(kind, name) for kind, name in NUMBERS if kind in MAKERS and name != "warmup"]:
-        for value in outside(RANGES[name]):
+        for value in outside(limits_of(kind)[name]):
             try:
                 wrong.append(f"{MAKERS[kind](**{name: value})} was accepted")
             except UsageError as error:
@@ -186,7 +196,7 @@ def test_the_error_for_a_number_out_of_range_is_a_sentence() -> None:
 
 def test_texts_and_lists_that_are_too_long_and_truth_values_for_numbers_are_errors() -> None:
     for kind, make in MAKERS.items():
-        for name in [field.name for field in dataclasses.fields(kind) if str(field.type) == "str"]:
+        for name in [field.name for field in dataclasses.fields(kind) if type_of(kind, field.name)[0] == "str"]:
             for value in ("x" * 5000, "a\0b", "\ud800"):
                 with pytest.raises(UsageError, match=f"`{name}`"):
                     make(**{name: value})
@@ -195,12 +205,12 @@ def test_texts_and_lists_that_are_too_long_and_truth_values_for_numbers_are_erro
             make(**{name: ("0",) * ((1 << 20) + 1)})
     for values in ({"lr": True}, {"average": False}, {"seed": True}):
         with pytest.raises(UsageError, match="it must be a number"):
-            check_values(values)
+            check_settings(TrainingConfig, values)
     for value in ("a" * 10**6, 10**5000, [[[]]] * 1000, {"a": 1}, b"x" * 1000):
         with pytest.raises(TypeError) as caught:
             from_json(float if isinstance(value, str) else str, value)
         assert len(str(caught.value)) < 120
-    check_values({"out": "a" * 4096})
+    check_settings(TrainingConfig, {"out": "a" * 4096})
 
 
 def test_approximate_parameters_are_those_of_the_model_without_norms_and_routers() -> None:
@@ -266,16 +276,16 @@ def document(*path: str, value: object = None) -> Any:
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 
 
-def values_of(field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
+def values_of(owner: Any, field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
     """Values of the type and range of a field."""
-    kind, _, optional = str(field.type).partition(" | ")
+    kind, optional = type_of(owner, field.name)
     found: st.SearchStrategy[Any]
     if field.name in CHOICES:
         found = st.sampled_from(CHOICES[field.name])
     elif kind == "RopeScaling":
         found = st.builds(scaling, kind=st.sampled_from(ROPE_SCALINGS), factor=st.floats(1.5, 100))
     elif kind in ("int", "float"):
-        bounds = RANGES[field.name]
+        bounds = limits_of(owner)[field.name]
         ends: dict[str, Any] = {"min_value": bounds.low, "max_value": min(bounds.high, 1 << 60)}
         whole = st.integers(**{name: int(value) for name, value in ends.items()})
         found = whole if kind == "int" else st.floats(**ends, exclude_min=bounds.open_low, exclude_max=bounds.open_high)
@@ -289,11 +299,11 @@ PARTS = {
     "adapter": AdapterConfig, "": RunConfig,
 }  # fmt: skip
 DRAWN = [
-    st.tuples(st.just(part), st.just(field.name), values_of(field))
+    st.tuples(st.just(part), st.just(field.name), values_of(PARTS[part], field))
     for part, kind in PARTS.items()
     for field in dataclasses.fields(kind)
     if field.name != "format"
-    and str(field.type).split(" | ")[0] in ("int", "float", "str", "bool", "tuple[str, ...]", "RopeScaling")
+    and type_of(kind, field.name)[0] in ("int", "float", "str", "bool", "tuple[str, ...]", "RopeScaling")
 ]
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import tinylm
 from tests.shell import story
 from tinylm.config.model import ModelConfig
+from tinylm.config.settings import MachineSettings
 from tinylm.config.training import OBJECTIVES, Budget, ObjectiveKind, TrainingConfig
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import evaluate_loss
@@ -30,7 +31,7 @@ from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.pipeline import Session, train_run
 from tinylm.training.starting_point import NewModel
-from tinylm.training.training_request import MachineChoices, TrainingRequest
+from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.decoder import Decoder
 
 CONTEXT = 16
@@ -81,7 +82,7 @@ def test_an_objective_of_the_tables_is_trained_and_reported(tmp_path: Path, monk
         out=tmp_path / "run",
         training={"objective": "last-token", "batch_size": 4, "eval_every": 3},
         budget=Budget(steps=3),
-        machine=MachineChoices(device="cpu"),
+        machine=MachineSettings(device="cpu"),
     )
     result = train_run(request, Session())
     resumed = tinylm.train(resume=result.run, steps=6)

@@ -15,8 +15,9 @@ from tests.machines import MATMUL_RATE
 from tests.shell import ROOT
 from tinylm.errors import UsageError
 from tinylm.kernels import cpu_features
+from tinylm.machine import doctor
 from tinylm.machine.doctor import LOW_DISK, OPTIONAL_PACKAGES, computation_error, diagnose
-from tinylm.machine.measure import COMPARED_DTYPES, doctor, matmul_rates_entry
+from tinylm.machine.measure import COMPARED_DTYPES, matmul_rates_entry
 from tinylm.planning.largest_models import largest_models
 from tinylm.reporter import LogReporter
 

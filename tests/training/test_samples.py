@@ -29,11 +29,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def new_sampler(training: TrainingConfig | None = None) -> samples.Sampler:
+def new_sampler(training: TrainingConfig | None = None) -> samples.RunSampler:
     tokenizer = train_char("abc")
     shape = small(vocab_size=tokenizer.vocab_size)
     config = RunConfig.new(model=shape, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256))
-    return samples.Sampler(randomised(build_model(shape)), tokenizer, replace(config, training=training))
+    return samples.RunSampler(randomised(build_model(shape)), tokenizer, replace(config, training=training))
 
 
 def test_samples_take_at_most_their_share_of_the_time_and_grow_rarer(

@@ -1,4 +1,4 @@
-"""Bottleneck adapters: small residual feed-forward layers after frozen sublayers (note 002; Houlsby et al. 2019)."""
+"""Bottleneck adapters: small residual feed-forward layers after frozen sublayers (Houlsby et al. 2019)."""
 
 from typing import Any
 

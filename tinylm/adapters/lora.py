@@ -1,4 +1,4 @@
-"""LoRA: W0 + s B A with W0 frozen (note 002; Hu et al. 2021).
+"""LoRA: W0 + s B A with W0 frozen (Hu et al. 2021).
 
 r is the rank. s is alpha / r, or alpha / sqrt(r) for a rank-stabilised adapter (Kalajdzievski 2023).
 """

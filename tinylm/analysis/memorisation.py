@@ -15,9 +15,10 @@ import numpy as np
 
 from tinylm.analysis.verbatim import Documents, Match, find_matches
 from tinylm.config.run import DataConfig
-from tinylm.config.validation import check_numbers, require
+from tinylm.config.validation import require
 from tinylm.errors import UsageError
 from tinylm.evaluation.bootstrap import ratio_interval
+from tinylm.evaluation.evaluation_config import MemorisationConfig
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.prompts import EncodedPrompt, start_tokens
 from tinylm.models.model import Model
@@ -37,36 +38,6 @@ SAMPLES, AFTER_TRAINING, AFTER_HELD_OUT, HELD_OUT = (
     "continuations of held-out text",
     "held-out text",
 )
-
-
-@dataclass(frozen=True)
-class MemorisationConfig:
-    """Settings of a memorisation test. Lengths are in characters, so that they mean the same with any tokenizer.
-
-    num_samples: number of samples, and largest number of passages of the training text and of held-out text to
-        continue.
-    sample_length: length of each sample and continuation.
-    prefix_length: length of the text before a continuation.
-    min_match: least length of a verbatim match.
-    temperature: softmax temperature; 1 samples from the distribution that the model was trained for.
-    seed: random seed of the samples and of the choice of passages.
-
-    Raises UsageError for a value out of range, and for matches longer than the samples.
-    """
-
-    num_samples: int = 50
-    sample_length: int = 500
-    prefix_length: int = 100
-    min_match: int = 50
-    temperature: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_numbers(vars(self))
-        require(
-            self.min_match <= self.sample_length,
-            f"`min_match` is {self.min_match}; it must be at most `sample_length`, {self.sample_length}.",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

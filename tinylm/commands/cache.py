@@ -5,8 +5,9 @@ from typing import Annotated
 import typer
 
 from tinylm.commands.console import shorten_number
-from tinylm.commands.option_groups import with_option_groups
-from tinylm.commands.options import OutputOptions, Panel, one_of, option
+from tinylm.commands.option_groups import one_of, option, with_option_groups
+from tinylm.commands.options import OutputOptions
+from tinylm.config.validation import Panel
 from tinylm.errors import UsageError
 from tinylm.system.cache_directory import SUBFOLDERS, cache_root, clear_cache, measure_usage
 

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,14 +15,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinylm.commands.console import Console
-from tinylm.commands.option_groups import with_option_groups
-from tinylm.commands.options import MachineOptions, OutputOptions, Panel, option
-from tinylm.commands.sample_options import EngineOptions, QuantizeOptions, SampleSeedOptions, SamplingOptions, unescape
+from tinylm.commands.option_groups import option, with_option_groups
+from tinylm.commands.options import OutputOptions
+from tinylm.commands.sample_options import QuantizeOptions, SampleSeedOptions, StopOptions
 from tinylm.commands.trained_model_options import AdapterOption, ModelOption
+from tinylm.config.settings import DeviceSettings
+from tinylm.config.validation import Panel
 from tinylm.errors import UsageError
+from tinylm.generation.generation_config import (
+    MAX_TOKENS,
+    EngineSettings,
+    GenerationConfig,
+    SamplingSettings,
+    SpeedConfig,
+)
 
 if TYPE_CHECKING:
     from tinylm.generation.chat_session import ChatSession
+
+FIRST_OPTIONS = """
+model adapter system temperature top_k top_p repeat_penalty max_tokens stop seed quantize engine device quiet json
+"""  # shown by -h
 
 HELP = """\
 /system TEXT   set the system message (without TEXT: the template's own), and begin a new conversation
@@ -61,17 +73,10 @@ class ChatSessionOptions:
         ),
     ] = None
     max_tokens: Annotated[
-        int, option("Maximum number of tokens per answer (default: 512).", Panel.TEXT, "N", "--max-tokens", "-n")
+        int,
+        option("Maximum number of tokens per answer (default: 512).", Panel.TEXT, "N", "--max-tokens", "-n"),
+        MAX_TOKENS,
     ] = 512
-    stop: Annotated[
-        list[str] | None,
-        option(
-            r"End an answer before this stop sequence (escapes: \n, \t, \\). May be given several times.",
-            Panel.TEXT,
-            "TEXT",
-            "--stop",
-        ),
-    ] = None
 
 
 @with_option_groups
@@ -81,28 +86,32 @@ def chat(
     adapter: AdapterOption = None,
     *,
     options: ChatSessionOptions,
-    sampling: SamplingOptions,
+    sampling: SamplingSettings,
+    stop: StopOptions,
     seed: SampleSeedOptions,
     quantize: QuantizeOptions,
-    engine: EngineOptions,
-    machine: MachineOptions,
+    engine: EngineSettings,
+    machine: DeviceSettings,
     output: OutputOptions,
 ) -> None:
     """Talk to a chat model in the terminal: questions from standard input, answers on standard output."""
     from tinylm.generation.chat_session import ChatSession
-    from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
     from tinylm.models.open_generator import open_generator
 
     console = output.console()
     config = GenerationConfig(
         max_tokens=options.max_tokens,
-        stop=tuple(unescape("stop", text) for text in options.stop or []),
-        seed=secrets.randbits(32) if seed.seed is None else seed.seed,
+        stop=stop.sequences(),
+        seed=seed.choose(),
         **vars(sampling),
     )
-    speed = SpeedConfig(**vars(engine))
     loaded = open_generator(
-        model, speed, adapters=adapter or (), quantize=quantize.quantize, **vars(machine), reporter=console
+        model,
+        SpeedConfig(engine=engine.engine),
+        adapters=adapter or (),
+        quantize=quantize.quantize,
+        **vars(machine),
+        reporter=console,
     )
     ctx.call_on_close(loaded.close)
     format = loaded.chat_format(options.chat_template)

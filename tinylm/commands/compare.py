@@ -7,18 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tinylm.commands.option_groups import command_line_flags, with_option_groups
-from tinylm.commands.options import (
-    MachineOptions,
-    OutputOptions,
-    TextOptions,
-    UnknownCharacterOptions,
-    option,
-    text_source,
-)
-from tinylm.commands.trained_model_options import complete_model, complete_run
+from tinylm.commands.option_groups import command_line_flags, complete_runs, option, with_option_groups
+from tinylm.commands.options import OutputOptions, text_source
+from tinylm.config.settings import DeviceSettings, TextFileSettings, UnknownCharacterSettings
+from tinylm.config.training import BATCH
 from tinylm.distributed.launch import Launch
 from tinylm.errors import UsageError
+from tinylm.run_directory.layout import MODEL_FILE
 
 if TYPE_CHECKING:
     from tinylm.analysis.comparison import Comparison
@@ -36,7 +31,7 @@ class BaseModelOptions:
             None,
             "MODEL",
             *("--model", "-m"),
-            autocompletion=complete_model,
+            autocompletion=complete_runs(MODEL_FILE),
         ),
     ] = None
 
@@ -49,12 +44,14 @@ def compare(
         typer.Argument(
             metavar="A",
             help="Run, Hugging Face folder, GGUF file, hf:OWNER/NAME or adapter.",
-            autocompletion=complete_run,
+            autocompletion=complete_runs("config.json"),
         ),
     ],
     b: Annotated[
         Path,
-        typer.Argument(metavar="B", help="Model or adapter to compare with A.", autocompletion=complete_run),
+        typer.Argument(
+            metavar="B", help="Model or adapter to compare with A.", autocompletion=complete_runs("config.json")
+        ),
     ],
     text: Annotated[
         list[str] | None,
@@ -64,13 +61,13 @@ def compare(
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, option("Windows per forward pass; affects speed and memory only.", None, "N")
+        int | None, option("Windows per forward pass; affects speed and memory only.", None, "N"), BATCH
     ] = None,
     *,
     base: BaseModelOptions,
-    text_options: TextOptions,
-    unknown: UnknownCharacterOptions,
-    machine: MachineOptions,
+    text_options: TextFileSettings,
+    unknown: UnknownCharacterSettings,
+    machine: DeviceSettings,
     output: OutputOptions,
 ) -> None:
     """Compare two decoders on a text: the difference in bits per byte, with a 95 % confidence interval.

@@ -5,8 +5,9 @@ from typing import Annotated
 
 from tinylm.commands.fields import print_fields
 from tinylm.commands.flags import settings_to_flags
-from tinylm.commands.option_groups import with_option_groups
-from tinylm.commands.options import OutputOptions, Panel, option
+from tinylm.commands.option_groups import option, with_option_groups
+from tinylm.commands.options import OutputOptions
+from tinylm.config.validation import Panel
 from tinylm.errors import TinyLMError
 
 COMMANDS = {  # remedies that are commands of tinylm, by the subject of the problem

@@ -12,21 +12,12 @@ import typer
 from tinylm.commands.console import Console
 from tinylm.commands.memorisation_options import MemorisationOptions, check_memorisation_options, print_memorisation
 from tinylm.commands.option_groups import command_line_flags, with_option_groups
-from tinylm.commands.options import (
-    ChatOptions,
-    MachineOptions,
-    OutputOptions,
-    Panel,
-    TextOptions,
-    UnknownCharacterOptions,
-    one_of,
-    option,
-    text_source,
-)
-from tinylm.commands.trained_model_options import AdapterOption, BeamSearchOptions, ModelOption
+from tinylm.commands.options import OutputOptions, text_source
+from tinylm.commands.trained_model_options import AdapterOption, ModelOption
+from tinylm.config.settings import ChatSettings, DeviceSettings, TextFileSettings, UnknownCharacterSettings
 from tinylm.distributed.launch import Launch
 from tinylm.errors import UsageError
-from tinylm.evaluation.evaluation_config import BLEU_TOKENIZERS, SETTINGS_BY_ARCHITECTURE
+from tinylm.evaluation.evaluation_config import SETTINGS_BY_ARCHITECTURE, EvaluationConfig
 
 if TYPE_CHECKING:
     from tinylm.distributed.ranks import Ranks
@@ -34,65 +25,21 @@ if TYPE_CHECKING:
     from tinylm.models.model import Model
 
 
-@dataclass(frozen=True)
-class DecoderOptions:
-    """Options for decoders on plain text."""
-
-    sequence_length: Annotated[
-        int | None, option("Tokens per window (default: the context of the model).", None, "N")
-    ] = None
-    stride: Annotated[
-        int | None,
-        option(
-            "Stride of the windows (default: their length); smaller gives each token more context.",
-            None,
-            "N",
-        ),
-    ] = None
-    baselines: Annotated[
-        bool, option("Compare with gzip, xz and an order-5 character model.", None, None, "--baselines")
-    ] = False
-    by_document: Annotated[
-        bool, option("Also print the loss of each document, the highest first.", None, None, "--by-document")
-    ] = False
-
-
-@dataclass(frozen=True)
-class BleuOptions:
-    """An option for encoder-decoders only."""
-
-    bleu_tokenize: Annotated[
-        str | None,
-        option(
-            "sacrebleu tokenizer (default: 13a); none if the text is already tokenised.",
-            Panel.ENCODER_DECODER,
-            one_of(BLEU_TOKENIZERS),
-        ),
-    ] = None
-
-
-@dataclass(frozen=True)
-class BatchSizeOptions:
-    """The batch size, which memorisation does not use."""
-
-    batch_size: Annotated[
-        int | None,
-        option("Windows, conversations or pairs per forward pass; affects speed and memory only.", None, "N"),
-    ] = None
+FIRST_OPTIONS = """
+model adapter format train_on batch_size sequence_length stride baselines by_document beams memorisation train_data
+device quiet json
+"""  # shown by -h
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
     """All options of tinylm eval except model, adapter, device, dtype and output."""
 
-    decoder: DecoderOptions
-    beam_search: BeamSearchOptions
-    bleu: BleuOptions
-    text: TextOptions
-    chat: ChatOptions
-    unknown: UnknownCharacterOptions
+    evaluation: EvaluationConfig
+    text: TextFileSettings
+    chat: ChatSettings
+    unknown: UnknownCharacterSettings
     memorisation: MemorisationOptions
-    batch: BatchSizeOptions
 
 
 @with_option_groups
@@ -109,7 +56,7 @@ def evaluate_model(
     adapter: AdapterOption = None,
     *,
     options: EvaluateOptions,
-    machine: MachineOptions,
+    machine: DeviceSettings,
     output: OutputOptions,
 ) -> None:
     """Evaluate a model on a text: loss, perplexity and other metrics.
@@ -124,7 +71,7 @@ def evaluate_model(
 
     text_options, chat, unknown = options.text, options.chat, options.unknown
     memorisation = options.memorisation
-    without_effect = (options.decoder, options.beam_search, options.bleu, options.batch, chat, unknown)
+    without_effect = (options.evaluation, chat, unknown)
     check_memorisation_options(ctx, memorisation, *without_effect)
     if not text and (unused := command_line_flags(ctx, text_options, chat, unknown)):
         raise UsageError(
@@ -144,10 +91,10 @@ def evaluate_model(
         loaded = _load_on_each_rank(model, list(adapter or ()), ranks, **vars(machine), reporter=console)
         # Options from the environment or --config that the architecture does not use are dropped; on the command line
         # they are errors, which `evaluate` raises.
-        groups = (options.decoder, options.beam_search, options.bleu)
-        used = {*SETTINGS_BY_ARCHITECTURE[loaded.architecture], *command_line_flags(ctx, *groups)}
-        settings = {name: value for group in groups for name, value in vars(group).items() if name in used}
-        evaluation = loaded.evaluate(source, batch_size=options.batch.batch_size, ranks=ranks, **settings)
+        used = {"batch_size", *SETTINGS_BY_ARCHITECTURE[loaded.architecture]}
+        used |= command_line_flags(ctx, options.evaluation).keys()
+        settings = {name: value for name, value in vars(options.evaluation).items() if name in used}
+        evaluation = loaded.evaluate(source, ranks=ranks, **settings)
     base = [str(model)] if model is not None else []
     scored = {
         "model": " with ".join([*base, *adapter]) if adapter else str(loaded.path),

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.option_groups import with_option_groups
-from tinylm.commands.options import OutputOptions, Panel, option
-from tinylm.commands.trained_model_options import complete_model
+from tinylm.commands.option_groups import complete_runs, option, with_option_groups
+from tinylm.commands.options import OutputOptions
+from tinylm.config.validation import Panel
+from tinylm.run_directory.layout import MODEL_FILE
 
 
 @with_option_groups
@@ -27,7 +28,7 @@ def export_model(
         typer.Argument(
             help="Run, Hugging Face folder or GGUF file (default: the newest model); for peft, an adapter (required).",
             show_default=False,
-            autocompletion=complete_model,
+            autocompletion=complete_runs(MODEL_FILE),
         ),
     ] = None,
     dtype: Annotated[

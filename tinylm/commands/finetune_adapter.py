@@ -1,24 +1,18 @@
 """tinylm finetune-adapter: train bottleneck adapters on a frozen base model."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
 import typer
 
 from tinylm.commands.option_groups import with_option_groups
-from tinylm.commands.options import OutputOptions, Panel, option
+from tinylm.commands.options import OutputOptions
 from tinylm.commands.trained_model_options import ModelOption, ResumeAdapterOption
-from tinylm.commands.training_arguments import CorpusArgument, TrainingArguments
+from tinylm.commands.training_arguments import CorpusArgument, NewAdapterOptions, ReportOptions, TrainingArguments
 from tinylm.commands.training_display import process_start, run_training
-from tinylm.commands.training_options import NewAdapterOptions, TrainingOptions
+from tinylm.config.settings import AdapterSettings
 
-
-@dataclass(frozen=True)
-class BottleneckOptions:
-    """The shape of the bottleneck adapters."""
-
-    bottleneck: Annotated[int, option("Hidden size of each bottleneck adapter (default: 16).", Panel.ADAPTER, "N")] = 16
-    dropout: Annotated[float, option("Dropout on the input of the adapter (default: 0).", Panel.ADAPTER, "X")] = 0.0
+FIRST_OPTIONS = """
+model out force resume dry_run format val_data train_on time epochs steps bottleneck dropout lr batch_size seed device
+report
+"""  # shown by -h
 
 
 @with_option_groups
@@ -29,8 +23,8 @@ def finetune_adapter(
     resume: ResumeAdapterOption = None,
     *,
     run: NewAdapterOptions,
-    bottleneck: BottleneckOptions,
-    training: TrainingOptions,
+    settings: AdapterSettings,
+    reporting: ReportOptions,
     output: OutputOptions,
 ) -> None:
     """Fine-tune a model with bottleneck adapters after each sublayer (Houlsby et al. 2019).
@@ -38,7 +32,7 @@ def finetune_adapter(
     The base model is not changed.
     """
     started = process_start()
-    given = TrainingArguments.of(ctx, corpus, resume, run, bottleneck, training)
+    given = TrainingArguments.of(ctx, corpus, resume, run, reporting, settings)
 
     from tinylm.training.training_request import ResumeRequest, TrainingRequest, bottleneck_request
 
@@ -46,5 +40,5 @@ def finetune_adapter(
     if given.resume is not None:
         request = given.resume_request("bottleneck", base=model)
     else:
-        request = bottleneck_request(given.files, model, given.out, given.settings, given.ignorable)
+        request = bottleneck_request(given.files, model, given.out, settings, given.ignorable)
     run_training(output.console(), request, given, started=started)

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.option_groups import with_option_groups
-from tinylm.commands.options import OutputOptions, Panel, option
+from tinylm.commands.option_groups import option, with_option_groups
+from tinylm.commands.options import OutputOptions
+from tinylm.config.validation import Panel
 
 
 @with_option_groups

@@ -13,10 +13,9 @@ from tinylm.commands.console import Console
 from tinylm.commands.fields import print_fields
 from tinylm.commands.info_columns import compare_records
 from tinylm.commands.next_steps import shell_quote, use_commands
-from tinylm.commands.option_groups import with_option_groups
+from tinylm.commands.option_groups import complete_runs, with_option_groups
 from tinylm.commands.options import OutputOptions
 from tinylm.commands.terminal_plot import Curve, draw
-from tinylm.commands.trained_model_options import complete_run
 from tinylm.config.duration import format_duration
 from tinylm.config.run import RunConfig, RuntimeConfig
 from tinylm.errors import TinyLMError, UsageError
@@ -57,7 +56,7 @@ def info(
             metavar="RUN",
             help="Runs, Hugging Face folders, GGUF files, hf:OWNER/NAME or PEFT adapters (default: the newest model).",
             show_default=False,
-            autocompletion=complete_run,
+            autocompletion=complete_runs("config.json"),
         ),
     ] = None,
     all_settings: Annotated[

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tinylm.commands.option_groups import command_line_flags
-from tinylm.commands.options import Panel, option
+from tinylm.commands.option_groups import command_line_flags, option
+from tinylm.config.validation import Panel
 from tinylm.errors import UsageError
+from tinylm.evaluation.evaluation_config import MemorisationConfig
 
 if TYPE_CHECKING:
     from tinylm.analysis.memorisation import CopiedText, Memorisation
@@ -19,30 +20,10 @@ EXCERPT = 60  # characters of a match in the table
 
 
 @dataclass(frozen=True)
-class SampledTextOptions:
-    """The fields of MemorisationConfig except `prefix_length`."""
-
-    num_samples: Annotated[
-        int,
-        option("Number of samples, and of passages to continue from each text (default: 50).", Panel.MEMORISATION, "N"),
-    ] = 50
-    sample_length: Annotated[
-        int, option("Characters of each sample and continuation (default: 500).", Panel.MEMORISATION, "N")
-    ] = 500
-    min_match: Annotated[
-        int, option("Minimum length of a verbatim match in characters (default: 50).", Panel.MEMORISATION, "N")
-    ] = 50
-    temperature: Annotated[
-        float, option("Softmax temperature of the samples; 0 is greedy (default: 1).", Panel.MEMORISATION, "X")
-    ] = 1.0
-    seed: Annotated[int, option("Random seed of samples and passages (default: 0).", Panel.MEMORISATION, "N")] = 0
-
-
-@dataclass(frozen=True)
 class MemorisationOptions:
     """All options of the memorisation test."""
 
-    sampled: SampledTextOptions
+    sampled: MemorisationConfig
     memorisation: Annotated[
         bool,
         option(
@@ -78,12 +59,11 @@ def print_memorisation(
 ) -> None:
     """Measure memorisation and print the result. held_out, training: as in `measure_memorisation`.
 
-    Raises the errors of `measure_memorisation` and MemorisationConfig.
+    Raises the errors of `measure_memorisation`.
     """
-    from tinylm.analysis.memorisation import MemorisationConfig, measure_memorisation
+    from tinylm.analysis.memorisation import measure_memorisation
 
-    config = MemorisationConfig(**vars(options.sampled))
-    result = measure_memorisation(model, held_out, training, config)
+    result = measure_memorisation(model, held_out, training, options.sampled)
     if console.as_json:
         for record in result.to_json():
             console.record(record)

@@ -5,15 +5,20 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.option_groups import with_option_groups
-from tinylm.commands.options import OutputOptions, Panel, option
-from tinylm.commands.trained_model_options import ModelOption, complete_adapter
+from tinylm.commands.option_groups import complete_runs, option, with_option_groups
+from tinylm.commands.options import OutputOptions
+from tinylm.commands.trained_model_options import ModelOption
+from tinylm.config.validation import Panel
+from tinylm.run_directory.layout import ADAPTER_FILE
 
 
 @with_option_groups
 def merge_lora(
     adapter: Annotated[
-        Path, typer.Argument(help="Adapter directory or name.", show_default=False, autocompletion=complete_adapter)
+        Path,
+        typer.Argument(
+            help="Adapter directory or name.", show_default=False, autocompletion=complete_runs(ADAPTER_FILE)
+        ),
     ],
     out: Annotated[Path, option("Run directory to write.", Panel.RUN, "DIR", "--out", "-o")],
     model: ModelOption = None,

@@ -1,28 +1,90 @@
-"""Option groups: dataclasses whose fields are command-line options. A command takes a whole group as one parameter.
+"""Options of the command line, alone and in groups: dataclasses whose fields are options.
 
-A group may contain other groups.
+A command takes a whole group as one parameter. A field is an option if it is annotated as a `Setting`, or with
+`option`. A group may contain other groups.
 """
 
 import dataclasses
 import functools
 import inspect
+import types
 import typing
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.models import OptionInfo
 
 from tinylm.commands.console import Console
 from tinylm.commands.flags import find_option, long_flag, settings_to_flags
 from tinylm.commands.next_steps import next_step
 from tinylm.commands.option_sources import append_sources, warn_about_unknown_variables
 from tinylm.commands.suggestions import reject_addresses
-from tinylm.config.validation import check_numbers
+from tinylm.config.validation import Setting, annotations_of, check_values, declared_in, limits_in
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.run_directory.find_run import run_names
+from tinylm.run_directory.layout import MODEL_FILE
 
 Command = Callable[..., None]
 COMMAND_LINE = "tinylm.command_line"  # key in `ctx.meta` of the words of the command line
 CTX = "ctx"  # name of a command's parameter for the Typer context
+COMPLETED_RUNS = {"MODEL": MODEL_FILE, "RUN": "config.json"}  # by metavar: a file of the runs that completion offers
+
+
+def option(help: str, panel: str | None = None, metavar: str | None = None, *names: str, **extra: Any) -> Any:
+    """A `typer.Option` with a help panel.
+
+    Shell completion offers the words of a metavar such as auto|char|PATH that are not upper case, if there are several,
+    and runs for a metavar in COMPLETED_RUNS.
+    """
+    values = [word for word in (metavar or "").split("|") if word and not word.isupper()]
+    if len(values) > 1:
+        extra.setdefault("autocompletion", lambda incomplete: [word for word in values if word.startswith(incomplete)])
+    elif metavar in COMPLETED_RUNS:
+        extra.setdefault("autocompletion", complete_runs(COMPLETED_RUNS[metavar]))
+    return typer.Option(
+        *names, help=help, rich_help_panel=panel, metavar=metavar, show_default=False, show_envvar=False, **extra
+    )
+
+
+def one_of(values: Iterable[str]) -> str:
+    """The metavar of an option that takes one of these values."""
+    return "|".join(values)
+
+
+def complete_runs(file: str) -> Callable[[str], list[str]]:
+    """A shell completion: names of the runs under checkpoints/ that have the file."""
+    return lambda incomplete: [name for name in run_names(file) if name.startswith(incomplete)]
+
+
+def option_of_setting(setting: Setting, field: dataclasses.Field[Any], type_: Any) -> Any:
+    """The annotation of an option for a field of the type `type_` that is a setting."""
+    members = typing.get_args(type_) if isinstance(type_, types.UnionType) else (type_,)
+    kinds = [kind for kind in members if kind is not types.NoneType]
+    extra: dict[str, Any] = {}
+    if setting.parse is not None:
+        extra["parser"] = functools.partial(_parse, setting.parse)
+        kind: Any = str
+    elif any(typing.get_origin(kind) is Sequence for kind in kinds):
+        kind = list[str]
+    else:
+        kind = Path if Path in kinds else kinds[0]
+    flags = setting.flags
+    if not flags and (kind is list[str] or (kind is bool and field.default is False)):
+        flags = (f"--{field.name.replace('_', '-')}",)  # without --no-name
+    words = one_of(setting.values) if isinstance(setting.values, tuple) else None
+    metavar = setting.metavar or words or {int: "N", float: "X"}.get(kind)
+    chosen = kind | None if field.default is None else kind
+    return Annotated[chosen, option(setting.help, setting.panel, metavar, *flags, **extra), setting]
+
+
+def _parse(parse: Callable[[str], Any], text: Any) -> Any:
+    """The parsed value; `text` is a number if it comes from TOML. Raises BadParameter in place of UsageError."""
+    try:
+        return parse(str(text))
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def with_option_groups(command: Command) -> Command:
@@ -42,6 +104,8 @@ def with_option_groups(command: Command) -> Command:
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
 
+    found = {parameter.name: limits_in(parameter.annotation) for parameter in parameters}
+    limits = {name: value for name, value in found.items() if value is not None}
     takes_context = CTX in hints
     if not takes_context:
         parameters.insert(0, inspect.Parameter(CTX, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
@@ -52,7 +116,7 @@ def with_option_groups(command: Command) -> Command:
         warn_about_unknown_variables(Console(), ctx)
         try:
             reject_addresses(ctx, values)
-            check_numbers(values)  # first: later steps compute with these numbers
+            check_values({name: values[name] for name in limits}, limits)  # first: later steps use these values
             for name, group in groups.items():
                 values[name] = _build_group(group, values, ctx)
             command(**values)
@@ -71,27 +135,37 @@ def with_option_groups(command: Command) -> Command:
 
 def _parameters_of(group: Any) -> list[inspect.Parameter]:
     """One keyword parameter per option of the group, including nested groups."""
-    hints = typing.get_type_hints(group, include_extras=True)
     parameters: list[inspect.Parameter] = []
-    for field in dataclasses.fields(group):
-        hint = hints[field.name]
+    for field, hint in _options_of(group):
         if dataclasses.is_dataclass(hint):
             parameters += _parameters_of(hint)
         elif hint is not typer.Context:
+            setting = declared_in(hint, Setting)
+            annotation = hint if setting is None else option_of_setting(setting, field, hint.__origin__)
             keyword = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=hint))
+            parameters.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=annotation))
     return parameters
+
+
+def _options_of(group: Any) -> list[tuple[Any, Any]]:
+    """The fields of a group that are options, groups or the context, each with its annotation."""
+    fields = [(field, annotations_of(group)[field.name]) for field in dataclasses.fields(group)]
+
+    def is_option(hint: Any) -> bool:
+        declared = declared_in(hint, Setting) or declared_in(hint, OptionInfo)
+        return declared is not None or hint is typer.Context or dataclasses.is_dataclass(hint)
+
+    return [(field, hint) for field, hint in fields if is_option(hint)]
 
 
 def _build_group(group: Any, values: dict[str, Any], ctx: typer.Context) -> Any:
     """An instance of the group. Its options are removed from `values`."""
-    hints = typing.get_type_hints(group)
     fields: dict[str, Any] = {}
-    for name in (field.name for field in dataclasses.fields(group)):
-        if dataclasses.is_dataclass(hints[name]):
-            fields[name] = _build_group(hints[name], values, ctx)
+    for field, hint in _options_of(group):
+        if dataclasses.is_dataclass(hint):
+            fields[field.name] = _build_group(hint, values, ctx)
         else:
-            fields[name] = ctx if hints[name] is typer.Context else values.pop(name)
+            fields[field.name] = ctx if hint is typer.Context else values.pop(field.name)
     return group(**fields)
 
 

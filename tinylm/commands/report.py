@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.option_groups import with_option_groups
-from tinylm.commands.options import OutputOptions, Panel, option
-from tinylm.commands.trained_model_options import complete_run
+from tinylm.commands.option_groups import complete_runs, option, with_option_groups
+from tinylm.commands.options import OutputOptions
+from tinylm.config.validation import Panel
 from tinylm.errors import TinyLMError
 from tinylm.run_directory.find_run import find_run, newest_model
 
@@ -17,7 +17,9 @@ def report(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Runs to show, overlaid (default: the newest model).", show_default=False, autocompletion=complete_run
+            help="Runs to show, overlaid (default: the newest model).",
+            show_default=False,
+            autocompletion=complete_runs("config.json"),
         ),
     ] = None,
     out: Annotated[Path, option("HTML file to write (default: report.html).", None, "FILE", "--out", "-o")] = Path(

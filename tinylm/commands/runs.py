@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from tinylm.commands.console import shorten_number
-from tinylm.commands.option_groups import with_option_groups
-from tinylm.commands.options import OutputOptions, option
+from tinylm.commands.option_groups import option, with_option_groups
+from tinylm.commands.options import OutputOptions
 from tinylm.config.duration import format_duration
 from tinylm.config.presets import find_preset
 from tinylm.config.run import RunConfig

@@ -1,6 +1,5 @@
 """tinylm sample: generate text with a model."""
 
-import secrets
 import threading
 import time
 from collections.abc import Mapping
@@ -12,18 +11,19 @@ import typer
 
 from tinylm.commands.console import Console
 from tinylm.commands.option_groups import command_line_flags, with_option_groups
-from tinylm.commands.options import MachineOptions, OutputOptions
+from tinylm.commands.options import OutputOptions
 from tinylm.commands.sample_options import PrintOptions, PromptOptions, SampleOptions, unescape
 from tinylm.commands.streams import has_piped_input, read_stdin
 from tinylm.commands.trained_model_options import AdapterOption, ModelOption
+from tinylm.config.settings import DeviceSettings
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import UsageError
+from tinylm.generation.generation_config import GenerationConfig, is_sampled, settings_without_effect
 from tinylm.run_directory.find_run import path_exists
 
 if TYPE_CHECKING:
     from tinylm.generation.continuation import Continuation, Sample
     from tinylm.generation.fill_mask import FilledPrompt
-    from tinylm.generation.generation_config import GenerationConfig
     from tinylm.generation.prompts import Prompt
     from tinylm.models.model import Model
 
@@ -35,6 +35,11 @@ PRINT_OPTIONS_WITHOUT_EFFECT = {
     "encoder": ("separator", "stream", "echo"),
     "encoder-decoder": ("separator", "stream"),
 }
+
+FIRST_OPTIONS = """
+model adapter prompt_file chat format temperature top_k top_p repeat_penalty max_tokens num_samples stop json_schema
+stream echo seed quantize engine device quiet json
+"""  # shown by -h
 
 EXAMPLES = r"""Examples:
 
@@ -68,20 +73,17 @@ def sample(
     adapter: AdapterOption = None,
     *,
     options: SampleOptions,
-    machine: MachineOptions,
+    machine: DeviceSettings,
     output: OutputOptions,
 ) -> None:
     """Generate text with a model: continue a prompt, fill its masks (encoders) or translate it (encoder-decoders)."""
-    from tinylm.generation.generation_config import BeamSearchConfig, PromptPolicy, SpeedConfig
     from tinylm.models.open_generator import open_generator
 
     console = output.console()
-    policy = PromptPolicy(**vars(options.policy))
-    speed = SpeedConfig(**vars(options.speed), **vars(options.engine))
-    beam_search = BeamSearchConfig(**vars(options.beam_search))
+    policy, speed = options.policy, options.speed
     printing = replace(options.printing, echo=bool(options.printing.echo)) if options.prompt.chat else options.printing
     separator = None if printing.separator is None else unescape("separator", printing.separator)
-    seed = secrets.randbits(32) if options.seed.seed is None else options.seed.seed
+    seed = options.seed.choose()
     prompts = read_prompts(words, options.prompt, options.generation_config(seed), console)
     has_schema = any(prompt.config.json_schema is not None for prompt in prompts)
     if has_schema:
@@ -139,7 +141,7 @@ def sample(
                     raise UsageError(
                         "There is no source text; give it with --prompt, or one per line with --prompt-file."
                     )
-                for target in cast("Model", loaded).translate(prompt, beam_search, policy, stream):
+                for target in cast("Model", loaded).translate(prompt, options.beam_search, policy, stream):
                     printer.print_target(prompt, target)
         if not has_seed:
             # An encoder-decoder takes each line of a prompt as a source, with num_samples targets.
@@ -152,7 +154,7 @@ def sample(
 
 
 def read_prompts(
-    words: str | None, options: PromptOptions, config: "GenerationConfig", console: Console
+    words: str | None, options: PromptOptions, config: GenerationConfig, console: Console
 ) -> "list[Prompt]":
     """The prompts from the argument `words`, --prompt, --prompt-file or standard input; without any of them, one empty
     prompt.
@@ -236,8 +238,6 @@ def reject_settings_without_effect(prompt: "Prompt", flags: Mapping[str, str], a
 
     flags: the flags on the command line, by option name.
     """
-    from tinylm.generation.generation_config import is_sampled, settings_without_effect
-
     print_options = PRINT_OPTIONS_WITHOUT_EFFECT[architecture]
     for names, reason in settings_without_effect(architecture, is_sampled(prompt.config)):
         ignored = (*names, *print_options)

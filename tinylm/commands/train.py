@@ -6,12 +6,17 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.option_groups import with_option_groups
-from tinylm.commands.options import OutputOptions, Panel, option
-from tinylm.commands.trained_model_options import complete_model, complete_run
-from tinylm.commands.training_arguments import CorpusArgument, TrainingArguments
+from tinylm.commands.option_groups import option, with_option_groups
+from tinylm.commands.options import OutputOptions
+from tinylm.commands.training_arguments import CorpusArgument, ReportOptions, TrainingArguments
 from tinylm.commands.training_display import process_start, run_training
-from tinylm.commands.training_options import ModelOptions, TrainingOptions
+from tinylm.config.settings import TrainSettings
+from tinylm.config.validation import Panel
+
+FIRST_OPTIONS = """
+out force resume init_from dry_run format tokenizer vocab_size val_data time epochs steps preset size context
+batch_size lr seed device report
+"""  # shown by -h
 
 EXAMPLES = """Examples:
 
@@ -31,44 +36,13 @@ tinylm train --resume checkpoints/book --epochs 5
 
 @dataclass(frozen=True)
 class NewRunOptions:
-    """Where a new run is written, what it starts from, and --dry-run."""
+    """Where a new run is written, and --dry-run."""
 
     out: Annotated[
         Path | None,
         option("Run directory to write (default: checkpoints/<corpus name>).", Panel.RUN, "DIR", "--out", "-o"),
     ] = None
-    force: Annotated[bool, option("Replace an existing run.", Panel.RUN, None, "--force")] = False
-    init_from: Annotated[
-        Path | None,
-        option(
-            "Start from the weights, architecture and tokenizer of this model.",
-            Panel.RUN,
-            "MODEL",
-            autocompletion=complete_model,
-        ),
-    ] = None
-    extend_vocab: Annotated[
-        bool,
-        option(
-            "With --init-from: add new characters of the text to the vocabulary.", Panel.RUN, None, "--extend-vocab"
-        ),
-    ] = False
     dry_run: Annotated[bool, option("Print the plan without training.", Panel.RUN, None, "--dry-run")] = False
-
-
-@dataclass(frozen=True)
-class TokenizerOptions:
-    """The tokenizer of a new model."""
-
-    tokenizer: Annotated[
-        str | None,
-        option(
-            "Tokenizer: characters, byte-level BPE, or a tokenizer.json file (default: auto).",
-            Panel.DATA,
-            "auto|char|bpe|PATH",
-        ),
-    ] = None
-    vocab_size: Annotated[int | None, option("Vocabulary size of a BPE tokenizer.", Panel.DATA, "N")] = None
 
 
 @with_option_groups
@@ -81,14 +55,12 @@ def train(
             "Continue this run with its corpus and settings; only length, intervals and --parallel may change.",
             Panel.RUN,
             "RUN",
-            autocompletion=complete_run,
         ),
     ] = None,
     *,
     run: NewRunOptions,
-    tokenizer: TokenizerOptions,
-    model: ModelOptions,
-    training: TrainingOptions,
+    settings: TrainSettings,
+    reporting: ReportOptions,
     output: OutputOptions,
 ) -> None:
     """Train a language model on a text.
@@ -97,11 +69,10 @@ def train(
     training stops when the validation loss no longer improves, or after ten minutes.
     """
     started = process_start()
-    given = TrainingArguments.of(ctx, corpus, resume, run, tokenizer, model, training)
+    given = TrainingArguments.of(ctx, corpus, resume, run, reporting, settings)
 
     from tinylm.training.training_request import ResumeRequest, TrainingRequest, train_request
 
-    settings = given.settings | model.chosen_fields()
     request: TrainingRequest | ResumeRequest
     if given.resume is not None:
         request = given.resume_request()

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.option_groups import with_option_groups
-from tinylm.commands.options import OutputOptions, Panel, TextOptions, option, text_source
-from tinylm.config.validation import check_choice
+from tinylm.commands.option_groups import option, with_option_groups
+from tinylm.commands.options import OutputOptions, text_source
+from tinylm.config.settings import TextFileSettings
+from tinylm.config.validation import Panel, check_choice
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.system.files import replacing, temporary_folder
 
@@ -29,7 +30,7 @@ def train_tokenizer(
     vocab_size: Annotated[int | None, option("Vocabulary size of a BPE tokenizer.", Panel.TOKENIZER, "N")] = None,
     force: Annotated[bool, option("Replace an existing file.", Panel.TOKENIZER, None, "--force")] = False,
     *,
-    text: TextOptions,
+    text: TextFileSettings,
     output: OutputOptions,
 ) -> None:
     """Train a tokenizer: the characters of a text, or byte-level BPE on the first 90 % of the text."""

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from tinylm.commands.next_steps import shell_quote
-from tinylm.commands.option_groups import non_default_options, options_from_env_or_file, reject_fixed_options
+from tinylm.commands.option_groups import option, options_from_env_or_file, reject_fixed_options
+from tinylm.config.settings import SharedSettings
+from tinylm.config.validation import Panel
 from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,13 +26,44 @@ CorpusArgument = Annotated[
 
 
 @dataclass(frozen=True)
+class NewAdapterOptions:
+    """Where a new adapter is written, and --dry-run."""
+
+    out: Annotated[
+        Path | None,
+        option(
+            "Adapter directory to write (default: <model>-lora or <model>-adapter).", Panel.RUN, "DIR", "--out", "-o"
+        ),
+    ] = None
+    dry_run: Annotated[bool, option("Print the plan without training.", Panel.RUN, None, "--dry-run")] = False
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """A report and experiment trackers, which show the metrics of a run during training."""
+
+    report: Annotated[
+        Path | None, option("Keep an HTML report of the run current in this file.", Panel.INTERVALS, "FILE")
+    ] = None
+    log_to: Annotated[
+        list[str] | None,
+        option(
+            "Send the metrics to an experiment tracker, tensorboard=DIR into DIR; may be given several times.",
+            Panel.INTERVALS,
+            "tensorboard|wandb",
+            "--log-to",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
 class TrainingArguments:
     """The arguments of a training command.
 
     command: for example "tinylm train".
     files: the texts. resume: the run directory to continue. out: the run directory to write. report: the HTML file in
         which a report is kept current. log_to: experiment trackers. dry_run: whether to print the plan only.
-    settings: the other options that differ from their defaults, by name.
+    settings: the other options.
     ignorable: names of the settings from environment variables and the --config file, which are ignored where they do
         not apply.
     """
@@ -42,14 +75,22 @@ class TrainingArguments:
     report: Path | None
     log_to: tuple[str, ...]
     dry_run: bool
-    settings: dict[str, Any]
+    settings: SharedSettings
     ignorable: frozenset[str]
 
     @classmethod
-    def of(cls, ctx: typer.Context, corpus: list[str] | None, resume: Path | None, run: Any, *groups: Any) -> Self:
-        """Collect the options of the groups `run` and `groups`.
+    def of(
+        cls,
+        ctx: typer.Context,
+        corpus: list[str] | None,
+        resume: Path | None,
+        run: Any,
+        reporting: ReportOptions,
+        settings: SharedSettings,
+    ) -> Self:
+        """Collect the options of a command.
 
-        run: the group with `out`, `force` and `dry_run`, whose options are for new runs only.
+        run: the group with `out` and `dry_run`, whose options are for new runs only.
 
         Raises UsageError if neither a text nor --resume is given, and for options of `run` together with --resume.
         """
@@ -58,22 +99,22 @@ class TrainingArguments:
             raise UsageError(f"Name a text to train on, as in {command} corpus.txt; - is standard input.")
         if resume is not None:
             reject_fixed_options(ctx, "--resume", run)
-        settings = non_default_options(run, *groups)
-        out, report = settings.pop("out", None), settings.pop("report", None)
-        log_to, dry_run = tuple(settings.pop("log_to", ())), settings.pop("dry_run", False)
-        ignorable = options_from_env_or_file(ctx, run, *groups)
-        return cls(command, tuple(corpus or ()), resume, out, report, log_to, dry_run, settings, ignorable)
+        ignorable = options_from_env_or_file(ctx, settings)
+        log_to = tuple(reporting.log_to or ())
+        return cls(
+            command, tuple(corpus or ()), resume, run.out, reporting.report, log_to, run.dry_run, settings, ignorable
+        )
 
     def line_hint(self) -> str | None:
         """A note with the command for texts of one line each, if the corpus is a file that looks like such a list."""
         from tinylm.text.format_detection import HEAD_BYTES, decode_head, is_list
 
-        if len(self.files) != 1 or "format" in self.settings or Path(self.files[0]).suffix not in ("", ".txt"):
+        if len(self.files) != 1 or self.settings.format != "auto" or Path(self.files[0]).suffix not in ("", ".txt"):
             return None
         try:
             file = Path(self.files[0])
             with file.open("rb") if file.is_file() else io.BytesIO() as opened:
-                text = decode_head(opened.read(HEAD_BYTES), self.settings.get("encoding", "utf-8"))
+                text = decode_head(opened.read(HEAD_BYTES), self.settings.encoding)
         except (OSError, ValueError, LookupError):  # training raises an error that says what is wrong
             return None
         if text is None or not is_list(text.replace("\r\n", "\n")):

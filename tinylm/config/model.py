@@ -7,10 +7,20 @@ combination of values, that is not allowed. Imports no torch.
 from __future__ import annotations
 
 import typing
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from tinylm.config.validation import check_choice, check_values, describe_value, require
+from tinylm.config.validation import (
+    FRACTION,
+    Panel,
+    Range,
+    Setting,
+    check_choice,
+    check_fields,
+    describe_value,
+    require,
+)
 from tinylm.errors import UsageError
 
 ARCHITECTURES = ("decoder", "encoder", "encoder-decoder")
@@ -27,6 +37,10 @@ INITIALISATIONS = ("modern", "gpt2", "original")
 MAX_BLOCKS = 1 << 14  # feed-forward layers: layers times experts (Qwen3-MoE: 48 x 128, DeepSeek-V3: 61 x 256)
 MAX_POSITION_ENTRIES = 1 << 25  # context times width (sinusoidal) or head dimension (RoPE)
 MAX_PARAMETERS = 1 << 40
+# Large published models have 128 layers, 512 experts, width 18,432 or a vocabulary of 262,144.
+VOCABULARY, LAYERS, WIDTH, CONTEXT = Range(1, 1 << 24), Range(1, 1024), Range(1, 1 << 16), Range(1, 1 << 20)
+HEADS = EXPERTS = Range(1, 1024)
+THETA, FACTOR, BETA = Range(1, 1e12), Range(1, 1e6), Range(1e-6, 1e6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +57,16 @@ class RopeScaling:
     """
 
     kind: str
-    factor: float
-    original_context: int | None = None
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
+    factor: Annotated[float, FACTOR]
+    original_context: Annotated[int | None, CONTEXT] = None
+    low_freq_factor: Annotated[float, Range(0, 1e6, open_low=True)] = 1.0
+    high_freq_factor: Annotated[float, Range(0, 1e6, open_low=True)] = 4.0
+    beta_fast: Annotated[float, BETA] = 32.0
+    beta_slow: Annotated[float, BETA] = 1.0
+    attention_factor: Annotated[float | None, Range(0, 1000, open_low=True)] = None
 
     def __post_init__(self) -> None:
-        check_values(vars(self))
+        check_fields(self)
         check_choice("kind", self.kind, ROPE_SCALINGS)
         require(
             self.kind == "linear" or self.original_context is not None,
@@ -73,8 +87,126 @@ class RopeScaling:
         )
 
 
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Layer numbers, as in 0,2,4. Raises UsageError."""
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise UsageError(f"{describe_value(text)} is not a list of layer numbers, such as 0,2,4.") from None
+
+
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelSettings:
+    """The fields of ModelConfig that can be chosen. `None` leaves the value to the preset, the size or the plan."""
+
+    architecture: Annotated[
+        str | None,
+        Setting(
+            "Decoder (next token), encoder (masked tokens) or encoder-decoder (pairs); default: decoder.",
+            Panel.MODEL,
+            ARCHITECTURES,
+        ),
+    ] = None
+    layers: Annotated[
+        int | None, Setting("Transformer blocks (in an encoder-decoder: of the decoder).", Panel.MODEL, LAYERS)
+    ] = None
+    encoder_layers: Annotated[
+        int | None, Setting("Transformer blocks of the encoder (default: --layers).", Panel.MODEL, LAYERS)
+    ] = None
+    heads: Annotated[int | None, Setting("Attention heads.", Panel.MODEL, HEADS)] = None
+    kv_heads: Annotated[
+        int | None,
+        Setting(
+            "Key/value heads: fewer than --heads is grouped-query, 1 is multi-query attention.", Panel.MODEL, HEADS
+        ),
+    ] = None
+    width: Annotated[int | None, Setting("Hidden size (d_model).", Panel.MODEL, WIDTH)] = None
+    ffn_width: Annotated[
+        int | None, Setting("Hidden size of the feed-forward layers (d_ff).", Panel.MODEL, Range(1, 1 << 18))
+    ] = None
+    context: Annotated[int | None, Setting("Context length in tokens.", Panel.MODEL, CONTEXT)] = None
+    position: Annotated[str | None, Setting("Position encoding.", Panel.MODEL, POSITIONS)] = None
+    rope_theta: Annotated[float | None, Setting("Base of the RoPE frequencies (theta).", Panel.MODEL, THETA)] = None
+    norm: Annotated[str | None, Setting("Normalisation layer.", Panel.MODEL, NORMS)] = None
+    norm_placement: Annotated[
+        str | None,
+        Setting(
+            "Norms before sublayers (pre), after residual sums (post), or before and after sublayers (sandwich).",
+            Panel.MODEL,
+            NORM_PLACEMENTS,
+        ),
+    ] = None
+    norm_gain: Annotated[bool | None, Setting("Learned gain in normalisation layers.", Panel.MODEL_SWITCHES)] = None
+    norm_bias: Annotated[bool | None, Setting("Learned bias in normalisation layers.", Panel.MODEL_SWITCHES)] = None
+    residual: Annotated[bool | None, Setting("Residual connections around the sublayers.", Panel.MODEL_SWITCHES)] = None
+    attention_scale: Annotated[
+        bool | None, Setting("Scale attention scores by 1/sqrt(head dimension).", Panel.MODEL_SWITCHES)
+    ] = None
+    qk_norm: Annotated[bool | None, Setting("Normalise queries and keys (QK-norm).", Panel.MODEL_SWITCHES)] = None
+    bias: Annotated[bool | None, Setting("Biases in linear layers.", Panel.MODEL_SWITCHES)] = None
+    relative_clip: Annotated[
+        int | None, Setting("Clipping distance of relative positions (default: 16).", Panel.MODEL, CONTEXT, metavar="K")
+    ] = None
+    local_window: Annotated[
+        int | None,
+        Setting("Sliding-window size of the local attention layers, in tokens.", Panel.MODEL, CONTEXT, metavar="W"),
+    ] = None
+    local_layers: Annotated[
+        Sequence[int] | None,
+        Setting(
+            "Layers with a sliding window, counted from 0 (default: every second layer).",
+            Panel.MODEL,
+            metavar="0,2,...",
+            parse=parse_layers,
+        ),
+    ] = None
+    experts: Annotated[
+        int | None,
+        Setting(
+            "Experts per feed-forward layer (mixture of experts); 1 is a dense model.",
+            Panel.EXPERTS,
+            EXPERTS,
+            metavar="E",
+        ),
+    ] = None
+    experts_per_token: Annotated[
+        int | None, Setting("Experts per token (top-k routing; default: 2).", Panel.EXPERTS, EXPERTS, metavar="K")
+    ] = None
+    expert_mode: Annotated[
+        str | None,
+        Setting(
+            "route: mix the outputs of the chosen experts; merge: mix their weight matrices.",
+            Panel.EXPERTS,
+            EXPERT_MODES,
+        ),
+    ] = None
+    expert_balance: Annotated[
+        float | None, Setting("Weight of the load-balancing loss.", Panel.EXPERTS, Range(0, 1000))
+    ] = None
+    activation: Annotated[
+        str | None, Setting("Activation function of the feed-forward layers.", Panel.MODEL, ACTIVATIONS)
+    ] = None
+    tie: Annotated[
+        bool | None,
+        Setting(
+            "Tie output layer and embedding (default: yes, except in short runs of a modern decoder).",
+            Panel.MODEL_SWITCHES,
+        ),
+    ] = None
+    scale_embedding: Annotated[bool | None, Setting("Multiply embeddings by sqrt(d_model).", Panel.MODEL_SWITCHES)] = (
+        None
+    )
+    initialisation: Annotated[str | None, Setting("Weight initialisation.", Panel.MODEL, INITIALISATIONS)] = None
+    dropout: Annotated[
+        float | None, Setting("Dropout of the embedding and of each sublayer's output.", Panel.MODEL, FRACTION)
+    ] = None
+    attention_dropout: Annotated[float | None, Setting("Dropout of the attention weights.", Panel.MODEL, FRACTION)] = (
+        None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(ModelSettings):
     """The architecture of a transformer and its sizes.
 
     architecture: one of ARCHITECTURES.
@@ -115,13 +247,13 @@ class ModelConfig:
         above 1.
     """
 
-    vocab_size: int
-    context: int
-    layers: int
-    heads: int
-    kv_heads: int
-    width: int
-    ffn_width: int
+    vocab_size: Annotated[int, VOCABULARY]
+    context: int = field()
+    layers: int = field()
+    heads: int = field()
+    kv_heads: int = field()
+    width: int = field()
+    ffn_width: int = field()
     position: str = "rope"
     rope_theta: float = 10_000.0
     norm: str = "rmsnorm"
@@ -137,9 +269,7 @@ class ModelConfig:
     attention_dropout: float = 0.0
     initialisation: str = "modern"
     architecture: str = "decoder"
-    encoder_layers: int | None = None
     relative_clip: int = 16
-    local_window: int | None = None
     local_layers: tuple[int, ...] = ()
     experts: int = 1
     experts_per_token: int = 2
@@ -147,29 +277,22 @@ class ModelConfig:
     expert_balance: float = 0.01
     residual: bool = True
     attention_scale: bool = True
-    head_dim: int = typing.cast(int, None)  # an integer after __post_init__
-    rotary_dim: int | None = None
+    head_dim: Annotated[int, WIDTH] = typing.cast(int, None)  # an integer after __post_init__
+    rotary_dim: Annotated[int | None, WIDTH] = None
     rope_scaling: RopeScaling | None = None
-    local_rope_theta: float | None = None
-    norm_epsilon: float | None = None
+    local_rope_theta: Annotated[float | None, THETA] = None
+    norm_epsilon: Annotated[float | None, Range(0, 1, open_low=True)] = None
     norm_unit_offset: bool = False
     qkv_bias: bool | None = None
     output_bias: bool | None = None
     ffn_bias: bool | None = None
     parallel_residual: bool = False
-    embedding_scale: float | None = None
-    attention_multiplier: float | None = None
+    embedding_scale: Annotated[float | None, Range(0, 1e6, open_low=True)] = None
+    attention_multiplier: Annotated[float | None, Range(0, 1000, open_low=True)] = None
     normalise_top_k: bool | None = None
 
     def __post_init__(self) -> None:
-        check_values(vars(self))
-        check_choice("architecture", self.architecture, ARCHITECTURES)
-        check_choice("expert_mode", self.expert_mode, EXPERT_MODES)
-        check_choice("position", self.position, POSITIONS)
-        check_choice("norm", self.norm, NORMS)
-        check_choice("norm_placement", self.norm_placement, NORM_PLACEMENTS)
-        check_choice("activation", self.activation, ACTIVATIONS)
-        check_choice("initialisation", self.initialisation, INITIALISATIONS)
+        check_fields(self)
         self._check_heads()
         self._check_positions()
         self._check_norms_and_residuals()

@@ -3,10 +3,11 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from tinylm.config.model import GATED_ACTIVATIONS, ModelConfig
-from tinylm.config.validation import check_choice, check_numbers
+from tinylm.config.model import GATED_ACTIVATIONS, ModelConfig, ModelSettings
+from tinylm.config.validation import Panel, Setting, check_choice, check_settings
 from tinylm.errors import UsageError
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -50,6 +51,28 @@ SIZES: dict[str, dict[str, int]] = {
 SHORT_CONTEXTS = {"nano": 64, "micro": 128, "tiny": 256, "mini": 256}
 
 
+@dataclass(frozen=True, kw_only=True)
+class PresetSettings(ModelSettings):
+    """A preset and a size of a model, and the fields of ModelConfig that replace theirs."""
+
+    preset: Annotated[
+        str | None,
+        Setting(
+            "Architecture preset: modern (Qwen3 shape), GPT-2, or the original transformer (default: modern).",
+            Panel.MODEL,
+            tuple(PRESETS),
+        ),
+    ] = None
+    size: Annotated[
+        str | None,
+        Setting(
+            "Sets layers, heads, width and context; auto fits the corpus, the machine and the budget (default: auto).",
+            Panel.MODEL,
+            ("auto", *SIZES),
+        ),
+    ] = None
+
+
 def default_ffn_width(width: int, activation: str) -> int:
     """4 * width; for gated activations, 8/3 * width, rounded up to a multiple of 32.
 
@@ -82,7 +105,7 @@ def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any
     """
     check_choice("preset", preset, tuple(PRESETS))
     check_choice("size", size, tuple(SIZES))
-    check_numbers({"vocab_size": vocab_size, **choices})
+    check_settings(ModelConfig, {"vocab_size": vocab_size, **choices})
     choices = {name: value for name, value in choices.items() if value is not None}
     values = {**PRESETS[preset], **SIZES[size], **choices}
     has_rope = values.get("position", "rope") == "rope"

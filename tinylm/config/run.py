@@ -14,14 +14,24 @@ import typing
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from tinylm import __version__
 from tinylm.config.model import ModelConfig
 from tinylm.config.sequence_growth import check_sequence_growth
 from tinylm.config.serialization import from_json
 from tinylm.config.training import OBJECTIVES, TrainingConfig
-from tinylm.config.validation import check_choice, check_values, describe_value, require
+from tinylm.config.validation import (
+    COUNT_FROM_0,
+    COUNT_FROM_1,
+    FRACTION,
+    Range,
+    check_choice,
+    check_fields,
+    check_settings,
+    describe_value,
+    require,
+)
 from tinylm.errors import TinyLMError, UsageError
 
 ADAPTER_KINDS = ("lora", "bottleneck")
@@ -30,6 +40,8 @@ DTYPES = ("fp32", "bf16", "fp16")
 CORPUS_KINDS = ("text", "pairs", "chat")
 TRAIN_ON = ("assistant", "last", "all")  # the messages of a conversation that count in the loss
 LAST = "last"  # in a run directory, the folder of the last save, which the run is resumed from
+RANK, ALPHA = Range(1, 1 << 16), Range(0, 1e6, open_low=True)
+SECONDS = Range(0, 1e30)  # of training
 MAX_TEMPLATE = 1 << 17  # characters of a chat template; published ones have up to 20,000
 
 
@@ -49,7 +61,7 @@ class SpecialTokens:
     add_bos: bool = False
 
     def __post_init__(self) -> None:
-        check_values(vars(self))
+        check_fields(self)
         require(not self.add_bos or self.bos is not None, "`add_bos` needs `bos`, the token to add.")
 
 
@@ -67,13 +79,13 @@ class RuntimeConfig:
     device: str
     dtype: str
     compile: bool
-    threads: int
-    matmul_rate: float | None = None
-    layer_seconds: float | None = None
+    threads: Annotated[int, Range(1, 1024)]
+    matmul_rate: Annotated[float | None, Range(0, 1e18, open_low=True)] = None
+    layer_seconds: Annotated[float | None, Range(0, 1, open_low=True)] = None
     job: str | None = None
 
     def __post_init__(self) -> None:
-        check_values(vars(self))
+        check_fields(self)
         check_choice("device", self.device, DEVICES)
         check_choice("dtype", self.dtype, DTYPES)
 
@@ -108,24 +120,24 @@ class DataConfig:
     encoding: str = "utf-8"
     format: str = "auto"
     unknown: str = "error"
-    train_characters: int
+    train_characters: Annotated[int, COUNT_FROM_0]
     fingerprint: str
     val_fingerprint: str | None = None
     encoder: str = ""
     tokens_in_run: bool = False
-    characters: int
-    bytes: int
-    documents: int
-    line_breaks: int | None = None
-    train_tokens: int
-    val_tokens: int
-    val_bytes: int | None = None
-    val_records: int = 0
-    train_pairs: int = 0
+    characters: Annotated[int, COUNT_FROM_0]
+    bytes: Annotated[int, COUNT_FROM_0]
+    documents: Annotated[int, COUNT_FROM_0]
+    line_breaks: Annotated[int | None, COUNT_FROM_0] = None
+    train_tokens: Annotated[int, COUNT_FROM_0]
+    val_tokens: Annotated[int, COUNT_FROM_0]
+    val_bytes: Annotated[int | None, COUNT_FROM_0] = None
+    val_records: Annotated[int, COUNT_FROM_0] = 0
+    train_pairs: Annotated[int, COUNT_FROM_0] = 0
     train_on: str = "assistant"
 
     def __post_init__(self) -> None:
-        check_values(vars(self))
+        check_fields(self)
         check_choice("kind", self.kind, CORPUS_KINDS)
         check_choice("train_on", self.train_on, TRAIN_ON)
 
@@ -160,7 +172,7 @@ class TokenizerConfig:
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
-        check_values({"kind": self.kind, "sha256": self.sha256})
+        check_settings(TokenizerConfig, {"kind": self.kind, "sha256": self.sha256})
         require(
             len(self.chat_template or "") <= MAX_TEMPLATE,
             f"`chat_template` has {len(self.chat_template or '')} characters; it can have at most {MAX_TEMPLATE}.",
@@ -174,12 +186,12 @@ class Estimates:
     steps: number of optimizer steps. seconds: duration of training. memory: in bytes.
     """
 
-    steps: int
-    seconds: float
-    memory: int
+    steps: Annotated[int, COUNT_FROM_1]
+    seconds: Annotated[float, SECONDS]
+    memory: Annotated[int, COUNT_FROM_0]
 
     def __post_init__(self) -> None:
-        check_values(vars(self))
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,16 +209,16 @@ class AdapterConfig:
     kind: str = "lora"
     base: str
     base_digest: str
-    rank: int
-    alpha: float = 1.0
-    dropout: float
+    rank: Annotated[int, RANK]
+    alpha: Annotated[float, ALPHA] = 1.0
+    dropout: Annotated[float, FRACTION]
     targets: tuple[str, ...]
     rank_stabilised: bool = False
     share_b: bool = False
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, ADAPTER_KINDS)
-        check_values(vars(self))
+        check_fields(self)
         require(len(self.targets) > 0, "`target` names no module.")
 
     def effective(self) -> dict[str, Any]:
@@ -248,7 +260,7 @@ class RunConfig:
     id: random id of a run that was trained, 32 hexadecimal digits; moving or renaming the run does not change it.
     """
 
-    format: int = FORMAT
+    format: Annotated[int, COUNT_FROM_1] = FORMAT
     version: str
     created: str
     model: ModelConfig
@@ -260,12 +272,12 @@ class RunConfig:
     family: str | None = None
     merged: tuple[str, ...] = ()
     unmerged_digest: str | None = None
-    merged_steps: tuple[int, ...] = ()
+    merged_steps: Annotated[tuple[int, ...], COUNT_FROM_0] = ()
     planned: Estimates | None = None
     id: str | None = None
 
     def __post_init__(self) -> None:
-        check_values(vars(self))
+        check_fields(self)
         require(
             self.id is None or re.fullmatch("[0-9a-f]{32}", self.id) is not None,
             "the id of the run is not 32 hexadecimal digits",

@@ -1,183 +1,278 @@
-"""The settings of training, as keyword arguments of the Python API. Commands pass the same. Imports no torch."""
+"""The settings of training: fields of dataclasses, from which the options of commands and the Python API follow.
 
-from collections.abc import Collection, Mapping, Sequence
+Those of the model and of the training loop are in `model.py` and `training.py`, beside the configurations that they
+become. Imports no torch.
+"""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any
 
+from tinylm.config.duration import parse_duration
+from tinylm.config.model import VOCABULARY, WIDTH
+from tinylm.config.presets import PresetSettings
+from tinylm.config.run import ALPHA, DEVICES, DTYPES, RANK, TRAIN_ON
+from tinylm.config.training import EPOCHS, SECONDS, TrainingSettings
+from tinylm.config.validation import (
+    COUNT_FROM_0,
+    COUNT_FROM_1,
+    FRACTION,
+    Panel,
+    Range,
+    Setting,
+    check_fields,
+    declared_settings,
+)
 from tinylm.errors import UsageError
 
-
-class TextSettings(TypedDict, total=False):
-    """How the text is read, and which part of it is for validation."""
-
-    format: str  # auto, text, jsonl, lines, pairs or chat
-    text_key: str | None  # of JSONL; default: text
-    encoding: str
-    unknown: str  # characters without an id: error or skip
-    val_data: str | None
-    val_fraction: float | None  # default: 0.1
-    chat_template: str | None  # of conversations: chatml or the path of a file; default: that of the model, or ChatML
-    train_on: str | None  # of conversations: assistant, last or all; default: assistant
+FORMATS = ("auto", "text", "jsonl", "lines", "pairs", "chat")
 
 
-class LengthSettings(TypedDict, total=False):
+@dataclass(frozen=True, kw_only=True)
+class TextFileSettings:
+    """How text files are read."""
+
+    format: Annotated[
+        str,
+        Setting(
+            "Format of the texts; auto detects it, lines is one document per line (default: auto).",
+            Panel.DATA,
+            FORMATS,
+        ),
+    ] = "auto"
+    text_key: Annotated[
+        str | None,
+        Setting("Key of the text in JSONL, its column in Parquet and CSV (default: text).", Panel.DATA, metavar="KEY"),
+    ] = None
+    encoding: Annotated[str, Setting("Encoding of the text files (default: utf-8).", Panel.DATA, metavar="NAME")] = (
+        "utf-8"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatSettings:
+    """How conversations are rendered, and which parts are scored."""
+
+    chat_template: Annotated[
+        str | None,
+        Setting(
+            "Template of conversations: chatml, or a Jinja file (default: the model's own, else chatml).",
+            Panel.DATA,
+            metavar="chatml|FILE",
+        ),
+    ] = None
+    train_on: Annotated[
+        str | None,
+        Setting(
+            "Scored parts of conversations: all answers, the last answer, or all text (default: assistant).",
+            Panel.DATA,
+            TRAIN_ON,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownCharacterSettings:
+    """Characters that the tokenizer cannot encode."""
+
+    unknown: Annotated[
+        str,
+        Setting(
+            "Characters outside the vocabulary: an error, or skipped (default: error).", Panel.DATA, ("error", "skip")
+        ),
+    ] = "error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSettings(TextFileSettings, ChatSettings, UnknownCharacterSettings):
+    """How the texts are read, and which part is for validation."""
+
+    val_data: Annotated[
+        str | None, Setting("Validation text (default: a part of the corpus).", Panel.DATA, metavar="FILE")
+    ] = None
+    val_fraction: Annotated[
+        float | None,
+        Setting(
+            "Fraction for validation: the end of a continuous text, or records from all parts (default: 0.1).",
+            Panel.DATA,
+            Range(0, 1, open_low=True, open_high=True),
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetSettings:
     """When training ends; at most one of steps, epochs and time."""
 
-    steps: int | None
-    epochs: float | None
-    time: float | str | None  # seconds, or text such as 5m
-    patience: int | None  # evaluations without a lower validation loss
+    steps: Annotated[int | None, Setting("Train for N optimizer steps.", Panel.LENGTH, COUNT_FROM_1)] = None
+    epochs: Annotated[float | None, Setting("Train for X passes over the training text.", Panel.LENGTH, EPOCHS)] = None
+    time: Annotated[
+        float | str | None,
+        Setting(
+            "Wall-clock time of the whole command: 80s, 5m, 1h30m. With --resume: total time of the run.",
+            Panel.LENGTH,
+            SECONDS,
+            metavar="TIME",
+            parse=parse_duration,
+        ),
+    ] = None
 
 
-class IntervalSettings(TypedDict, total=False):
-    """Intervals in optimizer steps, and what is logged."""
+@dataclass(frozen=True, kw_only=True)
+class DeviceSettings:
+    """Device and number format."""
 
-    eval_every: int | None
-    save_every: int | None
-    log_every: int | None
-    log_gradients: bool | None  # log the gradient norm of each layer
-
-
-class OptimizerSettings(TypedDict, total=False):
-    """Batches, learning rate and optimizer; see TrainingConfig."""
-
-    batch_size: int | None  # sequences per optimizer step
-    micro_batch: int | None  # sequences per forward pass
-    checkpoint_activations: bool | None  # compute blocks again in the backward pass; default: where memory is short
-    sequence_length: (
-        int | None
-    )  # with `init_from` or an adapter; default: the context, or 512 for text if it is above 1,024
-    sequence_growth: int | None  # 1, 2 or 4: windows of text are split into shorter sequences at the beginning
-    lr: float | None
-    min_lr: float | None
-    warmup_steps: int | None
-    schedule: str | None
-    weight_decay: float | None
-    beta1: float | None
-    beta2: float | None
-    momentum: float | None
-    grad_clip: float | None
-    optimizer: str | None
-    average: float | None
-    label_smoothing: float | None
-    mtp_weight: float | None  # of the token after the next at first; default: 0.5 with small vocabularies
-    pack: bool | None  # conversations share rows of a batch; default: where that is faster
+    device: Annotated[
+        str,
+        Setting(
+            "Device; auto picks CUDA, then MPS, then the CPU (default: auto).",
+            Panel.MACHINE,
+            metavar="|".join(("auto", *DEVICES)),
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        str,
+        Setting(
+            "Floating-point format; auto: by the device, or in inference that of 16-bit weights (default: auto).",
+            Panel.MACHINE,
+            metavar="|".join(("auto", *DTYPES)),
+        ),
+    ] = "auto"
 
 
-class MachineSettings(TypedDict, total=False):
+@dataclass(frozen=True, kw_only=True)
+class MachineSettings(DeviceSettings):
     """Where and how the model computes."""
 
-    device: str  # auto, cuda, mps or cpu
-    dtype: str  # auto, fp32, bf16 or fp16
-    compile: str  # auto, on or off
-    parallel: str  # auto, ddp or fsdp: replicas or shards, in several processes
-    seed: int | None
+    compile: Annotated[
+        str,
+        Setting(
+            "Use torch.compile; auto compiles where it saves time (default: auto).",
+            Panel.MACHINE,
+            ("auto", "on", "off"),
+        ),
+    ] = "auto"
+    parallel: Annotated[
+        str,
+        Setting(
+            "With torchrun: each process has a replica (ddp) or a shard (fsdp) of the model (default: auto).",
+            Panel.MACHINE,
+            ("auto", "ddp", "fsdp"),
+        ),
+    ] = "auto"
 
 
-class SharedSettings(TextSettings, LengthSettings, IntervalSettings, OptimizerSettings, MachineSettings, total=False):
-    """Settings of every function that trains. A setting that is not given is planned, or has a default."""
+@dataclass(frozen=True, kw_only=True)
+class SharedSettings(MachineSettings, TrainingSettings, TextSettings, BudgetSettings):
+    """Settings of every function that trains. A setting that is not given is planned, or has a default.
 
-    show_examples: int  # number of training conversations to show with their scored parts
-    force: bool  # replace an existing run
+    Raises UsageError for a value that is not allowed.
+    """
 
+    warmup_steps: Annotated[int | None, Setting("Steps of linear warmup to --lr.", Panel.OPTIMIZER, COUNT_FROM_0)] = (
+        None
+    )
+    show_examples: Annotated[
+        int,
+        Setting(
+            "Show the first N training conversations with their scored parts marked.", Panel.DATA, Range(0, 1 << 16)
+        ),
+    ] = 0
+    force: Annotated[bool, Setting("Replace an existing run or adapter.", Panel.RUN)] = False
 
-class ModelSettings(TypedDict, total=False):
-    """The architecture: a preset and a size, and fields of ModelConfig."""
-
-    preset: str | None
-    architecture: str | None
-    size: str | None
-    layers: int | None
-    encoder_layers: int | None
-    heads: int | None
-    kv_heads: int | None
-    width: int | None
-    ffn_width: int | None
-    context: int | None
-    position: str | None
-    rope_theta: float | None
-    norm: str | None
-    norm_placement: str | None
-    norm_gain: bool | None
-    norm_bias: bool | None
-    residual: bool | None
-    attention_scale: bool | None
-    qk_norm: bool | None
-    bias: bool | None
-    relative_clip: int | None
-    local_window: int | None
-    local_layers: Sequence[int] | None
-    experts: int | None
-    experts_per_token: int | None
-    expert_mode: str | None
-    expert_balance: float | None
-    activation: str | None
-    tie: bool | None
-    scale_embedding: bool | None
-    initialisation: str | None
-    dropout: float | None
-    attention_dropout: float | None
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
-class TrainSettings(SharedSettings, ModelSettings, total=False):
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(PresetSettings, SharedSettings):
     """Settings of `tinylm.train`."""
 
-    tokenizer: str | None  # auto, char, bpe, or the path of a tokenizer.json
-    vocab_size: int | None
-    init_from: str | Path | None  # a run or foreign model: its weights, architecture and tokenizer are the start
-    extend_vocab: bool  # add the unknown characters of the text to the vocabulary of `init_from`
+    tokenizer: Annotated[
+        str | None,
+        Setting(
+            "Tokenizer: characters, byte-level BPE, or a tokenizer.json file (default: auto).",
+            Panel.DATA,
+            metavar="auto|char|bpe|PATH",
+        ),
+    ] = None
+    vocab_size: Annotated[int | None, Setting("Vocabulary size of a BPE tokenizer.", Panel.DATA, VOCABULARY)] = None
+    init_from: Annotated[
+        str | Path | None,
+        Setting("Start from the weights, architecture and tokenizer of this model.", Panel.RUN, metavar="MODEL"),
+    ] = None
+    extend_vocab: Annotated[
+        bool, Setting("With --init-from: add new characters of the text to the vocabulary.", Panel.RUN)
+    ] = False
 
 
-class LoRASettings(SharedSettings, total=False):
-    """Settings of `tinylm.finetune_lora`."""
+@dataclass(frozen=True, kw_only=True)
+class LoRASettings(SharedSettings):
+    """Settings of `tinylm.finetune_lora`: those of LoRA, and of its training."""
 
-    rank: int | None  # default: 8, or the most that the matrices allow
-    alpha: float | None  # default: twice the rank
-    rank_stabilised: bool
-    share_b: bool
-    dropout: float  # default: 0
-    target: str | Sequence[str] | None  # default: attention
-
-
-class AdapterSettings(SharedSettings, total=False):
-    """Settings of `tinylm.finetune_adapter`."""
-
-    bottleneck: int  # hidden size; default: 16
-    dropout: float  # default: 0
-
-
-# Defaults other than None, without the `dropout` of adapters, since that of a model is None by default. A setting with
-# this value counts as not given. The command options have the same defaults.
-DEFAULTS: dict[str, Any] = {
-    "format": "auto",
-    "encoding": "utf-8",
-    "unknown": "error",
-    "device": "auto",
-    "dtype": "auto",
-    "compile": "auto",
-    "parallel": "auto",
-    "force": False,
-    "show_examples": 0,
-    "extend_vocab": False,
-    "rank_stabilised": False,
-    "share_b": False,
-    "bottleneck": 16,
-}
-
-PARALLEL = ("auto", "ddp", "fsdp")
-LENGTH_NAMES = frozenset(LengthSettings.__annotations__)
-INTERVAL_NAMES = frozenset(IntervalSettings.__annotations__)
-OPTIMIZER_NAMES = frozenset(OptimizerSettings.__annotations__)
-MODEL_NAMES = frozenset(ModelSettings.__annotations__)
-RESUMABLE_NAMES = LENGTH_NAMES | INTERVAL_NAMES | {"parallel"}  # settings that can change when a run is resumed
+    rank: Annotated[
+        int | None,
+        Setting(
+            "Rank of the update (default: 8, or the most that the matrices allow).",
+            Panel.ADAPTER,
+            RANK,
+            flags=("--rank", "-r"),
+        ),
+    ] = None
+    alpha: Annotated[
+        float | None,
+        Setting("LoRA alpha: the update is scaled by alpha / rank (default: twice the rank).", Panel.ADAPTER, ALPHA),
+    ] = None
+    rank_stabilised: Annotated[bool, Setting("rsLoRA: scale by alpha / sqrt(rank) instead.", Panel.ADAPTER)] = False
+    share_b: Annotated[
+        bool, Setting("Share one B among matrices of one name and output size; each has its own A.", Panel.ADAPTER)
+    ] = False
+    dropout: Annotated[float, Setting("Dropout on the input of the adapter (default: 0).", Panel.ADAPTER, FRACTION)] = (
+        0.0
+    )
+    target: Annotated[
+        str | Sequence[str] | None,
+        Setting(
+            "Weight matrices to adapt; may be given several times (default: attention).",
+            Panel.ADAPTER,
+            metavar="attention|query|key|value|output|mlp|experts|router|embedding|all",
+        ),
+    ] = None
 
 
-def given_settings(settings: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The settings that differ from their defaults. Raises TypeError for a name that is not in `known`."""
-    unknown = [name for name in settings if name not in known]
-    if unknown:
-        raise TypeError(f"unknown settings: {', '.join(unknown)}")
-    return {name: value for name, value in settings.items() if value is not None and value != DEFAULTS.get(name)}
+@dataclass(frozen=True, kw_only=True)
+class AdapterSettings(SharedSettings):
+    """Settings of `tinylm.finetune_adapter`: those of bottleneck adapters, and of their training."""
+
+    bottleneck: Annotated[
+        int, Setting("Hidden size of each bottleneck adapter (default: 16).", Panel.ADAPTER, WIDTH)
+    ] = 16
+    dropout: Annotated[float, Setting("Dropout on the input of the adapter (default: 0).", Panel.ADAPTER, FRACTION)] = (
+        0.0
+    )
+
+
+def names_of(*kinds: Any) -> frozenset[str]:
+    """The names of the settings of these dataclasses."""
+    return frozenset(field.name for kind in kinds for field in dataclasses.fields(kind))
+
+
+MODEL_NAMES = names_of(PresetSettings)
+INTERVAL_NAMES = frozenset(("eval_every", "save_every", "log_every", "log_gradients"))
+# Settings that can change when a run is resumed.
+RESUMABLE_NAMES = names_of(BudgetSettings) | INTERVAL_NAMES | {"patience", "parallel"}
+
+
+def given_settings(settings: SharedSettings) -> dict[str, Any]:
+    """The settings that differ from their defaults, by name."""
+    values = {field.name: (getattr(settings, field.name), field.default) for field in dataclasses.fields(settings)}
+    return {
+        name: value
+        for name, (value, default) in values.items()
+        if name in declared_settings(type(settings)) and value is not None and value != default
+    }
 
 
 def reject_fixed_settings(

@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NamedTuple
 
-from tinylm.config.validation import check_choice, check_values, require
+from tinylm.config.validation import (
+    COUNT_FROM_1,
+    FRACTION,
+    Panel,
+    Range,
+    Setting,
+    check_choice,
+    check_fields,
+    require,
+)
 from tinylm.errors import UsageError
 
 SCHEDULES = ("trapezoid", "cosine", "linear", "inverse-sqrt", "constant")
@@ -52,6 +61,9 @@ def objective_for(architecture: str, corpus: str, preferred: str | None = None) 
 
 
 KEEP = ("best", "last")
+SEEDS = Range(0, 1 << 63, open_high=True)
+SECONDS = Range(0, 366 * 24 * 3600, open_low=True)  # of a budget
+EPOCHS, BATCH = Range(0, 1e6, open_low=True), Range(1, 1 << 20)
 MIN_AVERAGE = 1e-6  # smallest mean age of averaged weights, as a fraction of the steps; the inverse must be finite
 
 
@@ -62,12 +74,12 @@ class Budget:
     Raises UsageError for none or several of these, and for a value out of range.
     """
 
-    steps: int | None = None
-    epochs: float | None = None
-    time: float | None = None
+    steps: Annotated[int | None, COUNT_FROM_1] = None
+    epochs: Annotated[float | None, EPOCHS] = None
+    time: Annotated[float | None, SECONDS] = None
 
     def __post_init__(self) -> None:
-        check_values(vars(self))
+        check_fields(self)
         given = [f"`{f.name}`" for f in dataclasses.fields(self) if getattr(self, f.name) is not None]
         require(len(given) <= 1, f"{' and '.join(given)} contradict each other; set one of them.")
         require(len(given) == 1, "A run needs a budget: `steps`, `epochs` or `time`.")
@@ -85,7 +97,106 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+class TrainingSettings:
+    """The fields of TrainingConfig that can be chosen. `None` leaves the value to the recipe or the plan."""
+
+    patience: Annotated[
+        int | None,
+        Setting(
+            "Early stopping: stop after N evaluations without a lower validation loss.", Panel.LENGTH, COUNT_FROM_1
+        ),
+    ] = None
+    seed: Annotated[int, Setting("Random seed (default: 0).", Panel.MACHINE, SEEDS)] = 0
+    batch_size: Annotated[
+        int | None, Setting("Sequences per optimizer step (global batch size).", Panel.OPTIMIZER, BATCH)
+    ] = None
+    micro_batch: Annotated[
+        int | None,
+        Setting("Sequences per forward pass; gradients are accumulated up to --batch-size.", Panel.OPTIMIZER, BATCH),
+    ] = None
+    checkpoint_activations: Annotated[
+        bool | None,
+        Setting(
+            "Compute blocks again in the backward pass: less memory, more time (default: where memory is short).",
+            Panel.MEMORY,
+            flags=("--checkpoint-activations/--no-checkpointing",),
+        ),
+    ] = None
+    sequence_length: Annotated[
+        int | None,
+        Setting(
+            "Tokens per sequence of a model that is trained further (default: its context; 512 if above 1,024).",
+            Panel.OPTIMIZER,
+            Range(1, 1 << 24),
+        ),
+    ] = None
+    sequence_growth: Annotated[
+        int | None,
+        Setting(
+            "Parts that windows of text are split into early in training; 1: none (default: by context).",
+            Panel.OPTIMIZER,
+            Range(1, 4),
+            metavar="1|2|4",
+        ),
+    ] = None
+    lr: Annotated[float | None, Setting("Peak learning rate.", Panel.OPTIMIZER, Range(0, 1000, open_low=True))] = None
+    min_lr: Annotated[
+        float | None, Setting("Learning rate at the end of the schedule.", Panel.OPTIMIZER, Range(0, 1000))
+    ] = None
+    schedule: Annotated[str | None, Setting("Learning-rate schedule after warmup.", Panel.OPTIMIZER, SCHEDULES)] = None
+    weight_decay: Annotated[
+        float | None, Setting("Weight decay of matrices; gains and biases have none.", Panel.OPTIMIZER, Range(0, 1000))
+    ] = None
+    beta1: Annotated[
+        float | None, Setting("Adam beta1: decay rate of the gradient average.", Panel.OPTIMIZER, FRACTION)
+    ] = None
+    beta2: Annotated[
+        float | None, Setting("Adam beta2: decay rate of the squared-gradient average.", Panel.OPTIMIZER, FRACTION)
+    ] = None
+    momentum: Annotated[float | None, Setting("Momentum of Muon and NorMuon.", Panel.OPTIMIZER, FRACTION)] = None
+    grad_clip: Annotated[
+        float | None, Setting("Clip the gradient to this norm; 0 disables clipping.", Panel.OPTIMIZER, Range(0, 1e6))
+    ] = None
+    optimizer: Annotated[str | None, Setting("Optimizer (default: the preset's).", Panel.OPTIMIZER, OPTIMIZERS)] = None
+    average: Annotated[
+        float | None,
+        Setting(
+            "Validate and save averaged weights; X is their mean age as a fraction of the steps so far.",
+            Panel.OPTIMIZER,
+            Range(0, 0.5),
+        ),
+    ] = None
+    label_smoothing: Annotated[
+        float,
+        Setting("Label smoothing: share of the target probability spread over all tokens.", Panel.OPTIMIZER, FRACTION),
+    ] = 0.0
+    mtp_weight: Annotated[
+        float | None,
+        Setting(
+            "Multi-token prediction: initial loss weight of the token after next; falls to 0 at 60 % of the run.",
+            Panel.OPTIMIZER,
+            Range(0, 1),
+        ),
+    ] = None
+    pack: Annotated[
+        bool | None,
+        Setting(
+            "Several conversations per row of a batch, without attention between them (default: where faster).",
+            Panel.OPTIMIZER,
+        ),
+    ] = None
+    eval_every: Annotated[int | None, Setting("Steps between evaluations.", Panel.INTERVALS, COUNT_FROM_1)] = None
+    save_every: Annotated[int | None, Setting("Steps between checkpoints.", Panel.INTERVALS, COUNT_FROM_1)] = None
+    log_every: Annotated[
+        int | None, Setting("Steps between log lines in metrics.jsonl.", Panel.INTERVALS, COUNT_FROM_1)
+    ] = None
+    log_gradients: Annotated[
+        bool, Setting("Log the gradient norm of each layer to metrics.jsonl.", Panel.INTERVALS)
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(TrainingSettings):
     """The settings of a training run.
 
     objective: a key of `OBJECTIVES`. label_smoothing: weight of the uniform distribution in the target.
@@ -108,34 +219,29 @@ class TrainingConfig:
 
     objective: str = "next-token"
     budget: Budget
-    batch_size: int
-    micro_batch: int
+    batch_size: int = field()
+    micro_batch: int = field()
     checkpoint_activations: bool = False
-    sequence_length: int | None = None
     sequence_growth: int = 1
-    lr: float
-    min_lr: float
-    warmup: float
+    lr: float = field()
+    min_lr: float = field()
+    warmup: Annotated[float, Range(0, 1)]
     schedule: str = "cosine"
     optimizer: str = "adamw"
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
-    epsilon: float = 1e-8
+    epsilon: Annotated[float, Range(0, 1, open_low=True)] = 1e-8
     momentum: float = 0.95
     grad_clip: float = 1.0
-    patience: int | None = None
     keep: str = "best"
-    label_smoothing: float = 0.0
     mtp_weight: float = 0.0
     average: float = 0.0
     eval_every: int = 100
-    eval_tokens: int = 1_000_000
+    eval_tokens: Annotated[int, COUNT_FROM_1] = 1_000_000
     save_every: int = 100
     log_every: int = 10
-    log_gradients: bool = False
     pack: bool = True
-    seed: int = 0
 
     def effective(self) -> dict[str, Any]:
         """The settings that have an effect on this run, by name."""
@@ -157,7 +263,7 @@ class TrainingConfig:
             self.warmup <= 1,
             "`warmup_steps` is more than the whole run; set fewer, or a longer budget.",
         )
-        check_values(vars(self))
+        check_fields(self)
         require(
             self.average == 0 or self.average >= MIN_AVERAGE,
             f"`average` is {self.average:g}; it must be 0, or from {MIN_AVERAGE:g} to 0.5.",
@@ -172,8 +278,6 @@ class TrainingConfig:
             "`mtp_weight` is for decoders that are trained on plain text; leave it out.",
         )
         check_choice("keep", self.keep, KEEP)
-        check_choice("schedule", self.schedule, SCHEDULES)
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
         require(
             self.micro_batch <= self.batch_size,
             f"`micro_batch` is {self.micro_batch}; it must be at most `batch_size` ({self.batch_size}).",

@@ -1,15 +1,22 @@
-"""The allowed values of settings, in one table, and the checks that use it.
+"""The declaration of settings, with their allowed values, and the checks that use it.
 
 Messages name a setting in backticks, as in `kv_heads`; the command layer replaces it by the flag.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from tinylm.errors import UsageError
 
+T = TypeVar("T")
 
-class Range(NamedTuple):
+
+@dataclass(frozen=True)
+class Range:
     """An interval of numbers. It includes `low` and `high`, unless `open_low` or `open_high` is set."""
 
     low: float
@@ -34,112 +41,56 @@ MAX_COUNT = 1 << 53  # float64 represents integers exactly up to here
 FRACTION = Range(0, 1, open_high=True)
 COUNT_FROM_0 = Range(0, MAX_COUNT)
 COUNT_FROM_1 = Range(1, MAX_COUNT)
+Limits = Range | tuple[str, ...]  # of a number, or the allowed words
 
-# Ranges of numbers in configurations, and of settings of the same name. Large published models have 128 layers, 512
-# experts, width 18,432 or a vocabulary of 262,144. Combinations can still be too large to build: ModelConfig bounds the
-# number of blocks, of position entries and of parameters.
-RANGES: dict[str, Range] = {
-    # Model
-    "vocab_size": Range(1, 1 << 24),
-    "context": Range(1, 1 << 20),
-    "layers": Range(1, 1024),
-    "encoder_layers": Range(1, 1024),
-    "heads": Range(1, 1024),
-    "kv_heads": Range(1, 1024),
-    "width": Range(1, 1 << 16),
-    "ffn_width": Range(1, 1 << 18),
-    "head_dim": Range(1, 1 << 16),
-    "rotary_dim": Range(1, 1 << 16),
-    "rope_theta": Range(1, 1e12),
-    "local_rope_theta": Range(1, 1e12),
-    "factor": Range(1, 1e6),  # of RoPE scaling, like the next six
-    "original_context": Range(1, 1 << 20),
-    "low_freq_factor": Range(0, 1e6, open_low=True),
-    "high_freq_factor": Range(0, 1e6, open_low=True),
-    "beta_fast": Range(1e-6, 1e6),
-    "beta_slow": Range(1e-6, 1e6),
-    "attention_factor": Range(0, 1000, open_low=True),
-    "norm_epsilon": Range(0, 1, open_low=True),
-    "embedding_scale": Range(0, 1e6, open_low=True),
-    "attention_multiplier": Range(0, 1000, open_low=True),
-    "dropout": FRACTION,
-    "attention_dropout": FRACTION,
-    "relative_clip": Range(1, 1 << 20),
-    "local_window": Range(1, 1 << 20),
-    "experts": Range(1, 1024),
-    "experts_per_token": Range(1, 1024),
-    "expert_balance": Range(0, 1000),
-    # Adapter
-    "rank": Range(1, 1 << 16),
-    "bottleneck": Range(1, 1 << 16),
-    "alpha": Range(0, 1e6, open_low=True),
-    # Training
-    "steps": COUNT_FROM_1,
-    "epochs": Range(0, 1e6, open_low=True),
-    "time": Range(0, 366 * 24 * 3600, open_low=True),  # seconds
-    "patience": COUNT_FROM_1,
-    "batch_size": Range(1, 1 << 20),
-    "micro_batch": Range(1, 1 << 20),
-    "sequence_length": Range(1, 1 << 24),
-    "sequence_growth": Range(1, 4),
-    "lr": Range(0, 1000, open_low=True),
-    "min_lr": Range(0, 1000),
-    "warmup": Range(0, 1),
-    "warmup_steps": COUNT_FROM_0,
-    "weight_decay": Range(0, 1000),
-    "beta1": FRACTION,
-    "beta2": FRACTION,
-    "epsilon": Range(0, 1, open_low=True),
-    "momentum": FRACTION,
-    "grad_clip": Range(0, 1e6),
-    "label_smoothing": FRACTION,
-    "mtp_weight": Range(0, 1),
-    "average": Range(0, 0.5),
-    "eval_every": COUNT_FROM_1,
-    "eval_tokens": COUNT_FROM_1,
-    "save_every": COUNT_FROM_1,
-    "log_every": COUNT_FROM_1,
-    "seed": Range(0, 1 << 63, open_high=True),
-    "threads": Range(1, 1024),
-    "matmul_rate": Range(0, 1e18, open_low=True),  # FLOP/s of matrix multiplication
-    "layer_seconds": Range(0, 1, open_low=True),  # per token and layer
-    # Sampling, translation and evaluation
-    "temperature": Range(0, 100),  # above 100, sampling is almost uniform
-    "top_k": Range(0, 2**31 - 1),
-    "top_p": Range(0, 1, open_low=True),
-    "min_p": FRACTION,
-    "repeat_penalty": Range(0.001, 1000),
-    "max_tokens": Range(1, 2**31 - 1),
-    "logprobs": Range(0, 100),
-    "port": Range(0, 65_535),
-    "parallel": Range(1, 256),
-    "serving_context": Range(1, 1 << 20),
-    "show_examples": Range(0, 1 << 16),
-    "num_samples": Range(1, 1 << 16),
-    "beams": Range(1, 256),
-    "length_penalty": Range(-10, 10),
-    "stride": Range(1, 1 << 20),
-    "sample_length": Range(10, 1 << 20),
-    "prefix_length": Range(1, 1 << 20),
-    "min_match": Range(5, 1 << 20),
-    # Corpus
-    "val_fraction": Range(0, 1, open_low=True, open_high=True),
-    "train_characters": COUNT_FROM_0,
-    "characters": COUNT_FROM_0,
-    "bytes": COUNT_FROM_0,
-    "documents": COUNT_FROM_0,
-    "line_breaks": COUNT_FROM_0,
-    "train_tokens": COUNT_FROM_0,
-    "val_tokens": COUNT_FROM_0,
-    "val_bytes": COUNT_FROM_0,
-    "val_records": COUNT_FROM_0,
-    "train_pairs": COUNT_FROM_0,
-    # Run
-    "format": COUNT_FROM_1,
-    "merged_steps": COUNT_FROM_0,
-    "seconds": Range(0, 1e30),
-    "memory": COUNT_FROM_0,  # bytes
-}
+
+class Panel:
+    """Titles of the panels that group options in --help."""
+
+    OUTPUT = "Output"
+    DATA = "Data"
+    RUN = "Run directory"
+    LENGTH = "Training length"
+    MODEL = "Model"
+    MODEL_SWITCHES = "Model parts (on or off)"
+    EXPERTS = "Experts"
+    OPTIMIZER = "Optimizer"
+    MEMORY = "Memory"
+    INTERVALS = "Intervals"
+    MACHINE = "Machine"
+    ADAPTER = "Adapter"
+    TOKENIZER = "Tokenizer"
+    PROMPT = "Prompt"
+    SAMPLING = "Sampling"
+    TEXT = "Text"
+    ENCODER_DECODER = "Encoder-decoder"
+    MEMORISATION = "Memorisation"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The declaration of a setting: the annotation of a field of a dataclass.
+
+        lr: Annotated[float | None, Setting("Peak learning rate.", Panel.OPTIMIZER, Range(0, 1000))] = None
+
+    The option of the commands that take the dataclass, its environment variable, its key in TOML, its completion and
+    the argument of the Python API follow from the field (`tinylm.commands.option_groups`, `tinylm.training.api`).
+
+    help, panel: a sentence for --help, and the panel that it stands in, if any
+    values: the range of a number, or the allowed words; `None` if there are no limits
+    metavar: the value in --help; default: the words, N for an integer, X for another number
+    flags: default: --name, and --no-name for a switch whose default is not off
+    parse: from the text on the command line to the value; raises UsageError. Default: by the type of the field
+    """
+
+    help: str
+    panel: str | None
+    values: Limits | None = None
+    metavar: str | None = None
+    flags: tuple[str, ...] = ()
+    parse: Callable[[str], Any] | None = None
+
+
 MAX_CHARACTERS = 4096  # of a string, which may be a path
 MAX_ENTRIES = {"corpus": 1 << 20, "val_corpus": 1 << 20}  # of a list; a glob may match many files
 DEFAULT_MAX_ENTRIES = 1024
@@ -156,32 +107,81 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     require(value in choices, f"`{name}` is {describe_value(value)}; it must be one of: {', '.join(choices)}.")
 
 
-def check_numbers(values: Mapping[str, Any]) -> None:
-    """Raise UsageError for a number outside of its range in `RANGES`, and for True or False in its place.
+def check_number(name: str, value: Any, limits: Range) -> None:
+    """Raise UsageError for a number outside of its range, and for True or False in its place."""
+    require(not isinstance(value, bool), f"`{name}` is {value}; it must be a number.")
+    require(limits.contains(value), f"`{name}` is {describe_value(value)}; it must be {limits}.")
 
-    Settings without a range are not checked.
+
+@functools.cache
+def annotations_of(kind: Any) -> Mapping[str, Any]:
+    """The annotations of a dataclass by field, each from the last class that annotates it with more than a type."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        hints = typing.get_type_hints(base, include_extras=True)
+        own = {name: hints[name] for name in inspect.get_annotations(base)}
+        found |= {name: hint for name, hint in own.items() if name not in found or hasattr(hint, "__metadata__")}
+    return found
+
+
+def declared_in(annotation: Any, kind: type[T]) -> T | None:
+    """The Setting or the Range in an annotation; `None` without one."""
+    return next((extra for extra in getattr(annotation, "__metadata__", ()) if isinstance(extra, kind)), None)
+
+
+@functools.cache
+def declared_settings(kind: Any) -> Mapping[str, Setting]:
+    """The fields of a dataclass that are settings, by name."""
+    found = {name: declared_in(annotation, Setting) for name, annotation in annotations_of(kind).items()}
+    return {name: setting for name, setting in found.items() if setting is not None}
+
+
+@functools.cache
+def limits_of(kind: Any) -> Mapping[str, Limits]:
+    """The limits of the fields of a dataclass that have any, by name."""
+    found = {name: limits_in(annotation) for name, annotation in annotations_of(kind).items()}
+    return {name: limits for name, limits in found.items() if limits is not None}
+
+
+def limits_in(annotation: Any) -> Limits | None:
+    """The limits in an annotation, as a Range or as those of a Setting; `None` without any."""
+    setting = declared_in(annotation, Setting)
+    return declared_in(annotation, Range) if setting is None else setting.values
+
+
+def check_fields(values: Any) -> None:
+    """As `check_settings`, for the fields of a dataclass."""
+    check_settings(type(values), vars(values))
+
+
+def check_settings(kind: Any, values: Mapping[str, Any]) -> None:
+    """As `check_values`, with the limits of the dataclass `kind`."""
+    check_values(values, limits_of(kind))
+
+
+def check_values(values: Mapping[str, Any], limits: Mapping[str, Limits]) -> None:
+    """Check values by name: numbers and words against their limits, also as entries of lists.
+
+    Strings must be able to be paths, and they and lists have a maximum length. Raises UsageError for the first invalid
+    value.
     """
     for name, value in values.items():
-        if name in RANGES and isinstance(value, (int, float)):
-            require(not isinstance(value, bool), f"`{name}` is {value}; it must be a number.")
-            require(RANGES[name].contains(value), f"`{name}` is {describe_value(value)}; it must be {RANGES[name]}.")
-
-
-def check_values(values: Mapping[str, Any]) -> None:
-    """As `check_numbers`; also checks the length of strings and lists, the entries of lists, and that strings can be
-    paths. Raises UsageError for the first invalid value.
-    """
-    check_numbers(values)
-    for name, value in values.items():
-        if isinstance(value, str):
-            _check_string(name, value)
-        elif isinstance(value, (tuple, list)):
-            limit = MAX_ENTRIES.get(name, DEFAULT_MAX_ENTRIES)
-            require(len(value) <= limit, f"`{name}` has {len(value)} entries; it can have at most {limit}.")
+        if isinstance(value, (tuple, list)):
+            most = MAX_ENTRIES.get(name, DEFAULT_MAX_ENTRIES)
+            require(len(value) <= most, f"`{name}` has {len(value)} entries; it can have at most {most}.")
             for entry in value:
-                if isinstance(entry, str):
-                    _check_string(name, entry)
-                check_numbers({name: entry})
+                _check_value(name, entry, limits.get(name))
+        else:
+            _check_value(name, value, limits.get(name))
+
+
+def _check_value(name: str, value: Any, limits: Limits | None) -> None:
+    if isinstance(value, (int, float)) and isinstance(limits, Range):
+        check_number(name, value, limits)
+    elif isinstance(value, str):
+        _check_string(name, value)
+        if isinstance(limits, tuple):
+            check_choice(name, value, limits)
 
 
 def _check_string(name: str, value: str) -> None:

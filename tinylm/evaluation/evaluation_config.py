@@ -1,9 +1,12 @@
-"""Settings of an evaluation, with the names and defaults of `tinylm eval`."""
+"""Settings of evaluations: the options of `tinylm eval`."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from tinylm.config.validation import check_choice, check_numbers
+from tinylm.config.training import BATCH, SEEDS
+from tinylm.config.validation import Panel, Range, Setting, check_fields, require
 from tinylm.errors import UsageError
+from tinylm.generation.generation_config import BeamSearchConfig
 
 BLEU_TOKENIZERS = ("13a", "none", "intl", "char", "zh")
 # The settings that only one architecture uses.
@@ -14,8 +17,8 @@ SETTINGS_BY_ARCHITECTURE = {
 }
 
 
-@dataclass(frozen=True)
-class EvaluationConfig:
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig(BeamSearchConfig):
     """How a model is evaluated. Raises UsageError for a value out of range.
 
     batch_size: windows, conversations or pairs per forward pass. Default: 8,192 // tokens of a window, at least 1.
@@ -30,19 +33,31 @@ class EvaluationConfig:
     and `bleu_tokenize` for encoder-decoders.
     """
 
-    batch_size: int | None = None
-    stride: int | None = None
-    baselines: bool = False
-    beams: int = 5
-    length_penalty: float = 1.0
-    bleu_tokenize: str | None = None
-    sequence_length: int | None = None
-    by_document: bool = False
-
-    def __post_init__(self) -> None:
-        check_numbers(vars(self))
-        if self.bleu_tokenize is not None:
-            check_choice("bleu_tokenize", self.bleu_tokenize, BLEU_TOKENIZERS)
+    batch_size: Annotated[
+        int | None,
+        Setting("Windows, conversations or pairs per forward pass; affects speed and memory only.", None, BATCH),
+    ] = None
+    sequence_length: Annotated[
+        int | None, Setting("Tokens per window (default: the context of the model).", None, Range(1, 1 << 24))
+    ] = None
+    stride: Annotated[
+        int | None,
+        Setting(
+            "Stride of the windows (default: their length); smaller gives each token more context.",
+            None,
+            Range(1, 1 << 20),
+        ),
+    ] = None
+    baselines: Annotated[bool, Setting("Compare with gzip, xz and an order-5 character model.", None)] = False
+    by_document: Annotated[bool, Setting("Also print the loss of each document, the highest first.", None)] = False
+    bleu_tokenize: Annotated[
+        str | None,
+        Setting(
+            "sacrebleu tokenizer (default: 13a); none if the text is already tokenised.",
+            Panel.ENCODER_DECODER,
+            BLEU_TOKENIZERS,
+        ),
+    ] = None
 
     def check_architecture(self, architecture: str) -> None:
         """Raise UsageError for a setting that differs from its default and has no effect on the architecture."""
@@ -50,3 +65,51 @@ class EvaluationConfig:
             given = [f"`{name}`" for name in names if getattr(self, name) != getattr(EvaluationConfig, name)]
             if given and other != architecture:
                 raise UsageError(f"{', '.join(given)} is for {other} models; leave it out.")
+
+
+@dataclass(frozen=True)
+class MemorisationConfig:
+    """Settings of a memorisation test. Lengths are in characters, so that they mean the same with any tokenizer.
+
+    num_samples: number of samples, and largest number of passages of the training text and of held-out text to
+        continue.
+    sample_length: length of each sample and continuation.
+    prefix_length: length of the text before a continuation.
+    min_match: least length of a verbatim match.
+    temperature: softmax temperature; 1 samples from the distribution that the model was trained for.
+    seed: random seed of the samples and of the choice of passages.
+
+    Raises UsageError for a value out of range, and for matches longer than the samples.
+    """
+
+    num_samples: Annotated[
+        int,
+        Setting(
+            "Number of samples, and of passages to continue from each text (default: 50).",
+            Panel.MEMORISATION,
+            Range(1, 1 << 16),
+        ),
+    ] = 50
+    sample_length: Annotated[
+        int,
+        Setting("Characters of each sample and continuation (default: 500).", Panel.MEMORISATION, Range(10, 1 << 20)),
+    ] = 500
+    prefix_length: Annotated[int, Range(1, 1 << 20)] = 100
+    min_match: Annotated[
+        int,
+        Setting(
+            "Minimum length of a verbatim match in characters (default: 50).", Panel.MEMORISATION, Range(5, 1 << 20)
+        ),
+    ] = 50
+    temperature: Annotated[
+        float,
+        Setting("Softmax temperature of the samples; 0 is greedy (default: 1).", Panel.MEMORISATION, Range(0, 100)),
+    ] = 1.0
+    seed: Annotated[int, Setting("Random seed of samples and passages (default: 0).", Panel.MEMORISATION, SEEDS)] = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(
+            self.min_match <= self.sample_length,
+            f"`min_match` is {self.min_match}; it must be at most `sample_length`, {self.sample_length}.",
+        )

@@ -8,12 +8,13 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
-from tinylm.config.validation import MAX_COUNT, RANGES, Range, describe_value
+from tinylm.config.model import LAYERS, VOCABULARY
+from tinylm.config.validation import MAX_COUNT, Range, describe_value
 
 T = TypeVar("T")
 _REQUIRED: Final = object()
 MAX_NAMED = 3  # unknown fields in a message
-MAX_INTEGER = int(RANGES["vocab_size"].high)  # the largest size in ModelConfig, which has a limit for each size
+MAX_INTEGER = int(VOCABULARY.high)  # the largest size in ModelConfig, which has a limit for each size
 FINITE = Range(-MAX_COUNT, MAX_COUNT)  # also excludes larger numbers, which no config has
 
 # Fields of any family that do not change the logits of a given text: bookkeeping, training, and defaults of generation.
@@ -108,7 +109,7 @@ class ForeignConfig:
 
     def layers(self, name: str = "num_hidden_layers") -> int:
         """The number of layers, at most ModelConfig's limit: readers make lists of this length. Raises ValueError."""
-        return self.integer(name, high=int(RANGES["layers"].high))
+        return self.integer(name, high=int(LAYERS.high))
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean. Raises ValueError for any other value."""

@@ -67,7 +67,7 @@ def open_gguf(path: Path) -> GGUFFile:
     return GGUFFile(parse_header(data), data)
 
 
-def read_model(file: GGUFFile) -> tuple[dict[str, Any], dict[str, "StoredTensor"]]:
+def read_model(file: GGUFFile) -> tuple[dict[str, Any], dict[str, "GGUFTensor"]]:
     """The fields of a Hugging Face config.json, and the tensors under Hugging Face's names.
 
     Raises ValueError for metadata that is missing or not supported, and for tensors that are unknown or do not fit.
@@ -80,12 +80,12 @@ def read_model(file: GGUFFile) -> tuple[dict[str, Any], dict[str, "StoredTensor"
     if layers > len(infos) or layers * experts > MAX_BLOCKS:
         of_experts = f" of {experts:,} experts" if experts else ""
         raise ValueError(f"it claims {layers:,} layers{of_experts} and has {len(infos):,} tensors")
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, GGUFTensor] = {}
     unknown = set(infos) - {ROPE_FACTORS}
     for place in architecture.places(layers, experts):
         if place.stored in infos:
             heads = values[place.change.heads] if place.change.heads else 0
-            tensors[place.foreign] = StoredTensor(file.data, infos[place.stored], place.change, heads, place.expert)
+            tensors[place.foreign] = GGUFTensor(file.data, infos[place.stored], place.change, heads, place.expert)
             tensors[place.foreign].check(experts)
             unknown.discard(place.stored)
     if unknown:
@@ -117,7 +117,7 @@ def read_config(
     return values
 
 
-class StoredTensor:
+class GGUFTensor:
     """A LazyTensor in a mapped file, with Hugging Face's layout.
 
     heads: argument of `change`; 0 if it needs none. expert: index in a tensor of all experts; `None` for other tensors.

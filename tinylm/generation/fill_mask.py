@@ -20,7 +20,7 @@ class Prediction(NamedTuple):
     probabilities: list[float]
 
 
-class Candidate(NamedTuple):
+class MaskCandidate(NamedTuple):
     """The text of a token predicted for a mask, with the token's probability."""
 
     text: str
@@ -37,7 +37,7 @@ class FilledPrompt:
 
     prompt: str
     text: str
-    masks: list[list[Candidate]]
+    masks: list[list[MaskCandidate]]
 
 
 def fill_mask(model: Encoder, tokenizer: Tokenizer, prompt: str, candidates: int, name: str) -> FilledPrompt:
@@ -61,7 +61,7 @@ def fill_mask(model: Encoder, tokenizer: Tokenizer, prompt: str, candidates: int
     most_likely = (prediction.tokens[0] for prediction in predictions)
     text = tokenizer.decode([next(most_likely) if token == tokenizer.mask_id else token for token in ids])
     masks = [
-        [Candidate(tokenizer.decode([token]), probability) for token, probability in zip(*prediction, strict=True)]
+        [MaskCandidate(tokenizer.decode([token]), probability) for token, probability in zip(*prediction, strict=True)]
         for prediction in predictions
     ]
     return FilledPrompt(prompt, text, masks)

@@ -1,19 +1,78 @@
-"""Settings of generation. Names and defaults are those of `tinylm sample`, except that its default `seed` is random."""
+"""Settings of generation, and of the server: the options of `tinylm sample`, `chat` and `serve`.
 
+In the Python API, the default `seed` is 0 and not random.
+"""
+
+import contextlib
+import ipaddress
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from tinylm.config.validation import check_choice, check_numbers, require
+from tinylm.config.training import SEEDS
+from tinylm.config.validation import FRACTION, Panel, Range, Setting, check_fields, require
 from tinylm.errors import UsageError
 
 DEFAULT_TEMPERATURE = 0.8  # of a decoder
+MAX_TOKENS = Range(1, 2**31 - 1)
 JSON_WHITESPACE = r"[ \n]{1,20}"  # between the parts of the JSON; an untrained model would go on with it without end
 
 
 @dataclass(frozen=True)
-class SamplingConfig:
+class SamplingSettings:
+    """How a token is sampled from logits, without a default temperature. Raises UsageError for a value out of range."""
+
+    temperature: Annotated[
+        float | None,
+        Setting(
+            "Softmax temperature: lower is more conservative, 0 is greedy (default: 0.8; pairs: beam search).",
+            Panel.SAMPLING,
+            Range(0, 100),  # above 100, sampling is almost uniform
+            flags=("--temperature", "-t"),
+        ),
+    ] = None
+    top_k: Annotated[
+        int,
+        Setting(
+            "Sample from the K most likely tokens only (default: 0, all).",
+            Panel.SAMPLING,
+            Range(0, 2**31 - 1),
+            metavar="K",
+            flags=("--top-k", "-k"),
+        ),
+    ] = 0
+    top_p: Annotated[
+        float,
+        Setting(
+            "Nucleus sampling: the most likely tokens with total probability P (default: 1).",
+            Panel.SAMPLING,
+            Range(0, 1, open_low=True),
+            metavar="P",
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        Setting(
+            "Drop tokens less than P times as likely as the most likely one (default: 0).",
+            Panel.SAMPLING,
+            FRACTION,
+            metavar="P",
+        ),
+    ] = 0.0
+    repeat_penalty: Annotated[
+        float,
+        Setting(
+            "Above 1, tokens already in the text become less likely (default: 1).", Panel.SAMPLING, Range(0.001, 1000)
+        ),
+    ] = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class SamplingConfig(SamplingSettings):
     """How a token is sampled from logits. Raises UsageError for a value out of range.
 
     temperature: softmax temperature; 0 is greedy.
@@ -24,17 +83,10 @@ class SamplingConfig:
     """
 
     temperature: float = DEFAULT_TEMPERATURE
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repeat_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_numbers(vars(self))
 
 
-@dataclass(frozen=True)
-class GenerationConfig:
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig(SamplingSettings):
     """How text is generated for one prompt. Raises UsageError for a value out of range, for an empty `stop`, for
     `stop` with `json_schema`, and as `json_grammar`.
 
@@ -49,20 +101,38 @@ class GenerationConfig:
     seed: random seed. Each sample has its own random stream; see `Sampler`.
     """
 
-    max_tokens: int = 256
-    num_samples: int = 1
-    temperature: float | None = None
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repeat_penalty: float = 1.0
+    max_tokens: Annotated[
+        int,
+        Setting(
+            "Length of each sample: at most N tokens (default: 256). For the number of samples, see -N.",
+            Panel.TEXT,
+            MAX_TOKENS,
+            flags=("--max-tokens", "-n"),
+        ),
+    ] = 256
+    num_samples: Annotated[
+        int,
+        Setting(
+            "Samples per prompt, generated as one batch (default: 1).",
+            Panel.TEXT,
+            Range(1, 1 << 16),
+            flags=("--num-samples", "-N"),
+        ),
+    ] = 1
     stop: tuple[str, ...] = ()
-    logprobs: int = 0
+    logprobs: Annotated[
+        int,
+        Setting(
+            "With --json, record each token's log-probability and those of the N likeliest (default: 0, none).",
+            Panel.TEXT,
+            Range(0, 100),
+        ),
+    ] = 0
     json_schema: Mapping[str, Any] | None = None
-    seed: int = 0
+    seed: Annotated[int, SEEDS] = 0
 
     def __post_init__(self) -> None:
-        check_numbers(vars(self))
+        check_fields(self)
         require("" not in self.stop, "`stop` is empty; give the text to stop at, or leave it out.")
         require(not self.stop or self.json_schema is None, "`stop` would cut the JSON of `json_schema`; leave it out.")
         if self.json_schema is not None:
@@ -81,29 +151,51 @@ class BeamSearchConfig:
     beams: beam width. length_penalty: exponent of the length normalisation; higher prefers longer targets.
     """
 
-    beams: int = 5
-    length_penalty: float = 1.0
+    beams: Annotated[int, Setting("Beam width (default: 5).", Panel.ENCODER_DECODER, Range(1, 256))] = 5
+    length_penalty: Annotated[
+        float,
+        Setting(
+            "Exponent of the length normalisation; higher favours longer targets (default: 1).",
+            Panel.ENCODER_DECODER,
+            Range(-10, 10),
+        ),
+    ] = 1.0
 
     def __post_init__(self) -> None:
-        check_numbers(vars(self))
+        check_fields(self)
 
 
 @dataclass(frozen=True)
-class SpeedConfig:
-    """Settings that change the speed of generation and not the text, except for rounding.
+class EngineSettings:
+    """The inference engine. Raises UsageError for another value.
 
     engine: auto, torch or llama.cpp. auto uses llama.cpp on a CPU if it is installed and can run the model. Both
         engines have their own random streams.
-    cache: use the KV cache.
-
-    Raises UsageError for another value.
     """
 
-    cache: bool = True
-    engine: str = "auto"
+    engine: Annotated[
+        str,
+        Setting(
+            "Inference engine (default: auto, llama.cpp on a CPU wherever it can run the model, else torch).",
+            Panel.MACHINE,
+            ("auto", "torch", "llama.cpp"),
+        ),
+    ] = "auto"
 
     def __post_init__(self) -> None:
-        check_choice("engine", self.engine, ("auto", "torch", "llama.cpp"))
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedConfig(EngineSettings):
+    """Settings that change the speed of generation and not the text, except for rounding.
+
+    engine: see EngineSettings. cache: use the KV cache.
+    """
+
+    cache: Annotated[
+        bool, Setting("Use the KV cache (default: yes); --no-cache is slow, for comparison.", Panel.MACHINE)
+    ] = True
 
     def for_json(self) -> "SpeedConfig":
         """The settings with which JSON of a schema is generated. Raises UsageError if llama.cpp is required."""
@@ -121,11 +213,67 @@ class PromptPolicy:
     Raises UsageError for another value of `unknown`.
     """
 
-    unknown: str = "error"
-    strict: bool = False
+    unknown: Annotated[
+        str,
+        Setting(
+            "Characters outside the vocabulary: an error, or skipped (default: error).",
+            Panel.PROMPT,
+            ("error", "skip"),
+        ),
+    ] = "error"
+    strict: Annotated[
+        bool,
+        Setting("Fail if a prompt is longer than the context (default: truncate it, with a warning).", Panel.PROMPT),
+    ] = False
 
     def __post_init__(self) -> None:
-        check_choice("unknown", self.unknown, ("error", "skip"))
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Settings of the server. Raises UsageError for a value out of range, and for an open host without a key.
+
+    host, port: the address to listen on; port 0 takes a free one.
+    api_key: required of clients as a bearer token; `None` for none, which is possible on the loopback only.
+    parallel: number of requests that are computed at the same time; others wait.
+    serving_context: tokens of a request and its answer; `None` for the model's context, at most 4,096.
+    """
+
+    host: Annotated[
+        str,
+        Setting("Address to listen on (default: 127.0.0.1, this machine only).", Panel.MACHINE, metavar="HOST"),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, Setting("Port to listen on; 0 takes a free one (default: 8080).", Panel.MACHINE, Range(0, 65_535))
+    ] = 8080
+    api_key: Annotated[
+        str | None,
+        Setting("Key that clients must send; better given as TINYLM_SERVE_API_KEY.", Panel.MACHINE, metavar="KEY"),
+    ] = None
+    parallel: Annotated[
+        int, Setting("Requests that are computed at the same time (default: 4).", Panel.MACHINE, Range(1, 256))
+    ] = 4
+    serving_context: Annotated[
+        int | None,
+        Setting(
+            "Tokens of a request and its answer (default: the model's context, at most 4096).",
+            Panel.MACHINE,
+            Range(1, 1 << 20),
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(self.api_key != "", "`api_key` is empty; give a key, or leave it out.")
+        if self.api_key is None and not _is_loopback(self.host):
+            raise UsageError(f"`host` {self.host} can be reached from other machines; give an `api_key` as well.")
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def json_grammar(schema: Mapping[str, Any]) -> str:

@@ -60,7 +60,7 @@ class JSONSampler:
         return allowed
 
 
-class _Vocabulary:
+class _GrammarVocabulary:
     """The bytes of each token, in the form that llguidance reads."""
 
     bos_token_id = None
@@ -79,7 +79,7 @@ def _vocabulary(tokenizer: Tokenizer) -> llguidance.LLTokenizer:
     token_bytes = tokenizer.token_bytes
     try:
         if token_bytes is not None:
-            wrapper = llguidance.TokenizerWrapper(_Vocabulary(tokenizer, token_bytes))
+            wrapper = llguidance.TokenizerWrapper(_GrammarVocabulary(tokenizer, token_bytes))
             return llguidance.LLTokenizer(wrapper, eos_token=sorted(tokenizer.stop_ids))
         return llguidance.LLTokenizer(tokenizer.to_str(), eos_token=sorted(tokenizer.stop_ids))
     except ValueError as error:

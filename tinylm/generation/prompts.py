@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tinylm.config.run import DataConfig
-from tinylm.config.validation import RANGES, describe_value, require
+from tinylm.config.validation import Range, describe_value, limits_of, require
 from tinylm.errors import UsageError
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy
 from tinylm.reporter import Reporter
@@ -270,5 +270,7 @@ def _parse_setting(key: str, value: Any, type_: Any, location: str) -> Any:
     numbers, name = (int, "a whole number") if type_ is int else ((int, float), "a number")
     is_number = isinstance(value, numbers) and not isinstance(value, bool)
     require(is_number, f"{subject} is {describe_value(value)}; it must be {name}.")
-    require(RANGES[key].contains(value), f"{subject} is {describe_value(value)}; it must be {RANGES[key]}.")
+    limits = limits_of(GenerationConfig)[key]
+    assert isinstance(limits, Range)
+    require(limits.contains(value), f"{subject} is {describe_value(value)}; it must be {limits}.")
     return value

@@ -208,7 +208,7 @@ class Model(TextGenerator):
             json_schema=json_schema,
             seed=secrets.randbits(32) if seed is None else seed,
         )
-        search, speed = BeamSearchConfig(beams, length_penalty), SpeedConfig(cache, engine)
+        search, speed = BeamSearchConfig(beams, length_penalty), SpeedConfig(cache=cache, engine=engine)
         policy = PromptPolicy(unknown, strict)
         self._reject_settings_without_effect(config, search, speed)
         require(not stream or num_samples == 1, "`stream` is for a single sample; leave out `num_samples`.")

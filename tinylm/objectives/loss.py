@@ -85,7 +85,7 @@ class Objective(Protocol):
 
 
 def next_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
-    """-sum log p(target | tokens before it in the same text) over the scored targets (notes 002, 004)."""
+    """-sum log p(target | tokens before it in the same text) over the scored targets."""
     return _loss(model, _decoder_output(model, batch), batch, smoothing)
 
 
@@ -127,12 +127,12 @@ def _decoder_output(model: LanguageModel, batch: Batch) -> Output:
 
 
 def masked_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
-    """-sum over the masked positions of log p(token | corrupted window) (note 004; Devlin et al. 2019)."""
+    """-sum over the masked positions of log p(token | corrupted window) (Devlin et al. 2019)."""
     return _loss(model, model(batch.ids), batch, smoothing)
 
 
 def sequence_to_sequence(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
-    """-sum log p(target | source, targets before it) over the scored targets, with teacher forcing (note 004)."""
+    """-sum log p(target | source, targets before it) over the scored targets, with teacher forcing."""
     return _loss(model, model(batch.ids, batch.source, batch.source_lengths, batch.mask), batch, smoothing)
 
 

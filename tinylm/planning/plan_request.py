@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tinylm.config.model import ModelConfig
-from tinylm.config.presets import PRESETS, SIZES
+from tinylm.config.presets import SIZES, PresetSettings
 from tinylm.config.run import AdapterConfig, DataConfig
 from tinylm.config.sequence_growth import mean_share
+from tinylm.config.settings import SharedSettings
 from tinylm.config.training import MUON_OPTIMIZERS, Budget
-from tinylm.config.validation import check_choice, check_numbers
+from tinylm.config.validation import check_choice, check_settings
 from tinylm.errors import UsageError
 from tinylm.planning.data_shape import DataShape, Rows, TextShape
 from tinylm.planning.recipes import (
@@ -52,10 +53,9 @@ class PlanRequest:
     adapter: AdapterConfig | None = None
 
     def __post_init__(self) -> None:
-        check_numbers(self.training)
+        check_settings(SharedSettings, self.training)
         check_choice("compile", self.compile, ("auto", "on", "off"))
-        check_choice("preset", self.preset, tuple(PRESETS))
-        check_choice("size", self.size, ("auto", *SIZES))
+        check_settings(PresetSettings, self.model)
         if self.size != "auto" and self.model.keys() >= SIZES[self.size].keys():
             parts = ", ".join(f"`{name}`" for name in SIZES[self.size])
             raise UsageError(f"`size` sets {parts}, and all of them are given; leave out `size` or one of them.")

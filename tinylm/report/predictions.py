@@ -40,7 +40,7 @@ MAX_TOKEN_TEXT = 40  # characters
 MAX_UPDATES = 500  # adapter layers
 
 
-class Passage(NamedTuple):
+class ScoredPassage(NamedTuple):
     """Inputs of a model, and the tokens that it predicts.
 
     inputs: ids for the network, (1, T) each. targets: (T,), the token that each position predicts, or -1 for none.
@@ -107,7 +107,7 @@ def describe_model(model: Model, run: Path, options: ModelOptions, map_bytes: in
     return sections, problems
 
 
-def _passage(model: Model, ids: Tokens, limit: int) -> Passage:
+def _passage(model: Model, ids: Tokens, limit: int) -> ScoredPassage:
     """The beginning of a text, or for an encoder-decoder its first pair that fits, with at most `limit` tokens.
 
     Raises UsageError if no pair fits.
@@ -122,16 +122,16 @@ def _passage(model: Model, ids: Tokens, limit: int) -> Passage:
         batch = pairs.batch(fitting[:1])
         assert batch.source is not None
         targets = batch.targets[0]
-        return Passage((batch.ids.to(device), batch.source.to(device)), targets, targets.tolist(), 0)
+        return ScoredPassage((batch.ids.to(device), batch.source.to(device)), targets, targets.tolist(), 0)
     tokens = torch.from_numpy(ids[:limit].astype(np.int64)).to(device)
     if isinstance(model.network, Encoder):
         masked = torch.arange(len(tokens), device=device) % MASK_EVERY == MASK_EVERY // 2
         inputs = tokens.masked_fill(masked, model.tokenizer.mask_id)
-        return Passage((inputs[None],), tokens.masked_fill(~masked, -1), tokens.tolist(), 0)
-    return Passage((tokens[None, :-1],), tokens[1:], tokens.tolist(), 1)
+        return ScoredPassage((inputs[None],), tokens.masked_fill(~masked, -1), tokens.tolist(), 0)
+    return ScoredPassage((tokens[None, :-1],), tokens[1:], tokens.tolist(), 1)
 
 
-def _scored_passage(model: Model, passage: Passage) -> dict[str, Any] | None:
+def _scored_passage(model: Model, passage: ScoredPassage) -> dict[str, Any] | None:
     """The `tokens` of a passage, its `kind`, and the text of its `source`; `None` for a passage without inputs.
 
     Each token has its `text`. Predicted tokens also have `loss`, in nats, and `likeliest`: the texts of the most

@@ -44,7 +44,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Header:
+class WeightsHeader:
     """The header of a weights file: the shapes of the tensors by name, and the metadata."""
 
     shapes: dict[str, tuple[int, ...]]
@@ -56,13 +56,13 @@ class Header:
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def read_header(file: Path) -> Header:
+def read_header(file: Path) -> WeightsHeader:
     """Read the header of a weights file, without its tensors."""
     with open_tensors(file) as opened:
         names = opened.keys()  # a safe_open object is not iterable
         shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in names}
         metadata = opened.metadata() or {}
-    return Header(shapes, *_read_metadata(file, metadata))
+    return WeightsHeader(shapes, *_read_metadata(file, metadata))
 
 
 def _read_metadata(file: Path, metadata: dict[str, str]) -> tuple[int, float | None, str]:
@@ -104,7 +104,7 @@ def check_weights_file(file: Path, config: RunConfig) -> None:
         _check_digest(Weights(mapped, config, header.step, header.val_loss), header, file)
 
 
-def _check_digest(weights: Weights, header: Header, file: Path) -> None:
+def _check_digest(weights: Weights, header: WeightsHeader, file: Path) -> None:
     if weights.digest != header.digest:
         raise TinyLMError(
             f"{file} is damaged, or belongs to another config.json: its content does not match its digest. "

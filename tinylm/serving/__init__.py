@@ -1,15 +1,12 @@
 """An OpenAI-compatible server: llama.cpp's own, on a file that tinylm converted."""
 
-import contextlib
-import ipaddress
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinylm.config.validation import check_numbers, require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.converted_model import GGUF_FOLDER, Conversion
+from tinylm.generation.generation_config import ServerConfig
 from tinylm.generation.llama_cpp import free_cores, import_llama_cpp, kept_signal_handlers
 from tinylm.kernels.allocator import share_heaps
 from tinylm.system.cache_directory import private_folder
@@ -18,29 +15,6 @@ from tinylm.system.cache_directory import private_folder
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 COMPLETION_PAGE = Path(__file__).with_name("completion_page")
 MAX_CONTEXT = 4096  # tokens of a request, unless more are asked for: the cache takes memory for each
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """Settings of the server. Raises UsageError for a value out of range, and for an open host without a key.
-
-    host, port: the address to listen on; port 0 takes a free one.
-    api_key: required of clients as a bearer token; `None` for none, which is possible on the loopback only.
-    parallel: number of requests that are computed at the same time; others wait.
-    serving_context: tokens of a request and its answer; `None` for the model's context, at most MAX_CONTEXT.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8080
-    api_key: str | None = None
-    parallel: int = 4
-    serving_context: int | None = None
-
-    def __post_init__(self) -> None:
-        check_numbers(vars(self))
-        require(self.api_key != "", "`api_key` is empty; give a key, or leave it out.")
-        if self.api_key is None and not _is_loopback(self.host):
-            raise UsageError(f"`host` {self.host} can be reached from other machines; give an `api_key` as well.")
 
 
 def start_server(model: Conversion, name: str, config: ServerConfig) -> Any:
@@ -81,12 +55,6 @@ def start_server(model: Conversion, name: str, config: ServerConfig) -> Any:
             f"llama.cpp cannot serve {name} on {url}: try another `port`, or fewer `parallel`."
         ) from error
     return server
-
-
-def _is_loopback(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def _check_address(config: ServerConfig) -> None:

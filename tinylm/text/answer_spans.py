@@ -102,7 +102,7 @@ class ChatFormat:
     def _literal(self) -> LiteralTokens:
         return LiteralTokens(self.control_tokens)
 
-    def _request(self, source: Conversation) -> "_Request":
+    def _request(self, source: Conversation) -> "_SpanRequest":
         """What to render to find the scored text of a conversation."""
         conversation = self._marked(source)
         blocks = self.template.marks_answers
@@ -122,9 +122,9 @@ class ChatFormat:
         whole = (len(conversation.messages), False)
         job = Job(conversation.messages, conversation.tools, [whole, *prefixes], len(prefixes) if blocks else 2)
         probe = _probe(conversation)
-        return _Request(source, conversation, wanted, [job, *probe.jobs], probe)
+        return _SpanRequest(source, conversation, wanted, [job, *probe.jobs], probe)
 
-    def _scored(self, request: "_Request", renderings: list[Rendering], *probed: list[Rendering]) -> ScoredText:
+    def _scored(self, request: "_SpanRequest", renderings: list[Rendering], *probed: list[Rendering]) -> ScoredText:
         """The text and the scored spans, by the renderings of a request."""
         rendered = text_of(renderings[0])
         text, spans = unmarked(rendered)
@@ -144,7 +144,7 @@ class ChatFormat:
             spans = [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
         return ScoredText(text, [span for span in spans if span])
 
-    def _span_of(self, request: "_Request", index: int, text: str, before: Rendering, after: Rendering) -> range:
+    def _span_of(self, request: "_SpanRequest", index: int, text: str, before: Rendering, after: Rendering) -> range:
         """The span of the answer at `index` in the text, by the renderings before it and with it."""
         if isinstance(before, TinyLMError):
             before = self._opening(request, index, _text(text, after), before)
@@ -159,7 +159,7 @@ class ChatFormat:
             answer = stripped
         return range(len(prompt), len(prompt) + len(answer))
 
-    def _opening(self, request: "_Request", index: int, answered: str, error: TinyLMError) -> int:
+    def _opening(self, request: "_SpanRequest", index: int, answered: str, error: TinyLMError) -> int:
         """The length of the text before an answer, for a template that does not render the messages before it alone,
         such as none. There, the answer follows the only occurrence of the generation prompt.
 
@@ -218,7 +218,7 @@ class ChatFormat:
         return text[spans[-1].start : spans[-1].stop] if spans else ""
 
 
-class _Request(NamedTuple):
+class _SpanRequest(NamedTuple):
     """A conversation, as it is read and as it is rendered (marked and cut), with the jobs that render it.
 
     answers: the messages whose spans are wanted; `None` for all `{% generation %}` blocks.

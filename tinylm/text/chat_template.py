@@ -121,7 +121,7 @@ class ChatTemplate:
         Raises TinyLMError if the source is not a Jinja template, or if its process cannot be started.
         """
         requests = [self._request(job) for job in jobs]
-        answers = self._answers([request for request in requests if isinstance(request, _Request)])
+        answers = self._answers([request for request in requests if isinstance(request, _RenderJobs)])
         for request in requests:
             if isinstance(request, TinyLMError):
                 yield [request]
@@ -138,7 +138,7 @@ class ChatTemplate:
             self._process = _Process(self.source)
         return self._process
 
-    def _request(self, job: Job) -> "_Request | TinyLMError":
+    def _request(self, job: Job) -> "_RenderJobs | TinyLMError":
         """The job as JSON with its limits, or why it cannot be rendered."""
         values = {**self.special, "messages": job.messages, "tools": job.tools, "documents": None}
         try:
@@ -151,9 +151,9 @@ class ChatTemplate:
         seconds = SECONDS + SECONDS_PER_BYTE * size + SECONDS_PER_PREFIX * len(job.prefixes)
         characters = MAX_TEXT + TEXT_PER_BYTE * size
         others = {"prefixes": job.prefixes, "texts": job.texts, "seconds": seconds, "characters": characters}
-        return _Request(f'{json.dumps(others)[:-1]}, "values": {text}}}', seconds, characters)
+        return _RenderJobs(f'{json.dumps(others)[:-1]}, "values": {text}}}', seconds, characters)
 
-    def _answers(self, requests: Sequence["_Request"]) -> Iterator[list[Any]]:
+    def _answers(self, requests: Sequence["_RenderJobs"]) -> Iterator[list[Any]]:
         """Yield the answer to each request. If the process ends, they are sent again one by one."""
         if not requests:
             return
@@ -183,7 +183,7 @@ class ChatTemplate:
         return value
 
 
-class _Request(NamedTuple):
+class _RenderJobs(NamedTuple):
     """A job as JSON, its limit of processor time, and that of the characters of all its renderings."""
 
     text: str

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from tinylm.config.settings import FORMATS
 from tinylm.config.validation import check_choice
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.system.files import resolve_links
@@ -29,7 +30,6 @@ from tinylm.text.file_selection import (
 )
 from tinylm.text.parquet import is_parquet
 from tinylm.text.readers import (
-    FORMATS,
     decoded_chunks,
     is_json_file,
     is_table,

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tinylm.config.run import DataConfig
-from tinylm.config.validation import check_numbers
+from tinylm.config.settings import TextSettings
+from tinylm.config.validation import check_settings
 from tinylm.errors import TinyLMError, UnknownCharactersError, UsageError
 from tinylm.system.cache_directory import private_folder
 from tinylm.text.chat_corpus import ChatCorpus
@@ -166,7 +167,7 @@ def split_corpus(
     Raises UsageError for a text that is empty or cannot be read, for a single pair or conversation, and for a
     `val_fraction` outside of (0, 1).
     """
-    check_numbers({"val_fraction": val_fraction})
+    check_settings(TextSettings, {"val_fraction": val_fraction})
     stats = scan_corpus(corpus, progress)
     val_stats = scan_corpus(val_corpus, progress) if val_corpus is not None else None
     if val_corpus is not None and val_stats is not None:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinylm.config.run import TRAIN_ON, DataConfig
-from tinylm.config.validation import check_choice, describe_value, require
+from tinylm.config.run import DataConfig
+from tinylm.config.settings import TextSettings
+from tinylm.config.validation import check_settings, describe_value, require
 from tinylm.errors import UsageError
 from tinylm.reporter import Reporter
 from tinylm.system.files import resolve_links, temporary_folder
@@ -50,7 +51,7 @@ MAX_LISTED_KEYS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextSource:
+class TextSource(TextSettings):
     """Texts and how they are read. `paths` are files, folders and glob patterns, or - for standard input.
 
     `format`, `text_key`, `encoding` and `unknown` are the settings of the same names in a DataConfig. The validation
@@ -61,20 +62,10 @@ class TextSource:
     """
 
     paths: tuple[str, ...]
-    format: str = "auto"
-    text_key: str | None = None
-    encoding: str = "utf-8"
-    unknown: str = "error"
-    val_data: str | None = None
-    val_fraction: float | None = None
-    chat_template: str | None = None
-    train_on: str | None = None
     ignorable: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        check_choice("unknown", self.unknown, ("error", "skip"))
-        if self.train_on is not None:
-            check_choice("train_on", self.train_on, TRAIN_ON)
+        check_settings(TextSettings, {name: value for name, value in vars(self).items() if name != "paths"})
 
 
 ChatFormatOf = Callable[[TextSource], ChatFormat]  # the format of conversations in a source

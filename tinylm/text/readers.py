@@ -14,7 +14,6 @@ from tinylm.errors import UsageError
 from tinylm.text.compression import Progress, content_suffix, decompressed_chunks, display_name, no_progress
 from tinylm.text.parquet import is_parquet, parquet_rows
 
-FORMATS = ("auto", "text", "jsonl", "lines", "pairs", "chat")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 JSON_SUFFIXES = (*JSONL_SUFFIXES, ".json")
 TABLE_SUFFIXES = (".csv", ".tsv")

@@ -1,16 +1,19 @@
 """`tinylm.train`, `tinylm.finetune_lora` and `tinylm.finetune_adapter`: training from Python."""
 
+import functools
+import inspect
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import ParamSpec, TypeVar
 
 import tinylm
 from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
 from tinylm.distributed.launch import Launch
 from tinylm.distributed.ranks import join_ranks
-from tinylm.errors import InterruptedRunError
+from tinylm.errors import InterruptedRunError, UsageError
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.training.pipeline import EventCallback, Session, TrainingResult
 from tinylm.training.restart import start_run
@@ -25,28 +28,79 @@ from tinylm.training.training_request import (
 )
 
 PathLike = str | Path
-Callbacks = Sequence[EventCallback]
+P = ParamSpec("P")
+A = TypeVar("A")
 JUST_NOW = 0.1  # seconds
 
 
-def train(
-    files: Files = (),
-    out: PathLike | None = None,
-    *,
-    resume: PathLike | None = None,
-    callbacks: Callbacks = (),
-    reporter: Reporter | None = None,
-    **settings: Unpack[TrainSettings],
-) -> TrainingResult:
+@dataclass(frozen=True)
+class TrainCall(TrainSettings):
+    """The arguments of `train`."""
+
+    files: Files = ()
+    out: PathLike | None = None
+    _: KW_ONLY
+    resume: PathLike | None = None
+    callbacks: Sequence[EventCallback] = ()
+    reporter: Reporter | None = None
+
+
+@dataclass(frozen=True)
+class LoRACall(LoRASettings):
+    """The arguments of `finetune_lora`."""
+
+    files: Files = ()
+    model: PathLike | None = None
+    out: PathLike | None = None
+    _: KW_ONLY
+    resume: PathLike | None = None
+    callbacks: Sequence[EventCallback] = ()
+    reporter: Reporter | None = None
+
+
+@dataclass(frozen=True)
+class AdapterCall(AdapterSettings):
+    """The arguments of `finetune_adapter`."""
+
+    files: Files = ()
+    model: PathLike | None = None
+    out: PathLike | None = None
+    _: KW_ONLY
+    resume: PathLike | None = None
+    callbacks: Sequence[EventCallback] = ()
+    reporter: Reporter | None = None
+
+
+def _takes(kind: Callable[P, A]) -> Callable[[Callable[[A], TrainingResult]], Callable[P, TrainingResult]]:
+    """Decorator: the function takes the fields of the dataclass `kind` as arguments, of which it gets an instance."""
+
+    def decorate(function: Callable[[A], TrainingResult]) -> Callable[P, TrainingResult]:
+        signature = inspect.signature(kind)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **settings: P.kwargs) -> TrainingResult:
+            if unknown := sorted(settings.keys() - signature.parameters.keys()):
+                raise TypeError(f"unknown settings: {', '.join(unknown)}")
+            return function(kind(*args, **settings))
+
+        call.__signature__ = signature.replace(return_annotation=TrainingResult)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+@_takes(TrainCall)
+def train(call: TrainCall) -> TrainingResult:
     """Train a language model on text files.
 
     files: text files, folders, glob patterns, or - for standard input
     out: run directory to write. Default: checkpoints/<name of the first file>.
-    resume: run directory to continue from its last save, in place of a new run; only LengthSettings, IntervalSettings
-        and `parallel` can change, and with `files`, `val_data` can be given again
+    resume: run directory to continue from its last save, in place of a new run; only RESUMABLE_NAMES can change, and
+        with `files`, `val_data` can be given again
     callbacks: functions that are called with each event of `tinylm.training.events`
     reporter: receives notes, warnings and progress. Default: the logger `tinylm`.
-    settings: the options of `tinylm train`, with the same names and defaults; see TrainSettings
+
+    The other arguments are the options of `tinylm train`, with the same names and defaults; see TrainSettings.
 
     A `time` budget counts from the call, the import of torch by `tinylm.train` included, to its return.
 
@@ -56,78 +110,61 @@ def train(
 
     Raises UsageError for settings, files and paths that cannot be used, DivergedError for a loss, gradient or weight
     that is not finite, TinyLMError if the run cannot be written or does not fit in memory, or if another process fails,
-    KeyboardInterrupt for a second Ctrl-C or one before the first save, and TypeError for unknown settings of a new run.
+    KeyboardInterrupt for a second Ctrl-C or one before the first save, and TypeError for unknown settings.
     """
-    request: TrainingRequest | ResumeRequest
-    if resume is None:
-        request = train_request(files, _path(out), settings)
-    else:
-        request = resume_request(Path(resume), files, _with_out(settings, out))
-    return _run(request, callbacks, reporter)
+    if call.resume is not None:
+        return _run(_resume_request(call), call)
+    return _run(train_request(call.files, _path(call.out), call), call)
 
 
-def finetune_lora(
-    files: Files = (),
-    model: PathLike | None = None,
-    out: PathLike | None = None,
-    *,
-    resume: PathLike | None = None,
-    callbacks: Callbacks = (),
-    reporter: Reporter | None = None,
-    **settings: Unpack[LoRASettings],
-) -> TrainingResult:
+@_takes(LoRACall)
+def finetune_lora(call: LoRACall) -> TrainingResult:
     """Fine-tune a model on text files with LoRA. The files of the base model are not changed.
 
     model: run directory of the base model, or its name under checkpoints/, a Hugging Face folder, `hf:OWNER/NAME`, or a
         GGUF file. Default: the newest model under checkpoints/.
     out: run directory of the adapter to write. Default: <model>-lora, under checkpoints/ if the base is not a run.
-    settings: the options of `tinylm finetune-lora`, with the same names and defaults; see LoRASettings
 
-    The other arguments, the result and the errors are those of `train`.
+    The other arguments are the options of `tinylm finetune-lora`, with the same names and defaults; see LoRASettings.
+    Files, `resume`, callbacks, the reporter, the result and the errors are those of `train`.
     """
-    request: TrainingRequest | ResumeRequest
-    if resume is None:
-        request = lora_request(files, _path(model), _path(out), settings)
-    else:
-        request = resume_request(Path(resume), files, _with_out(settings, out), adapter_kind="lora", base=_path(model))
-    return _run(request, callbacks, reporter)
+    if call.resume is not None:
+        return _run(_resume_request(call, "lora", _path(call.model)), call)
+    return _run(lora_request(call.files, _path(call.model), _path(call.out), call), call)
 
 
-def finetune_adapter(
-    files: Files = (),
-    model: PathLike | None = None,
-    out: PathLike | None = None,
-    *,
-    resume: PathLike | None = None,
-    callbacks: Callbacks = (),
-    reporter: Reporter | None = None,
-    **settings: Unpack[AdapterSettings],
-) -> TrainingResult:
+@_takes(AdapterCall)
+def finetune_adapter(call: AdapterCall) -> TrainingResult:
     """Fine-tune a model on text files with bottleneck adapters after each sublayer (Houlsby et al. 2019).
 
     out: run directory of the adapter to write. Default: <model>-adapter, as for `finetune_lora`.
-    settings: the options of `tinylm finetune-adapter`, with the same names and defaults; see AdapterSettings
 
-    The other arguments, the result and the errors are those of `finetune_lora`.
+    The other arguments are the options of `tinylm finetune-adapter`, with the same names and defaults; see
+    AdapterSettings. The rest is that of `finetune_lora`.
     """
-    request: TrainingRequest | ResumeRequest
-    if resume is None:
-        request = bottleneck_request(files, _path(model), _path(out), settings)
-    else:
-        request = resume_request(
-            Path(resume), files, _with_out(settings, out), adapter_kind="bottleneck", base=_path(model)
-        )
-    return _run(request, callbacks, reporter)
+    if call.resume is not None:
+        return _run(_resume_request(call, "bottleneck", _path(call.model)), call)
+    return _run(bottleneck_request(call.files, _path(call.model), _path(call.out), call), call)
 
 
-def _run(request: TrainingRequest | ResumeRequest, callbacks: Callbacks, reporter: Reporter | None) -> TrainingResult:
+Call = TrainCall | LoRACall | AdapterCall
+
+
+def _resume_request(call: Call, adapter_kind: str | None = None, base: Path | None = None) -> ResumeRequest:
+    assert call.resume is not None
+    if call.out is not None:
+        raise UsageError("`resume` fixes `out`; leave it out, or leave out `resume`.")
+    return resume_request(Path(call.resume), call.files, call, adapter_kind=adapter_kind, base=base)
+
+
+def _run(request: TrainingRequest | ResumeRequest, call: Call) -> TrainingResult:
     launch = Launch.of(os.environ)
     started = _call_start()
     try:
-        reporter = reporter or LogReporter()
+        reporter = call.reporter or LogReporter()
         with join_ranks(launch, reporter) as ranks:
             return start_run(
-                request, Session(reporter=reporter, callbacks=tuple(callbacks), started=started, ranks=ranks)
+                request, Session(reporter=reporter, callbacks=tuple(call.callbacks), started=started, ranks=ranks)
             )
     except InterruptedRunError as error:
         raise KeyboardInterrupt(str(error)) from None
@@ -142,8 +179,3 @@ def _call_start() -> float:
 
 def _path(path: PathLike | None) -> Path | None:
     return None if path is None else Path(path)
-
-
-def _with_out(settings: Mapping[str, Any], out: PathLike | None) -> dict[str, Any]:
-    """The settings with `out`, if given: `resume_request` rejects it, as it rejects all settings that cannot change."""
-    return {**settings, **({} if out is None else {"out": out})}

@@ -35,7 +35,7 @@ from tinylm.training.graphed_model import GraphedModel, capture_graphs
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.parallel import load_shards, rank_shard, shard_model
 from tinylm.training.run_store import open_store
-from tinylm.training.samples import Sampler
+from tinylm.training.samples import RunSampler
 from tinylm.training.state import TrainerState, restore_optimizer
 from tinylm.training.trainer import Outcome, Trainer, TrainerHooks, TrainingJob
 from tinylm.transformer.stack import Transformer
@@ -143,7 +143,7 @@ class TrainingRun:
             self.directory.write_config(self.config)
             self.directory.truncate_metrics(state.step)
         saved_step = -1 if self.resume_from is None else state.step
-        sampler = Sampler(self.model, self.tokenizer, self.config)
+        sampler = RunSampler(self.model, self.tokenizer, self.config)
 
         def record(event: Event) -> None:
             store.check()

@@ -26,7 +26,7 @@ MAX_BUDGET_SHARE = 0.02  # of a time budget that one sample may take: the last o
 MIN_GROWTH = 0.02  # interval between samples as a fraction of the training time: at most about 500 samples in a day
 
 
-class Sampler:
+class RunSampler:
     """Samples after evaluations, at intervals that bound the number of samples and the time they take."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, config: RunConfig) -> None:

@@ -216,7 +216,7 @@ class TrainedModel(StartingPoint):
 
 
 class AdapterMethod(Protocol):
-    """The method of a new adapter, LoRA or Bottleneck, with its settings.
+    """The method of a new adapter, LoRAMethod or BottleneckMethod, with its settings.
 
     suffix: appended to the name of the base to make the default run directory
     """
@@ -232,8 +232,8 @@ class AdapterMethod(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoRA(AdapterMethod):
-    """The settings of a LoRA.
+class LoRAMethod(AdapterMethod):
+    """The settings of a LoRA update.
 
     rank: default: 8, or the most that the matrices allow
     alpha: default: twice the rank
@@ -268,7 +268,7 @@ class LoRA(AdapterMethod):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bottleneck(AdapterMethod):
+class BottleneckMethod(AdapterMethod):
     """The settings of bottleneck adapters with hidden size `bottleneck`, one after each sublayer."""
 
     bottleneck: int = 16

@@ -8,44 +8,31 @@ from typing import Any
 from tinylm.config.duration import parse_duration
 from tinylm.config.settings import (
     INTERVAL_NAMES,
-    LENGTH_NAMES,
     MODEL_NAMES,
-    OPTIMIZER_NAMES,
-    PARALLEL,
     RESUMABLE_NAMES,
     AdapterSettings,
+    BudgetSettings,
     LoRASettings,
+    MachineSettings,
+    SharedSettings,
     TextSettings,
     TrainSettings,
     given_settings,
+    names_of,
     reject_fixed_settings,
 )
-from tinylm.config.training import Budget
-from tinylm.config.validation import check_choice, check_numbers
+from tinylm.config.training import Budget, TrainingSettings
 from tinylm.errors import UsageError
 from tinylm.text.corpus_loading import TextSource
 from tinylm.training.starting_point import (
     AdapterMethod,
-    Bottleneck,
-    LoRA,
+    BottleneckMethod,
+    LoRAMethod,
     NewAdapter,
     NewModel,
     StartingPoint,
     TrainedModel,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MachineChoices:
-    """How a run uses the machine. Each field is auto, or one of these values:
-
-    device: cuda, mps or cpu; dtype: fp32, bf16 or fp16; compile: on or off; parallel: ddp or fsdp
-    """
-
-    device: str = "auto"
-    dtype: str = "auto"
-    compile: str = "auto"
-    parallel: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +52,7 @@ class TrainingRequest:
     force: bool = False
     training: Mapping[str, Any] = field(default_factory=dict)
     budget: Budget | None = None
-    machine: MachineChoices = field(default_factory=MachineChoices)
+    machine: MachineSettings = field(default_factory=MachineSettings)
     show_examples: int = 0
 
 
@@ -77,7 +64,7 @@ class ResumeRequest:
     adapter_kind: lora or bottleneck if the run trains an adapter, `None` if it trains a model
     text: the text of the run, if its encoded tokens are neither in the cache nor in the run
     base: the base model of an adapter; by default, the one that `find_base_model` finds
-    training: fields of TrainingConfig to change: those of IntervalSettings, and `patience`
+    training: fields of TrainingConfig to change: INTERVAL_NAMES and `patience`
     budget: replaces that of the run
     parallel: auto, ddp or fsdp; independent of earlier sessions
     """
@@ -95,17 +82,15 @@ Files = str | Path | Sequence[str | Path]
 
 
 def train_request(
-    files: Files, out: Path | None, settings: Mapping[str, Any], ignorable: Collection[str] = ()
+    files: Files, out: Path | None, settings: TrainSettings, ignorable: Collection[str] = ()
 ) -> TrainingRequest:
     """A request to train a model.
 
-    settings: as in TrainSettings
     ignorable: names of settings that are ignored where they do not apply, such as those from the environment
 
-    Raises UsageError for settings that contradict each other, that do not apply and are not ignorable, or that are out
-    of range, and TypeError for unknown ones.
+    Raises UsageError for settings that contradict each other, or that do not apply and are not ignorable.
     """
-    chosen = given_settings(settings, TrainSettings.__annotations__)
+    chosen = given_settings(settings)
     init_from, extend_vocab = chosen.get("init_from"), chosen.get("extend_vocab", False)
     if init_from is not None:
         fixed = {"tokenizer", "vocab_size", *MODEL_NAMES}
@@ -131,22 +116,22 @@ def train_request(
 
 
 def lora_request(
-    files: Files, model: Path | None, out: Path | None, settings: Mapping[str, Any], ignorable: Collection[str] = ()
+    files: Files, model: Path | None, out: Path | None, settings: LoRASettings, ignorable: Collection[str] = ()
 ) -> TrainingRequest:
-    """A request to train a LoRA adapter on `model`, with the settings of LoRASettings; otherwise as `train_request`."""
-    chosen = given_settings(settings, LoRASettings.__annotations__)
+    """A request to train a LoRA adapter on `model`, otherwise as `train_request`."""
+    chosen = given_settings(settings)
     if isinstance(chosen.get("target"), str):
         chosen["target"] = (chosen["target"],)
     parts = ("rank", "alpha", "rank_stabilised", "share_b", "dropout", "target")
-    return _adapter_request(LoRA(**_select(chosen, parts)), files, model, out, chosen, ignorable)
+    return _adapter_request(LoRAMethod(**_select(chosen, parts)), files, model, out, chosen, ignorable)
 
 
 def bottleneck_request(
-    files: Files, model: Path | None, out: Path | None, settings: Mapping[str, Any], ignorable: Collection[str] = ()
+    files: Files, model: Path | None, out: Path | None, settings: AdapterSettings, ignorable: Collection[str] = ()
 ) -> TrainingRequest:
-    """A request to train bottleneck adapters on `model`, with AdapterSettings; otherwise as `train_request`."""
-    chosen = given_settings(settings, AdapterSettings.__annotations__)
-    method = Bottleneck(**_select(chosen, ("bottleneck", "dropout")))
+    """A request to train bottleneck adapters on `model`; otherwise as `train_request`."""
+    chosen = given_settings(settings)
+    method = BottleneckMethod(**_select(chosen, ("bottleneck", "dropout")))
     return _adapter_request(method, files, model, out, chosen, ignorable)
 
 
@@ -164,19 +149,17 @@ def _adapter_request(
 def _request(
     start: StartingPoint, files: Files, out: Path | None, chosen: Mapping[str, Any], ignorable: Collection[str]
 ) -> TrainingRequest:
-    check_numbers(chosen)
-    check_choice("parallel", chosen.get("parallel", "auto"), PARALLEL)
     paths = _file_paths(files)
     if not paths:
         raise UsageError("There is no text to train on; name files or folders, or - for standard input.")
     return TrainingRequest(
         start=start,
-        text=TextSource(paths=paths, ignorable=frozenset(ignorable), **_select(chosen, TextSettings.__annotations__)),
+        text=TextSource(paths=paths, ignorable=frozenset(ignorable), **_select(chosen, names_of(TextSettings))),
         out=out,
         force=chosen.get("force", False),
-        training=_select(chosen, OPTIMIZER_NAMES | INTERVAL_NAMES | {"patience", "seed"}),
+        training=_select(chosen, names_of(TrainingSettings) | {"warmup_steps"}),
         budget=_budget(chosen),
-        machine=MachineChoices(**_select(chosen, ("device", "dtype", "compile", "parallel"))),
+        machine=MachineSettings(**_select(chosen, names_of(MachineSettings))),
         **_select(chosen, ("show_examples",)),
     )
 
@@ -184,7 +167,7 @@ def _request(
 def resume_request(
     run: Path,
     files: Files,
-    settings: Mapping[str, Any],
+    settings: SharedSettings,
     ignorable: Collection[str] = (),
     *,
     adapter_kind: str | None = None,
@@ -193,17 +176,15 @@ def resume_request(
     """A request to continue `run`. `adapter_kind` and `base` are as in ResumeRequest.
 
     files: the text of the run, if its encoded tokens are neither in the cache nor in the run
-    settings: those of LengthSettings and IntervalSettings, `parallel`, and with `files` also `val_data`
+    settings: only RESUMABLE_NAMES, and with `files` also `val_data`
 
-    Raises UsageError for any other setting that is given, unless its name is in `ignorable`, and for values that are
-    out of range or contradict each other.
+    Raises UsageError for any other setting that is given, unless its name is in `ignorable`, and for settings that
+    contradict each other.
     """
     paths = _file_paths(files)
     resumable = RESUMABLE_NAMES | ({"val_data"} if paths else set())
-    fixed = settings.keys() - resumable
-    chosen = reject_fixed_settings(given_settings(settings, settings.keys()), "resume", fixed, ignorable)
-    check_numbers(chosen)
-    check_choice("parallel", chosen.get("parallel", "auto"), PARALLEL)
+    given = given_settings(settings)
+    chosen = reject_fixed_settings(given, "resume", given.keys() - resumable, ignorable)
     return ResumeRequest(
         run=run,
         adapter_kind=adapter_kind,
@@ -225,7 +206,7 @@ def _select(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, An
 
 def _budget(chosen: Mapping[str, Any]) -> Budget | None:
     """The given budget, if any. Raises UsageError for more than one of steps, epochs and time, or an invalid time."""
-    values = _select(chosen, LENGTH_NAMES - {"patience"})
+    values = _select(chosen, names_of(BudgetSettings))
     if isinstance(values.get("time"), str):
         values["time"] = parse_duration(values["time"])
     return Budget(**values) if values else None

@@ -1,4 +1,4 @@
-"""Multi-head attention: self-attention with grouped queries and a cache, and cross-attention (notes 000 to 004).
+"""Multi-head attention: self-attention with grouped queries and a cache, and cross-attention (Vaswani et al. 2017).
 
 `SelfAttention` and `CrossAttention` hold the projections and use the cache. Their core computes attention from the
 queries, keys and values of all heads: `DotProduct`, or `RelativeDotProduct` for self-attention with relative positions.
@@ -38,7 +38,7 @@ class DotProduct(nn.Module):
 
 
 class RelativeDotProduct(nn.Module):
-    """e_ij = scale q_i (k_j + a_ij)^T and z_i = sum_j softmax_j(e_ij) (v_j + b_ij) (note 002; Shaw et al. 2018).
+    """e_ij = scale q_i (k_j + a_ij)^T and z_i = sum_j softmax_j(e_ij) (v_j + b_ij) (Shaw et al. 2018).
 
     scale is 1/sqrt(W) unless given. a_ij and b_ij are learned vectors, shared by all heads, for the offset j - i
     clipped to [-clip, clip].
@@ -179,7 +179,7 @@ class SelfAttention(_MultiHeadAttention):
 
 
 class CrossAttention(_MultiHeadAttention):
-    """Queries from the decoder, keys and values from the encoder's output (notes 001, 004)."""
+    """Queries from the decoder, keys and values from the encoder's output (Vaswani et al. 2017)."""
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None, cache: CrossCache | None = None) -> Tensor:
         """(B, T, D) and encoder output (B, S, D) -> (B, T, D). With a filled cache, `memory` is not used.

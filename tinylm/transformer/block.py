@@ -1,4 +1,4 @@
-"""Transformer blocks: attention and feed-forward, each with a residual connection and a norm (notes 000, 001, 004)."""
+"""Transformer blocks: attention and feed-forward, each with a residual connection and a norm (Vaswani et al. 2017)."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -123,7 +123,7 @@ class ParallelBlock(PreNormBlock):
 
 
 class PreNormBlockWithoutResidual(PreNormBlock):
-    """sublayer(norm(x)) for each sublayer: an ablation without residual connections (notes 000, 002)."""
+    """sublayer(norm(x)) for each sublayer: an ablation without residual connections."""
 
     def _add(self, x: Tensor, y: Tensor, sublayer: str) -> Tensor:
         return self.dropout(y)

@@ -1,4 +1,4 @@
-"""Builds and initialises models from a ModelConfig. No other file in tinylm/model uses ModelConfig."""
+"""Builds and initialises models from a ModelConfig. No other file in tinylm/transformer uses it."""
 
 import math
 from collections.abc import Callable

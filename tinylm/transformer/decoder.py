@@ -1,4 +1,4 @@
-"""The decoder-only transformer, and the base class of models with causal self-attention (notes 001, 002)."""
+"""The decoder-only transformer, and the base class of models with causal self-attention (Radford et al. 2018)."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,8 @@ from tinylm.transformer.stack import Output, Transformer
 class CacheShape(NamedTuple):
     """The sizes of the key/value caches of a model.
 
-    windows: per layer, the sliding-window size in tokens (the query included), or `None` for full attention (note 002).
+    windows: per layer, the sliding-window size in tokens (the query included), or `None` for full attention
+        (Beltagy et al. 2020).
     """
 
     n_kv_heads: int

@@ -1,4 +1,4 @@
-"""The encoder-only transformer with bidirectional attention (notes 001, 004; Devlin et al. 2019)."""
+"""The encoder-only transformer with bidirectional attention (Devlin et al. 2019)."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The encoder-decoder transformer, for translation (notes 001, 004; Vaswani et al. 2017)."""
+"""The encoder-decoder transformer, for translation (Vaswani et al. 2017)."""
 
 from collections.abc import Sequence
 from typing import Any

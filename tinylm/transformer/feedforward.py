@@ -1,4 +1,4 @@
-"""The position-wise feed-forward layer (notes 000, 002, 003, 004)."""
+"""The position-wise feed-forward layer (Vaswani et al. 2017; gated: Shazeer 2020)."""
 
 from abc import abstractmethod
 from collections.abc import Callable

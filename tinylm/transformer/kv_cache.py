@@ -1,4 +1,4 @@
-"""Key/value caches, one per attention layer, for incremental decoding (note 002). Shapes: see `tinylm.transformer`."""
+"""Key/value caches, one per attention layer, for incremental decoding. Shapes: see `tinylm.transformer`."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""Mixture-of-experts feed-forward layers: a router selects a few experts per token (note 002)."""
+"""Mixture-of-experts feed-forward layers: a router selects a few experts per token (Shazeer et al. 2017)."""
 
 import typing
 from collections.abc import Sequence

@@ -32,7 +32,7 @@ class Position(nn.Module):
 
 
 class LearnedPosition(Position):
-    """A learned vector per position, added to the embedding (note 001; Radford et al. 2019)."""
+    """A learned vector per position, added to the embedding (Radford et al. 2019)."""
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class LearnedPosition(Position):
 
 
 class SinusoidalPosition(Position):
-    """PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(p / 10000^(2i/D)), added (note 004; Vaswani et al. 2017)."""
+    """PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(p / 10000^(2i/D)), added (Vaswani et al. 2017)."""
 
     table: Tensor
 
@@ -60,7 +60,7 @@ class SinusoidalPosition(Position):
 
 
 class RotaryPosition(Position):
-    """RoPE: rotates pairs of features of each query and key by position times frequency (note 002; Su et al. 2021).
+    """RoPE: rotates pairs of features of each query and key by position times frequency (Su et al. 2021).
 
     frequencies: (R/2,), of the pairs (i, i + R/2) of the first R features of each head: see `rope_frequencies`.
     magnitude: factor of the R rotated features.

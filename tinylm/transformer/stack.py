@@ -78,7 +78,7 @@ class Stack(nn.Module):
 class Embeddings(NamedTuple):
     """The layers between token ids and a stack.
 
-    output: output layer; `None` uses the embedding's weight (note 004).
+    output: output layer; `None` uses the embedding's weight (Press and Wolf 2017).
     scale: factor of embedded tokens, rounded to their dtype as in Gemma.
     """
 

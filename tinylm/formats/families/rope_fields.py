@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tinylm.config.model import ModelConfig, RopeScaling
-from tinylm.config.validation import RANGES, Range
+from tinylm.config.model import FACTOR, ModelConfig, RopeScaling
+from tinylm.config.validation import Range
 from tinylm.formats.foreign_config import FINITE, ForeignConfig, as_number
 
 DEFAULT_THETA = 10_000.0
@@ -151,7 +151,7 @@ def _llama3(parameters: _Parameters, context: int) -> RopeScaling:
 def _yarn(parameters: _Parameters, context: int) -> RopeScaling:
     parameters.reject_unless("truncate", True)
     original = _original_context(parameters, context)
-    factor = parameters.number("factor", limits=RANGES["factor"])
+    factor = parameters.number("factor", limits=FACTOR)
     scale, scale_all = (parameters.number(name, 0.0, _MSCALE) for name in ("mscale", "mscale_all_dim"))
     both = scale and scale_all
     default = _attention_factor(factor, scale) / _attention_factor(factor, scale_all) if both else None

@@ -1,4 +1,4 @@
-"""Normalisation of each token's hidden vector, with optional gain and bias (Ba et al. 2016, Zhang et al. 2019)."""
+"""Normalisation of hidden vectors, with optional gain and bias (Ba et al. 2016; Zhang and Sennrich 2019)."""
 
 import torch
 import torch.nn.functional as F

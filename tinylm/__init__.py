@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tinylm.models.exporting import export_model as export_model
-    from tinylm.models.importing import import_model as import_model
     from tinylm.models.model import Model as Model
     from tinylm.models.model import load as load
+    from tinylm.models.open import import_model as import_model
     from tinylm.training.api import finetune_adapter as finetune_adapter
     from tinylm.training.api import finetune_lora as finetune_lora
     from tinylm.training.api import train as train
@@ -35,7 +35,7 @@ _MODULES = {  # module of each public name, imported on first use (PEP 562)
     "train": "tinylm.training.api",
     "finetune_lora": "tinylm.training.api",
     "finetune_adapter": "tinylm.training.api",
-    "import_model": "tinylm.models.importing",
+    "import_model": "tinylm.models.open",
     "export_model": "tinylm.models.exporting",
 }
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.shell import records, run_ok, tinylm
 from tinylm.commands.console import Console
-from tinylm.commands.fields import print_fields
+from tinylm.commands.options import print_fields
 from tinylm.machine import doctor
 
 SECTIONS = ["versions", "optional_packages", "devices", "threads", "free_space", "cache", "computation"]

@@ -20,7 +20,7 @@ from tinylm.distributed.ranks import Ranks
 from tinylm.errors import TinyLMError
 from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Evaluated, Logged, Sampled, Started, Stepped
-from tinylm.training.samples import generate_sample
+from tinylm.training.run import generate_sample
 from tinylm.transformer.build import build_model
 
 
@@ -121,7 +121,7 @@ def test_errors_of_report_and_trackers_reach_all_ranks(
             raise
 
     monkeypatch.setattr("tinylm.distributed.ranks.join_ranks", join)
-    monkeypatch.setattr("tinylm.training.restart.start_run", Mock(side_effect=TinyLMError("began")))
+    monkeypatch.setattr("tinylm.training.resume.start_run", Mock(side_effect=TinyLMError("began")))
     for name, value in {"MASTER_ADDR": "x", "MASTER_PORT": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     for name in ("RANK", "LOCAL_RANK"):

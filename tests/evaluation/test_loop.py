@@ -14,8 +14,7 @@ from tinylm.errors import TinyLMError
 from tinylm.evaluation.loop import EvaluationLoss, evaluate_loss
 from tinylm.evaluation.masked import masked_losses_and_accuracy
 from tinylm.objectives.loss import next_token
-from tinylm.text.batches import evaluation_batches
-from tinylm.text.token_masking import masked_evaluation_batches
+from tinylm.text.batches import evaluation_batches, masked_evaluation_batches
 from tinylm.transformer.build import build_model
 from tinylm.transformer.decoder import Decoder
 

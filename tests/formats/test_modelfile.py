@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.formats.test_gguf_writer import own_model
-from tinylm.formats.modelfile import make_modelfile, modelfile_path
+from tinylm.formats.gguf_writer import make_modelfile, modelfile_path
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 

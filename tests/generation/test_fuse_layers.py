@@ -9,8 +9,7 @@ from tinylm.adapters.lora import add_lora
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig
 from tinylm.generation import fuse_layers
-from tinylm.generation.fuse_layers import FusedAttention, FusedGatedFeedForward, fuse_model
-from tinylm.generation.quantize import Int8Linear
+from tinylm.generation.fuse_layers import FusedAttention, FusedGatedFeedForward, Int8Linear, fuse_model
 from tinylm.models.adapter import set_adapter_scale
 from tinylm.transformer.attention import CrossAttention
 from tinylm.transformer.build import build_model

@@ -7,7 +7,7 @@ from tests.variants import every_variant, randomised, small
 from tinylm.adapters.lora import add_lora
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig
-from tinylm.generation.quantize import Int8Linear, quantize_int8
+from tinylm.generation.fuse_layers import Int8Linear, quantize_int8
 from tinylm.transformer.build import build_model
 
 SHAPES = [(16, 16), (1, 5), (7, 1), (33, 64), (100, 3)]

@@ -20,8 +20,7 @@ from tests.shell import story
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.chat_session import ChatSession
 from tinylm.generation.generation_config import GenerationConfig
-from tinylm.models.importing import import_model
-from tinylm.models.open import open_model
+from tinylm.models.open import import_model, open_model
 from tinylm.reporter import LogReporter
 from tinylm.run_directory import directory
 from tinylm.run_directory.loading import read_config

@@ -20,7 +20,7 @@ from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.planning import recipes
 from tinylm.planning.schedule import choose_learning_rate, choose_weight_decay
-from tinylm.training.learning_rate import learning_rate
+from tinylm.training.optimizer import learning_rate
 
 
 def test_steps_are_those_of_the_budget() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.report.test_page import data_of
 from tests.shell import TINY, assert_error, run_ok, story, tinylm
-from tinylm.report import live
+from tinylm.report import page as live
 from tinylm.reporter import LogReporter
 from tinylm.training.events import Evaluated
 

@@ -19,11 +19,10 @@ from tests.text.templates import CONVERSATIONS, messages
 from tinylm.config.run import DataConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import LogReporter
-from tinylm.text.answer_spans import ChatFormat
+from tinylm.text.answer_spans import ChatFormat, chat_format, read_template, template_tokens
 from tinylm.text.chat import Conversation, parse_conversation, read_conversations
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template import CHATML
-from tinylm.text.chat_template_choice import chat_format, read_template, template_tokens
 from tinylm.text.chat_tokens import ChatTokens, marked_examples
 from tinylm.text.corpus_encoding import SplitCorpus, draw_records, encode_split
 from tinylm.text.corpus_loading import TextSource, encode_recorded_text, load_text

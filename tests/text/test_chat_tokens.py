@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.text.templates import CONVERSATIONS, LLAMA_2, LLAMA_3, QWEN, SPECIAL_TOKENS, compiled, messages
 from tests.text.test_answer_spans import ANSWERS, chat, conversation
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.generation.chat_prompts import encode_conversation
+from tinylm.generation.prompts import encode_conversation
 from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import Conversation
 from tinylm.text.chat_template import CHATML

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from tests.published import TEXT, published
+from tinylm.analysis.comparison import encode_with_positions
 from tinylm.text.corpus import Stream
 from tinylm.text.decoding import BYTE_TOKEN, decode_after, decoded_stream, stream_decoder
 from tinylm.text.token_files import encode_stream
-from tinylm.text.token_positions import encode_with_positions
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 SPACES = decoders.Replace("▁", " ")

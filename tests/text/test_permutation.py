@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinylm.text.permutation import Permutation
+from tinylm.text.batches import Permutation
 
 # The chi-squared statistic, standardised, is about normal; a true shuffle exceeds this once in 30,000 keys.
 MAX_DEVIATION = 4.0

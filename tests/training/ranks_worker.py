@@ -18,7 +18,7 @@ from tinylm.distributed.ranks import Ranks, join_ranks
 from tinylm.reporter import LogReporter
 from tinylm.training.events import Event, Stepped
 from tinylm.training.pipeline import Session
-from tinylm.training.restart import start_run
+from tinylm.training.resume import start_run
 from tinylm.training.training_request import bottleneck_request, lora_request, resume_request, train_request
 
 

@@ -14,9 +14,14 @@ from torch import Tensor, nn
 from tests.variants import small
 from tinylm.config.training import SCHEDULES, Budget, TrainingConfig
 from tinylm.errors import UsageError
-from tinylm.training.learning_rate import learning_rate
-from tinylm.training.optimizer import allocate_state, build_optimizer, layer_matrices, set_learning_rate
-from tinylm.training.weight_average import WeightAverage
+from tinylm.training.optimizer import (
+    WeightAverage,
+    allocate_state,
+    build_optimizer,
+    layer_matrices,
+    learning_rate,
+    set_learning_rate,
+)
 from tinylm.transformer.build import build_model
 
 

@@ -33,18 +33,18 @@ from tinylm.models.adapter import add_adapter
 from tinylm.objectives.loss import next_token
 from tinylm.planning.memory import TrainingMemory
 from tinylm.planning.memory_plan import MemoryPlan
+from tinylm.planning.plan import ResumedPlan
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.recipes import MEMORY_ERROR, MEMORY_SHARE
-from tinylm.planning.resumed_plan import ResumedPlan
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.token_files import TokenFolder
-from tinylm.training import restart
+from tinylm.training import resume as restart
 from tinylm.training.events import Evaluated, Logged, Notice, Stepped
 from tinylm.training.pipeline import Session
-from tinylm.training.restart import start_run
+from tinylm.training.resume import start_run
 from tinylm.training.run import TrainingRun, set_weights_dtype
 from tinylm.training.trainer import StopTraining
 from tinylm.training.training_request import train_request

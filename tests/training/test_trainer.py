@@ -26,7 +26,7 @@ from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch
 from tinylm.training.events import Evaluated, Logged, Stepped
 from tinylm.training.gradient_norms import layer_gradient_norms
-from tinylm.training.learning_rate import learning_rate
+from tinylm.training.optimizer import learning_rate
 from tinylm.transformer.decoder import Decoder
 
 # Accumulation.

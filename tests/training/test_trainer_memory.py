@@ -24,8 +24,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.batches import Batch
 from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Notice
-from tinylm.training.optimizer import build_optimizer
-from tinylm.training.weight_average import WeightAverage
+from tinylm.training.optimizer import WeightAverage, build_optimizer
 from tinylm.transformer.decoder import Decoder
 
 

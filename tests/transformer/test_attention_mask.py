@@ -1,6 +1,6 @@
 import torch
 
-from tinylm.transformer.attention_mask import causal_mask, padding_mask, segment_mask, segment_positions
+from tinylm.transformer.attention import causal_mask, padding_mask, segment_mask, segment_positions
 
 
 def test_no_mask_is_made_where_a_query_attends_to_all_earlier_slots() -> None:

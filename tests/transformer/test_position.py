@@ -7,8 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import reference, reference_parts
-from tinylm.transformer.position import LocalRotaryPosition, RotaryPosition, SinusoidalPosition, rotate
-from tinylm.transformer.rope_frequencies import rope_frequencies
+from tinylm.transformer.position import (
+    LocalRotaryPosition,
+    RotaryPosition,
+    SinusoidalPosition,
+    rope_frequencies,
+    rotate,
+)
 
 
 def rotary(head_dim: int, theta: float, context: int = 1024) -> RotaryPosition:

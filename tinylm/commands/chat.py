@@ -16,9 +16,8 @@ import typer
 
 from tinylm.commands.console import Console
 from tinylm.commands.option_groups import option, with_option_groups
-from tinylm.commands.options import OutputOptions
+from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions
 from tinylm.commands.sample_options import QuantizeOptions, SampleSeedOptions, StopOptions
-from tinylm.commands.trained_model_options import AdapterOption, ModelOption
 from tinylm.config.settings import DeviceSettings
 from tinylm.config.validation import Panel
 from tinylm.errors import UsageError

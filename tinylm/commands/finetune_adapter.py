@@ -3,8 +3,7 @@
 import typer
 
 from tinylm.commands.option_groups import with_option_groups
-from tinylm.commands.options import OutputOptions
-from tinylm.commands.trained_model_options import ModelOption, ResumeAdapterOption
+from tinylm.commands.options import ModelOption, OutputOptions, ResumeAdapterOption
 from tinylm.commands.training_arguments import CorpusArgument, NewAdapterOptions, ReportOptions, TrainingArguments
 from tinylm.commands.training_display import process_start, run_training
 from tinylm.config.settings import AdapterSettings

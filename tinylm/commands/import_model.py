@@ -28,7 +28,7 @@ def import_model(
     output: OutputOptions,
 ) -> None:
     """Copy a model of another tool into a run directory, with its tokenizer, its weights and their dtype."""
-    from tinylm.models import importing
+    from tinylm.models import open as importing
 
     console = output.console()
     imported = importing.import_model(source, out, force=force, reporter=console)

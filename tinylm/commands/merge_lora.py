@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from tinylm.commands.option_groups import complete_runs, option, with_option_groups
-from tinylm.commands.options import OutputOptions
-from tinylm.commands.trained_model_options import ModelOption
+from tinylm.commands.options import ModelOption, OutputOptions
 from tinylm.config.validation import Panel
 from tinylm.run_directory.layout import ADAPTER_FILE
 

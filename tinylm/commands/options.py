@@ -1,11 +1,11 @@
-"""The output options of every command, and the texts of options."""
+"""Options that several commands share, and what they all print."""
 
 import functools
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,10 +14,11 @@ import typer
 
 from tinylm.commands.console import Console
 from tinylm.commands.flags import settings_to_flags
-from tinylm.commands.option_groups import option, options_from_env_or_file
+from tinylm.commands.option_groups import complete_runs, option, options_from_env_or_file
 from tinylm.commands.option_sources import read_config_file
 from tinylm.config.settings import ChatSettings, TextFileSettings
 from tinylm.config.validation import Panel
+from tinylm.run_directory.layout import ADAPTER_FILE
 
 if TYPE_CHECKING:
     from tinylm.text.corpus_loading import TextSource
@@ -127,3 +128,66 @@ def text_source(
     chat = chat or ChatSettings()
     ignorable = options_from_env_or_file(ctx, text, chat)
     return TextSource(paths=tuple(names), unknown=unknown, ignorable=ignorable, **vars(text), **vars(chat))
+
+
+UNITS = {  # by the end of a name, the longest first
+    "_gb_per_second": "GB/s",
+    "_microseconds": "µs",
+    "_tflops": "TFLOP/s",
+    "_gb": "GB",
+    "_mb": "MB",
+}
+
+
+def print_fields(console: Console, title: str, fields: Mapping[str, Any], *, first: bool = False) -> None:
+    """Print a title and a line per field. first: whether to omit the empty line before the title."""
+    console.result(title if first else f"\n{title}")
+    for name, value in fields.items():
+        console.field(*_name_and_text(name, value))
+
+
+def _name_and_text(name: str, value: Any) -> tuple[str, str]:
+    """The name in words, without its unit, and the value with it, as in memory_gb: memory, 2.6 GB."""
+    end = next((end for end in UNITS if name.endswith(end)), "")
+    shown = name if name.isupper() else name.removesuffix(end).replace("_", " ")  # environment variables are kept
+    return shown, f"{_as_text(value)} {UNITS[end]}" if end and value is not None else _as_text(value)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(" ".join(_name_and_text(name, part)) for name, part in value.items() if part is not None)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "-"
+    if value is None or isinstance(value, bool):
+        return {None: "-", True: "yes", False: "no"}[value]
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+ModelOption = Annotated[
+    Path | None,
+    option(
+        "Run, Hugging Face folder, GGUF file or hf:OWNER/NAME (default: the adapter's base, or the newest model).",
+        None,
+        "MODEL",
+        *("--model", "-m"),
+    ),
+]
+ResumeAdapterOption = Annotated[
+    Path | None,
+    option(
+        "Continue training this adapter; only length, intervals and --parallel may change.",
+        Panel.RUN,
+        "RUN",
+        autocompletion=complete_runs(ADAPTER_FILE),
+    ),
+]
+AdapterOption = Annotated[
+    list[str] | None,
+    option(
+        "Adapter directory or name; may be given several times. DIR=0.5 scales its update by 0.5.",
+        None,
+        "DIR",
+        "--adapter",
+        autocompletion=complete_runs(ADAPTER_FILE),
+    ),
+]

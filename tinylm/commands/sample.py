@@ -11,10 +11,9 @@ import typer
 
 from tinylm.commands.console import Console
 from tinylm.commands.option_groups import command_line_flags, with_option_groups
-from tinylm.commands.options import OutputOptions
+from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions
 from tinylm.commands.sample_options import PrintOptions, PromptOptions, SampleOptions, unescape
 from tinylm.commands.streams import has_piped_input, read_stdin
-from tinylm.commands.trained_model_options import AdapterOption, ModelOption
 from tinylm.config.settings import DeviceSettings
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import UsageError

@@ -3,9 +3,8 @@
 import time
 
 from tinylm.commands.option_groups import with_option_groups
-from tinylm.commands.options import OutputOptions
+from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions
 from tinylm.commands.sample_options import QuantizeOptions
-from tinylm.commands.trained_model_options import AdapterOption, ModelOption
 from tinylm.generation.generation_config import ServerConfig
 
 EXAMPLES = """Examples:

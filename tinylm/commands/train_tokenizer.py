@@ -34,8 +34,8 @@ def train_tokenizer(
     output: OutputOptions,
 ) -> None:
     """Train a tokenizer: the characters of a text, or byte-level BPE on the first 90 % of the text."""
+    from tinylm.text.answer_spans import chat_format
     from tinylm.text.chat_template import CHATML
-    from tinylm.text.chat_template_choice import chat_format
     from tinylm.text.corpus_loading import load_text
     from tinylm.text.tokenizer_choice import choose_tokenizer
 

@@ -64,10 +64,10 @@ def run_training(
     import torch
 
     from tinylm.distributed.ranks import join_ranks, machine_threads
-    from tinylm.report.live import LiveReport
+    from tinylm.report.page import LiveReport
     from tinylm.report.trackers import TrackerCallback
     from tinylm.training.pipeline import Session, plan_run
-    from tinylm.training.restart import start_run
+    from tinylm.training.resume import start_run
     from tinylm.training.training_request import TrainingRequest
 
     def open_listeners() -> "list[LiveReport | TrackerCallback]":

@@ -14,9 +14,8 @@ from tinylm.evaluation.result import Evaluation
 from tinylm.evaluation.text_losses import TextLosses, text_losses
 from tinylm.objectives.loss import LanguageModel
 from tinylm.reporter import Reporter
-from tinylm.text.batches import Batch
+from tinylm.text.batches import Batch, masked_evaluation_batches
 from tinylm.text.corpus_loading import EvaluationTokens
-from tinylm.text.token_masking import masked_evaluation_batches
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.encoder import Encoder
 

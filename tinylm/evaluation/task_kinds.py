@@ -14,8 +14,7 @@ from tinylm.evaluation.chat import evaluate_chat
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.excerpt import pair_excerpt, text_excerpt, token_excerpt
 from tinylm.evaluation.masked import evaluate_masked
-from tinylm.evaluation.pair_baselines import baseline_bleu
-from tinylm.evaluation.pairs import evaluate_pairs
+from tinylm.evaluation.pairs import baseline_bleu, evaluate_pairs
 from tinylm.evaluation.result import Evaluation
 from tinylm.evaluation.text import evaluate_text
 from tinylm.objectives.tasks import Chat, MaskedToken, NextToken, SequenceToSequence, Task

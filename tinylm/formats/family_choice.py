@@ -9,7 +9,7 @@ from tinylm.config.validation import describe_value
 from tinylm.errors import UsageError
 from tinylm.formats.families import FAMILIES
 from tinylm.formats.family import Family
-from tinylm.transformer.rope_frequencies import yarn_attention_factor
+from tinylm.transformer.position import yarn_attention_factor
 
 
 def resolve(config: ModelConfig) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Write GGUF files for llama.cpp and ollama.
+"""Write GGUF files for llama.cpp, and Modelfiles for ollama.
 
 A file is written under a temporary name, read again, compared with the model, and only then renamed.
 """
@@ -26,8 +26,7 @@ from tinylm.formats.gguf_reader import FLOAT_TYPES, GGUFFile, open_gguf, read_co
 from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
 from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_numbers, write_tokenizer
 from tinylm.formats.imported import ForeignModel
-from tinylm.formats.modelfile import check_name
-from tinylm.system.files import flush_folder, replacing
+from tinylm.system.files import flush_folder, is_unicode, replacing
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
 from tinylm.text.tokenizer_file import token_ids, validate_tokenizer
 
@@ -350,3 +349,50 @@ def _sample_ids(tokenizer: str) -> list[list[int]]:
             return [library.encode(text, add_special_tokens=False).ids for text in SAMPLES]
     except TokenizerLibraryError as error:
         raise ValueError(f"its tokenizer cannot be used: {error}") from error
+
+
+SUFFIX = ".Modelfile"  # after the name of the model, so that a folder can hold several
+CHATML_TURN = "<|im_start|>"
+CHATML = """{{ range .Messages }}<|im_start|>{{ .Role }}
+{{ .Content }}<|im_end|>
+{{ end }}<|im_start|>assistant
+"""
+
+
+def modelfile_path(gguf: Path) -> Path:
+    """The path of the Modelfile of a GGUF file."""
+    return gguf.with_suffix(SUFFIX)
+
+
+def check_name(gguf: Path) -> None:
+    """Raise UsageError if a Modelfile cannot contain the name of the GGUF file."""
+    if "\n" in gguf.name or not is_unicode(gguf.name):
+        raise UsageError("The name of a GGUF file must be UTF-8 without a line break.")
+
+
+def from_line(gguf: Path) -> str:
+    """The FROM instruction of the Modelfile of a GGUF file."""
+    return f"FROM ./{gguf.name}"
+
+
+def make_modelfile(gguf: Path, model: ForeignModel) -> str:
+    """The text of a Modelfile: context length, EOS tokens, and TEMPLATE for ChatML or if there is no chat template.
+
+    EOS tokens with a quote, a backslash or a line break are left out.
+    """
+    lines = [from_line(gguf), f"PARAMETER num_ctx {model.config.context}"]
+    template = _template(model.chat_template)
+    if template is None:
+        lines.insert(0, "# Without TEMPLATE, ollama uses the chat template in the GGUF file if it supports that one.")
+    else:
+        lines.append(f'TEMPLATE """{template}"""')
+    ends = model.special.eos or (model.special.end_of_text,)
+    lines += [f'PARAMETER stop "{end}"' for end in ends if not set('"\\\n') & set(end)]
+    return "\n".join(lines) + "\n"
+
+
+def _template(chat_template: str | None) -> str | None:
+    """ollama's template: only the prompt if there is no chat template; ChatML; `None` for other chat templates."""
+    if chat_template is None:
+        return "{{ .Prompt }}"
+    return CHATML if CHATML_TURN in chat_template and "<|im_end|>" in chat_template else None

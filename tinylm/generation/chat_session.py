@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tinylm.errors import UsageError
-from tinylm.generation.chat_prompts import encode_conversation
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
-from tinylm.generation.prompts import EncodedPrompt
+from tinylm.generation.prompts import EncodedPrompt, encode_conversation
 from tinylm.generation.text_generator import TextGenerator
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import Conversation

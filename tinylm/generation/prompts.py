@@ -1,4 +1,4 @@
-"""Read prompts from a text (a single prompt, one per line, or JSONL with settings), and encode them for a decoder."""
+"""Read prompts from a text (a single prompt, one per line, or JSONL with settings), and encode them, or a conversation, for a decoder."""
 
 import json
 import typing
@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from tinylm.config.run import DataConfig
 from tinylm.config.validation import Range, describe_value, limits_of, require
-from tinylm.errors import UsageError
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy
 from tinylm.reporter import Reporter
+from tinylm.text.answer_spans import ChatFormat, without_marks
 from tinylm.text.chat import Conversation, parse_conversation
 from tinylm.text.readers import parse_json_line, require_encodable
 from tinylm.text.tokenizer import MAX_LISTED, Tokenizer, describe_characters
@@ -274,3 +275,22 @@ def _parse_setting(key: str, value: Any, type_: Any, location: str) -> Any:
     assert isinstance(limits, Range)
     require(limits.contains(value), f"{subject} is {describe_value(value)}; it must be {limits}.")
     return value
+
+
+def encode_conversation(conversation: Conversation, format: ChatFormat, tokenizer: Tokenizer) -> EncodedPrompt:
+    """Encode a conversation as the prompt for the model's answer. The template's end token or end text ends the answer.
+
+    Raises UsageError, with the conversation's location, if the template rejects the conversation or renders no text,
+    and for characters that are not in the vocabulary.
+    """
+    try:
+        text = format.prompt(conversation)
+        ids = [int(i) for i in tokenizer.encode_with_special(text)[0]]
+    except TinyLMError as error:
+        raise UsageError(f"{conversation.location}: {error}") from error
+    if not ids:
+        raise UsageError(f"{conversation.location}: the chat template renders no text.")
+    end = format.end_token
+    end_ids = frozenset() if end is None else frozenset(int(i) for i in tokenizer.encode_with_special(end)[0])
+    end_texts = () if format.end_text is None else (format.end_text,)
+    return EncodedPrompt(without_marks(text), ids, ids, end_ids, end_texts)

@@ -5,14 +5,12 @@ from abc import ABC, abstractmethod
 from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import require
 from tinylm.errors import UsageError
-from tinylm.generation.chat_prompts import encode_conversation
 from tinylm.generation.continuation import Continuation
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy, SpeedConfig
-from tinylm.generation.prompts import EncodedPrompt, Prompt, encode_prompt
+from tinylm.generation.prompts import EncodedPrompt, Prompt, encode_conversation, encode_prompt
 from tinylm.reporter import Reporter
-from tinylm.text.answer_spans import ChatFormat
+from tinylm.text.answer_spans import ChatFormat, chat_format, read_template
 from tinylm.text.chat import Conversation
-from tinylm.text.chat_template_choice import chat_format, read_template
 from tinylm.text.tokenizer import Tokenizer
 
 

@@ -12,10 +12,9 @@ from tinylm.config.validation import check_choice, require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.export_folder import check_folder_free, replacing_folder
 from tinylm.formats.gguf_header import MAGIC
-from tinylm.formats.gguf_writer import SAMPLES, write_gguf
+from tinylm.formats.gguf_writer import SAMPLES, check_name, from_line, make_modelfile, modelfile_path, write_gguf
 from tinylm.formats.huggingface import FOLDER_FILES, rebuilds_tokenizer, write_folder
 from tinylm.formats.imported import ForeignModel
-from tinylm.formats.modelfile import check_name, from_line, make_modelfile, modelfile_path
 from tinylm.models.export_adapter import export_adapter
 from tinylm.models.open import find_model, open_model
 from tinylm.reporter import LogReporter, Reporter

@@ -53,10 +53,9 @@ from tinylm.models.open import find_model, open_model
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.find_run import find_run, newest_model, path_exists
 from tinylm.run_directory.layout import CHECKPOINTS
-from tinylm.text.answer_spans import ChatFormat
+from tinylm.text.answer_spans import ChatFormat, chat_format, read_template
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template import CHATML
-from tinylm.text.chat_template_choice import chat_format, read_template
 from tinylm.text.corpus_loading import EvaluationTokens, TextSource, evaluation_source, evaluation_tokens
 from tinylm.text.run_tokens import reopen_ids
 from tinylm.text.sharded_tokens import Tokens

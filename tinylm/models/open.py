@@ -1,17 +1,22 @@
-"""Opening a model for any use: a run directory, a Hugging Face folder or hub id, or a GGUF file."""
+"""Opening a model for any use: a run directory, a Hugging Face folder or hub id, or a GGUF file; also its import as a run."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from tinylm.config.run import RunConfig, TokenizerConfig
-from tinylm.errors import AdapterNotModelError, TinyLMError
+from tinylm.errors import AdapterNotModelError, TinyLMError, UsageError
 from tinylm.formats.hub import download, is_reference
 from tinylm.formats.imported import ForeignModel
 from tinylm.formats.peft import is_adapter_folder
-from tinylm.formats.source import is_foreign, read_foreign
-from tinylm.reporter import Reporter
+from tinylm.formats.source import foreign_name, is_foreign, read_foreign
+from tinylm.reporter import LogReporter, Reporter
+from tinylm.run_directory.commit import reserve
+from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.find_run import find_run
+from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE
 from tinylm.run_directory.loading import LoadedModel, load_model, restore_model
-from tinylm.run_directory.weights import Weights
+from tinylm.run_directory.weights import Weights, check_weights_file
+from tinylm.system.files import resolve_links
 from tinylm.text.tokenizer import Tokenizer
 
 
@@ -72,3 +77,43 @@ def run_config(foreign: ForeignModel, path: Path) -> tuple[RunConfig, Tokenizer]
         family=foreign.family,
     )
     return config, tokenizer
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An imported model: path of its run, its family (Hugging Face's model type) and its number of parameters."""
+
+    run: Path
+    family: str
+    parameters: int
+
+
+def import_model(
+    source: str | Path, out: str | Path | None = None, *, force: bool = False, reporter: Reporter | None = None
+) -> Imported:
+    """Write a run with the weights and the tokenizer of a foreign model.
+
+    source: a Hugging Face folder, hf:OWNER/NAME[@REVISION], or a GGUF file.
+    out: run directory to write. Default: the model's name under checkpoints/. force: replace an existing run there.
+
+    The written file is read again before the run appears at `out`.
+
+    Raises UsageError for a source or path that cannot be used, and TinyLMError for a failed download, for damaged files
+    and for a model that tinylm cannot represent.
+    """
+    source, reporter = Path(source), reporter or LogReporter()
+    path = find_model(source, reporter)
+    if not is_foreign(path):
+        raise UsageError(f"{path} is not a Hugging Face folder or a GGUF file; runs of tinylm need no import.")
+    out = CHECKPOINTS / foreign_name(source) if out is None else Path(out)
+    if resolve_links(out) == resolve_links(path):
+        raise UsageError(f"{out} is the model to import, which is never overwritten; choose another `out`.")
+    with reserve(out, force) as staging:
+        model = open_model(path)
+        run = RunDirectory.create(out, model.config, model.tokenizer)
+        run.save_best(model.weights.tensors, model.config, model.weights.step, model.weights.val_loss)
+        check_weights_file(staging / MODEL_FILE, model.config)
+        run.commit()
+    assert model.config.family is not None
+    parameters = sum(parameter.numel() for parameter in model.network.parameters())
+    return Imported(out, model.config.family, parameters)

@@ -19,11 +19,10 @@ from tinylm.objectives.loss import (
     next_two_tokens,
     sequence_to_sequence,
 )
-from tinylm.text.batches import Batch, Windows, evaluation_batches
+from tinylm.text.batches import Batch, MaskedWindows, Windows, evaluation_batches, masked_evaluation_batches
 from tinylm.text.chat_batches import ChatParts, chat_evaluation_batches, chat_rows, require_usable
 from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
 from tinylm.text.token_files import TokenFolder
-from tinylm.text.token_masking import MaskedWindows, masked_evaluation_batches
 from tinylm.text.tokenizer import Tokenizer
 
 MTP_END = 0.6  # decision 039: progress from which only the next token is predicted

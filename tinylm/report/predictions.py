@@ -4,8 +4,9 @@ They are attention maps, losses of tokens, adapter updates, scores and memorisat
 """
 
 import base64
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,14 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tinylm.adapters.adapter import Adapter
 from tinylm.adapters.bottleneck import Bottleneck
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.machine.device import autocast, choose_device
 from tinylm.models.model import Model
-from tinylm.report.attention_maps import recorded_attention
 from tinylm.report.copied_text import describe_copied_text
 from tinylm.report.curves import number
 from tinylm.report.scores import score_validation
@@ -28,9 +28,34 @@ from tinylm.text.pair_batches import PairTokens
 from tinylm.text.run_tokens import reopen_ids
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.attention import DotProduct, RelativeDotProduct, attention_weights
 from tinylm.transformer.decoder import Decoder
 from tinylm.transformer.encoder import Encoder
 from tinylm.transformer.encoder_decoder import EncoderDecoder
+
+
+@contextlib.contextmanager
+def recorded_attention(network: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Context manager that yields a dict. Each forward pass stores the attention weights of its first sequence there.
+
+    Keys are names of attention modules, such as `layers.0.attention`; values are (H, T, S), in fp32.
+    """
+    weights: dict[str, Tensor] = {}
+
+    def storing(name: str) -> Callable[[Any, tuple[Any, ...]], None]:
+        def store(core: DotProduct | RelativeDotProduct, inputs: tuple[Any, ...]) -> None:
+            q, k, _, mask, causal = inputs
+            weights[name] = attention_weights(core.scores(q, k), mask, causal)[0].detach().float().cpu()
+
+        return store
+
+    with contextlib.ExitStack() as stack:
+        for name, module in network.named_modules():
+            if isinstance(module, DotProduct | RelativeDotProduct):
+                handle = module.register_forward_pre_hook(storing(name.removesuffix(".core")))
+                stack.callback(handle.remove)
+        yield weights
+
 
 PASSAGE_TOKENS = 256
 MAP_TOKENS = 40  # maximum rows and columns of an attention map

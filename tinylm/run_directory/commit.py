@@ -1,4 +1,4 @@
-"""Creating and replacing a run, so that after a kill at any instant the old run or the new one can be read.
+"""Creating, replacing and locking a run, so that after a kill at any instant the old run or the new one can be read.
 
 A run is replaced by two renames, and so is its `last/`. After a kill between the two, the `recover_` functions finish
 the replacement or undo it.
@@ -11,18 +11,64 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tinylm.errors import RunExistsError, UsageError
+from tinylm.errors import RunExistsError, TinyLMError, UsageError
 from tinylm.run_directory.layout import (
     ADAPTER_FILE,
     MODEL_FILE,
     RUN_FILES,
     RUN_FOLDERS,
+    lock_file,
     replaced_directory,
     staging_directory,
 )
-from tinylm.run_directory.lock import lock_run
 from tinylm.system.files import flush_folder, is_link, is_unfinished, remove_tree, resolve_links
 from tinylm.system.process_signals import temporary
+
+WINDOWS = os.name == "nt"
+
+
+@contextlib.contextmanager
+def lock_run(path: Path) -> Iterator[None]:
+    """Context manager that locks the run at `path` against other processes that write it.
+
+    The operating system releases the lock when the process ends for any reason. A symbolic link at the path of the lock
+    file is not followed.
+
+    Raises UsageError if another process holds the lock or `path` has no name, and TinyLMError if the lock file cannot
+    be created.
+    """
+    from filelock import FileLock, Timeout
+
+    if path.name in ("", ".."):
+        raise UsageError(f"{path} cannot be the name of a run directory; choose another `out`.")
+    lock = FileLock(lock_file(path), timeout=0)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        # On file systems such as /proc, filelock reports a failure to create the file as a held lock.
+        if not os.path.lexists(lock.lock_file):
+            raise TinyLMError(f"Cannot write {path}: cannot create {lock.lock_file}; choose another `out`.") from None
+        raise UsageError(f"Another process is writing {path}; wait until it ends, or choose another `out`.") from None
+    except OSError as error:
+        raise TinyLMError(
+            f"Cannot write {str(path)[:200]}: cannot create {_failed_path(error, path)}: {error.strerror}; choose "
+            "another `out`."
+        ) from error
+    try:
+        with temporary(Path(lock.lock_file)):
+            yield
+    finally:
+        if WINDOWS:  # an open file cannot be deleted there
+            lock.release()
+        with contextlib.suppress(OSError):
+            Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
+def _failed_path(error: OSError, path: Path) -> str:
+    """The path of the file or folder that could not be created, cut to 200 characters."""
+    return str(error.filename or lock_file(path))[:200]
 
 
 @contextlib.contextmanager

@@ -1,17 +1,53 @@
-"""The text of a conversation and its scored characters."""
+"""The text of a conversation and its scored characters, and the choice of its chat template."""
 
 import contextlib
 import functools
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from tinylm.config.run import MAX_TEMPLATE, SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.chat import Conversation
-from tinylm.text.chat_template import BEGIN, ChatTemplate, Job, Rendering, text_of, unmarked
-from tinylm.text.literal_tokens import LiteralTokens, without_marks
+from tinylm.text.chat_template import BEGIN, CHATML, ChatTemplate, Job, Rendering, text_of, unmarked
+from tinylm.text.tokenizer import END_OF_TEXT, LITERAL, Tokenizer
+
+
+class LiteralTokens:
+    """Marks occurrences of `tokens` in texts, except of tokens of a single character."""
+
+    def __init__(self, tokens: Collection[str]) -> None:
+        rests: dict[str, list[str]] = {}
+        for token in tokens:
+            if len(token) > 1:
+                rests.setdefault(token[0], []).append(re.escape(token[1:]))
+        # Matches only the first character of a token, so that overlapping occurrences are all found.
+        firsts = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
+        self._first = re.compile("|".join(firsts)) if firsts else None
+
+    def mark(self, value: Any) -> Any:
+        """Return a copy of a JSON value with LITERAL after the first character of each occurrence, also in keys.
+
+        Raises UsageError for a text that contains LITERAL.
+        """
+        if isinstance(value, str):
+            if LITERAL in value:
+                raise UsageError("The conversation contains U+FDD2, which is not a character; remove it.")
+            return value if self._first is None else self._first.sub(lambda first: first[0] + LITERAL, value)
+        if isinstance(value, Mapping):
+            return {self.mark(key): self.mark(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.mark(item) for item in value]
+        return value
+
+
+def without_marks(text: str) -> str:
+    """Return a marked text without its marks."""
+    return text.replace(LITERAL, "")
+
 
 BATCH = 256  # conversations that are rendered at a time
 BATCH_CHARACTERS = 1 << 18
@@ -23,7 +59,7 @@ _Result = TypeVar("_Result")
 class ScoredText(NamedTuple):
     """The text of a conversation, and the ranges of its scored characters, in order and without overlap.
 
-    In the text, names of special tokens that users wrote are marked (`tinylm.text.literal_tokens`).
+    In the text, names of special tokens that users wrote are marked (`tinylm.text.answer_spans`).
     """
 
     text: str
@@ -301,3 +337,57 @@ def _require_written(probe: _Probe, probed: Sequence[list[Rendering]]) -> None:
 def token_pattern(tokens: Collection[str]) -> re.Pattern[str]:
     """A pattern that matches any of the tokens; where several match, the longest. `tokens` must not be empty."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
+
+
+CHATML_NAME = "chatml"
+_TOKEN = re.compile(r"<\|[^|<>\s'\"]{1,40}\|>")
+
+
+def read_template(choice: str) -> str:
+    """The source of a template: "chatml", or the path of a file.
+
+    Raises UsageError for a file that cannot be read or has more than MAX_TEMPLATE characters.
+    """
+    if choice == CHATML_NAME:
+        return CHATML
+    path = Path(choice)
+    if not path.is_file():
+        raise UsageError(f"`chat_template` is {choice[:200]!r}; it must be chatml or the path of a file.")
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            source = file.read(MAX_TEMPLATE + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"Cannot read the chat template {choice[:200]}: {reason}.") from error
+    if len(source) > MAX_TEMPLATE:
+        raise UsageError(f"The chat template {choice[:200]} is longer than {MAX_TEMPLATE} characters; choose another.")
+    return source
+
+
+def template_tokens(source: str) -> tuple[str, ...]:
+    """The special tokens in the source of a template: its texts of the form <|name|>, without repetitions."""
+    return tuple(dict.fromkeys(_TOKEN.findall(source)))
+
+
+def template_values(special: SpecialTokens) -> dict[str, str]:
+    """The special tokens by their variable names in templates, as in transformers."""
+    return {"bos_token": special.bos or "", "eos_token": special.end_of_text, "pad_token": special.pad or ""}
+
+
+def chat_format(
+    source: str, tokenizer: Tokenizer | None = None, train_on: str = "assistant", *, extended: bool = False
+) -> ChatFormat:
+    """The chat format with the template `source` and the special tokens of a tokenizer.
+
+    tokenizer: `None` if it will be trained on the conversations, and have the special tokens of the template.
+    extended: whether the tokenizer will get the special tokens of the template that it lacks.
+
+    Raises TinyLMError if the source is too long. Whether it is a template shows when it is rendered.
+    """
+    special = tokenizer.special if tokenizer is not None else SpecialTokens()
+    tokens = tokenizer.added_tokens if tokenizer is not None else (END_OF_TEXT,)
+    control = tokenizer.control_tokens if tokenizer is not None else tokens
+    if tokenizer is None or extended:
+        new = [token for token in template_tokens(source) if token not in tokens]
+        tokens, control = (*tokens, *new), (*control, *new)
+    return ChatFormat(ChatTemplate(source, template_values(special)), tokens, train_on, control)

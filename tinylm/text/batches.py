@@ -1,7 +1,8 @@
-"""`Batch`, for all objectives, and windows of a token sequence."""
+"""`Batch`, for all objectives; windows of a text, with masked tokens or without, and examples in random order."""
 
 import bisect
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
@@ -10,8 +11,52 @@ import torch
 from torch import Tensor
 
 from tinylm.errors import TinyLMError
-from tinylm.text.permutation import Permutation
 from tinylm.text.sharded_tokens import Tokens
+
+ROUNDS = 12  # of the Feistel network; with 8, some orders of five items are measurably more frequent (decision 027)
+
+
+class Permutation:
+    """A permutation of range(n) that depends on `key`, in constant memory.
+
+    A generalised Feistel network (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains") permutes the pairs
+    (left, right) of range(a) x range(b), where a * b is the smallest such product at or above n with a = ceil(sqrt(n)).
+    Values of n or more are permuted again until they are below n (cycle walking).
+    """
+
+    def __init__(self, n: int, key: Sequence[int]) -> None:
+        """n: at least 1, below 2^62. key: non-negative integers."""
+        self._n = np.uint64(n)
+        columns = math.isqrt(n - 1) + 1
+        self._sizes = (np.uint64(columns), np.uint64(-(-n // columns)))
+        self._keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
+
+    def __call__(self, indices: np.ndarray) -> np.ndarray:
+        """The elements at `indices`, which are in range(n): (N,) -> (N,) of int64."""
+        values = self._permute_pairs(np.asarray(indices).astype(np.uint64))
+        while len(outside := np.flatnonzero(values >= self._n)):
+            values[outside] = self._permute_pairs(values[outside])
+        return values.astype(np.int64)
+
+    def _permute_pairs(self, values: np.ndarray) -> np.ndarray:
+        """One pass of the Feistel network: (N,) -> (N,) of uint64, both below a * b."""
+        a, b = self._sizes
+        left: np.ndarray = values // b
+        right: np.ndarray = values % b
+        for number, key in enumerate(self._keys):
+            if number % 2 == 0:
+                left = (left + _hash(right, key) % a) % a
+            else:
+                right = (right + _hash(left, key) % b) % b
+        return left * b + right
+
+
+def _hash(values: np.ndarray, key: np.uint64) -> np.ndarray:
+    """The finalizer of SplitMix64 (Steele et al. 2014) of `values + key` modulo 2^64: (N,) -> (N,) of uint64."""
+    values = values + key  # arrays of uint64 wrap around
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 @dataclass(frozen=True)
@@ -179,3 +224,119 @@ def windows_at(tokens: Tokens, starts: np.ndarray, context: int) -> Batch:
     rows = np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64)  # (B, T + 1)
     ids = torch.from_numpy(rows)
     return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+
+
+POOL_BATCHES = 50  # batches whose examples are sorted by length together
+
+
+class ShuffledBatches:
+    """Training batches in which each epoch has every example once. Batch number n depends only on the seed and n.
+
+    examples: (M,), indices of examples. make_batch: makes a batch of the examples with given indices.
+    sort_keys: (K, N), lengths by the index of an example, the last row being the primary key (np.lexsort). For batches
+        with little padding, the examples are sorted by them within pools of POOL_BATCHES batches, and the batches are
+        shuffled. With `None`, examples of any lengths share a batch.
+    """
+
+    def __init__(
+        self,
+        examples: np.ndarray,
+        make_batch: Callable[[np.ndarray], Batch],
+        batch_size: int,
+        seed: int,
+        sort_keys: np.ndarray | None,
+    ) -> None:
+        self._examples = examples
+        self._make_batch = make_batch
+        self._batch_size = batch_size
+        self._seed = seed
+        self._sort_keys = sort_keys
+        self.batches_per_epoch = -(-len(examples) // batch_size)
+        self._epoch = -1
+        self._batches: list[np.ndarray] = []
+
+    def batch(self, number: int) -> Batch:
+        """Batch number `number`: at most `batch_size` examples."""
+        epoch, position = divmod(number, self.batches_per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self._shuffled(epoch)
+        return self._make_batch(self._batches[position])
+
+    def _shuffled(self, epoch: int) -> list[np.ndarray]:
+        """The examples of each batch of an epoch."""
+        rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+        order = rng.permutation(self._examples)
+        if self._sort_keys is None:
+            return _split(order, self._batch_size)
+        batches: list[np.ndarray] = []
+        for pool in _split(order, POOL_BATCHES * self._batch_size):
+            batches += _split(pool[np.lexsort(self._sort_keys[:, pool])], self._batch_size)
+        return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def _split(examples: np.ndarray, size: int) -> list[np.ndarray]:
+    return [examples[start : start + size] for start in range(0, len(examples), size)]
+
+
+TARGET_SHARE = 0.15  # share of the tokens that are targets
+MASK_SHARE = 0.8  # share of the targets that are replaced by the mask token
+RANDOM_SHARE = 0.1  # share of the targets that are replaced by a random token; the other targets are unchanged
+
+
+def mask_tokens(
+    ids: np.ndarray, rng: np.random.Generator, mask_id: int, vocab_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Select at least one target among `ids`, (...), and replace most targets by the mask token or random tokens.
+
+    Returns the model's input, (...) of int64, and a boolean array, (...), that is True for targets. `ids` must not be
+    empty.
+    """
+    selected = rng.random(ids.shape) < TARGET_SHARE
+    if not selected.any():
+        selected.flat[rng.integers(ids.size)] = True
+    draw = rng.random(ids.shape)
+    inputs = np.where(selected & (draw < MASK_SHARE), mask_id, ids)
+    randomised = selected & (draw >= MASK_SHARE) & (draw < MASK_SHARE + RANDOM_SHARE)
+    return np.where(randomised, rng.integers(0, vocab_size, ids.shape), inputs), selected
+
+
+class MaskedWindows:
+    """Training batches of the windows of `Windows`, masked at random. Batch number n depends only on the seed and n."""
+
+    def __init__(self, tokens: Tokens, context: int, batch_size: int, seed: int, mask_id: int, vocab_size: int) -> None:
+        self._windows = Windows(tokens, context, batch_size, seed)
+        self._seed = seed
+        self._mask_id = mask_id
+        self._vocab_size = vocab_size
+
+    def batch(self, number: int) -> Batch:
+        """Batch number `number`: ids, targets (the original ids) and mask of (batch_size, context)."""
+        rng = np.random.Generator(np.random.PCG64([self._seed, number, self._mask_id]))
+        return _masked_batch(self._windows.batch(number).ids.numpy(), rng, self._mask_id, self._vocab_size)
+
+
+def masked_evaluation_batches(
+    tokens: Tokens, context: int, rows: int, mask_id: int, vocab_size: int, max_tokens: int | None = None
+) -> Iterator[Batch]:
+    """Yield batches of at most `rows` masked windows that do not overlap. The masks do not depend on `rows`.
+
+    With `max_tokens`, yields a fixed selection of evenly spaced windows with about that many tokens in total. The last
+    token is in no window, as in `evaluation_batches`, where it is only a target.
+    """
+    number = 0
+    for batch in evaluation_batches(tokens, context, rows, max_tokens=max_tokens):
+        parts = []
+        for row in batch.ids.numpy():
+            parts.append(_masked_batch(row[None], np.random.Generator(np.random.PCG64([number])), mask_id, vocab_size))
+            number += 1
+        assert all(part.mask is not None for part in parts)
+        yield Batch(
+            torch.cat([part.ids for part in parts]),
+            torch.cat([part.targets for part in parts]),
+            torch.cat([part.mask for part in parts if part.mask is not None]),
+        )
+
+
+def _masked_batch(ids: np.ndarray, rng: np.random.Generator, mask_id: int, vocab_size: int) -> Batch:
+    inputs, selected = mask_tokens(ids, rng, mask_id, vocab_size)
+    return Batch(torch.from_numpy(inputs), torch.from_numpy(ids), torch.from_numpy(selected))

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from tinylm.errors import UsageError
-from tinylm.text.batches import Batch
+from tinylm.text.batches import Batch, ShuffledBatches
 from tinylm.text.chat_tokens import ChatTokens
-from tinylm.text.shuffled_batches import ShuffledBatches
 from tinylm.text.token_files import TokenFolder
 
 PADDING = 0  # any id works: padding is not scored, and other tokens do not attend to it

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from tinylm.errors import TinyLMError
-from tinylm.text.batches import Batch
+from tinylm.text.batches import Batch, ShuffledBatches
 from tinylm.text.sharded_tokens import Tokens
-from tinylm.text.shuffled_batches import ShuffledBatches
 from tinylm.text.token_files import TokenFolder
 
 

@@ -10,8 +10,8 @@ from tinylm.config.run import DataConfig, run_of
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import Reporter
 from tinylm.system.cache_directory import private_folder
+from tinylm.text.answer_spans import chat_format
 from tinylm.text.chat_corpus import ChatCorpus
-from tinylm.text.chat_template_choice import chat_format
 from tinylm.text.chat_tokens import ids_of
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, find_corpus
 from tinylm.text.corpus_encoding import (

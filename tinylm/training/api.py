@@ -16,7 +16,7 @@ from tinylm.distributed.ranks import join_ranks
 from tinylm.errors import InterruptedRunError, UsageError
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.training.pipeline import EventCallback, Session, TrainingResult
-from tinylm.training.restart import start_run
+from tinylm.training.resume import start_run
 from tinylm.training.training_request import (
     Files,
     ResumeRequest,

@@ -1,6 +1,11 @@
-"""Adam and AdamW with weight decay on matrices only, and Muon and NorMuon for the weight matrices of layers."""
+"""Adam and AdamW with weight decay on matrices only, and Muon and NorMuon for the weight matrices of layers.
 
-from collections.abc import Iterable
+Also the learning-rate schedules, and the running average of the weights, which often has a lower validation loss.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -10,7 +15,51 @@ from tinylm.config.training import MUON_OPTIMIZERS, TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.kernels.optimizers import Adam, AdamW, Optimizer
 from tinylm.training.muon import Muon, NorMuon
+from tinylm.training.sharded_tensors import local
 from tinylm.transformer.block import PreNormBlock
+
+
+def _constant(after_warmup: float) -> float:
+    return 1.0
+
+
+def _linear(after_warmup: float) -> float:
+    return 1.0 - after_warmup
+
+
+def _cosine(after_warmup: float) -> float:
+    """One half period of a cosine (Loshchilov and Hutter 2017)."""
+    return 0.5 * (1.0 + math.cos(math.pi * after_warmup))
+
+
+def _trapezoid(after_warmup: float) -> float:
+    """Constant for the first half, then linear (Hägele et al. 2024)."""
+    return min(1.0, 2.0 * (1.0 - after_warmup))
+
+
+# Each maps progress after the warmup, from 0 to 1, to the fraction of `lr - min_lr` that is left.
+DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": _constant,
+    "linear": _linear,
+    "cosine": _cosine,
+    "trapezoid": _trapezoid,
+}
+
+
+def learning_rate(progress: float, config: TrainingConfig) -> float:
+    """The learning rate at `progress`, from 0 to 1: linear warmup from 0 to `lr`, then the decay of `config.schedule`.
+
+    The schedules in DECAYS end at `min_lr`, except for `constant`, which stays at `lr`. `inverse-sqrt` is
+    `lr * sqrt(warmup / progress)`, and at least `min_lr` (Vaswani et al. 2017); without a warmup, it is `lr` up to a
+    progress of 0.001.
+    """
+    if config.warmup > 0 and progress < config.warmup:
+        return config.lr * progress / config.warmup
+    if config.schedule == "inverse-sqrt":
+        return max(config.min_lr, config.lr * math.sqrt((config.warmup or 1e-3) / max(progress, config.warmup or 1e-3)))
+    after_warmup = min(1.0, (progress - config.warmup) / (1.0 - config.warmup)) if config.warmup < 1 else 0.0
+    return config.min_lr + (config.lr - config.min_lr) * DECAYS[config.schedule](after_warmup)
+
 
 ADAMS: dict[str, type[Adam | AdamW]] = {"adamw": AdamW, "adam": Adam}
 
@@ -116,3 +165,51 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = lr
+
+
+class WeightAverage:
+    """Polynomial-decay averaging (Shamir and Zhang 2013).
+
+    The average of the weights w_1 ... w_t after step t is a_t = a_(t-1) + (eta + 1) / (t + eta) * (w_t - a_(t-1)). With
+    eta = 1 / mean_age - 2, the mean age of the averaged weights is `mean_age * (t - 1)` steps at every t; a `mean_age`
+    of 1/2 is the plain mean. The average is part of the optimizer's state, and is saved and restored with it.
+
+    mean_age: from MIN_AVERAGE of `tinylm.config.training` to 0.5
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, mean_age: float) -> None:
+        self._optimizer = optimizer
+        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._eta = 1 / mean_age - 2
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Add the current weights: those after `step` steps."""
+        weight = (self._eta + 1) / (step + self._eta)
+        states = [self._optimizer.state[parameter] for parameter in self._parameters]
+        for parameter, state in zip(self._parameters, states, strict=True):
+            if "average" not in state:
+                state["average"] = parameter.detach().clone()
+        # All in one call, since on a GPU a kernel per parameter takes longer than its work.
+        averages = [local(state["average"]) for state in states]
+        torch._foreach_lerp_(averages, [local(parameter) for parameter in self._parameters], weight)
+
+    @contextlib.contextmanager
+    def average_parameters(self) -> Iterator[None]:
+        """Context manager in which the model has the averaged weights; before the first update, the current ones."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        # Copies values: FSDP gathers from the memory of the shards, so tensors cannot be exchanged.
+        for parameter in self._parameters:
+            state = self._optimizer.state[parameter]
+            if "average" in state:
+                average, weights = local(state["average"]), local(parameter)
+                current = weights.clone()
+                weights.copy_(average)
+                average.copy_(current)

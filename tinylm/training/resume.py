@@ -1,4 +1,4 @@
-"""Resuming a run from its last save, after an interruption or with a larger budget."""
+"""Starting a run: new, resumed from its last save, or continued after torchrun has restarted the command."""
 
 import math
 import time
@@ -9,26 +9,27 @@ from tinylm.adapters.adapter import load_adapter_tensors
 from tinylm.config.duration import format_duration, format_duration_setting
 from tinylm.config.run import RunConfig, new_run_id, run_of
 from tinylm.config.training import SECONDS
-from tinylm.errors import NotTrainedError, OtherRunKindError, UsageError
+from tinylm.errors import NotTrainedError, OtherRunKindError, TinyLMError, UsageError
 from tinylm.machine.device import choose_device, describe_device
 from tinylm.models.adapter import add_adapter, find_adapters, find_base_model, load_base_model, remember_base
 from tinylm.models.open import find_model
-from tinylm.planning.resumed_plan import plan_resumed
+from tinylm.planning.plan import plan_resumed
+from tinylm.run_directory.commit import lock_run, recover_last, recover_run
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.find_run import find_run
 from tinylm.run_directory.loading import read_config, read_tokenizer, restore_model
-from tinylm.run_directory.lock import lock_run
 from tinylm.run_directory.tensor_files import WHOLE
 from tinylm.system.files import resolve_links
 from tinylm.text.corpus_loading import encode_recorded_text
 from tinylm.text.run_tokens import reopen_tokens
 from tinylm.training.parallel import rank_memory, rank_shard, restore_rows
-from tinylm.training.pipeline import Session, TrainingResult, note_sharding, train_to_end
+from tinylm.training.pipeline import Session, TrainingResult, note_sharding, train_run, train_to_end
 from tinylm.training.run import TrainingRun
 from tinylm.training.shared_run import receive_run, share_run
+from tinylm.training.starting_point import NewAdapter
 from tinylm.training.state import TrainerState
 from tinylm.training.stop_conditions import StoppingRule
-from tinylm.training.training_request import ResumeRequest
+from tinylm.training.training_request import ResumeRequest, TrainingRequest
 from tinylm.transformer.stack import Transformer
 
 
@@ -136,3 +137,39 @@ def _describe_finished(rule: StoppingRule, state: TrainerState, seconds: float) 
             more = 2 * max(rule.total_steps, state.step)
             return f"all {rule.total_steps} steps are done; `steps={more}`"
     return None
+
+
+def start_run(request: TrainingRequest | ResumeRequest, session: Session) -> TrainingResult:
+    """Train a new run or resume one. A new run that this torchrun command saved before a restart is resumed.
+
+    Raises the errors of `train_run` and `resume_run`, and TinyLMError if the file system fails while an interrupted
+    save of that run is recovered.
+    """
+    if isinstance(request, TrainingRequest) and session.ranks.is_first and session.ranks.restarts:
+        request = _saved_before_restart(request, session) or request
+    return train_run(request, session) if isinstance(request, TrainingRequest) else resume_run(request, session)
+
+
+def _saved_before_restart(request: TrainingRequest, session: Session) -> ResumeRequest | None:
+    """A request to resume the run at the path of `request`; `None` if this torchrun command has not saved one there.
+
+    Raises TinyLMError if the file system fails while an interrupted save is recovered.
+    """
+    source = request.start.find_source(session.reporter)
+    out = request.out or request.start.default_out(source, request.text)
+    try:
+        with lock_run(out):
+            recover_run(out)
+            recover_last(out)
+        config = read_config(out)
+    except TinyLMError:
+        return None
+    except OSError as error:
+        raise TinyLMError(f"Cannot continue {out} after a restart: {error.strerror or error}.") from error
+    if config.runtime is None or config.runtime.job != session.ranks.job or not (out / "last").is_dir():
+        return None
+    base: Path | None = None
+    if isinstance(request.start, NewAdapter):
+        base = request.start.base
+    kind = config.adapter.kind if config.adapter else None
+    return ResumeRequest(run=out, adapter_kind=kind, base=base, parallel=request.machine.parallel)

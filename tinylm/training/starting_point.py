@@ -21,10 +21,9 @@ from tinylm.run_directory.find_run import newest_model
 from tinylm.run_directory.layout import CHECKPOINTS
 from tinylm.run_directory.weights import Weights
 from tinylm.system.files import resolve_links
-from tinylm.text.answer_spans import ChatFormat
+from tinylm.text.answer_spans import ChatFormat, chat_format, read_template, template_tokens
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template import CHATML
-from tinylm.text.chat_template_choice import chat_format, read_template, template_tokens
 from tinylm.text.compression import content_stem
 from tinylm.text.corpus import STANDARD_INPUT
 from tinylm.text.corpus_encoding import SplitCorpus

@@ -22,14 +22,12 @@ from tinylm.planning.memory import evaluation_rows
 from tinylm.text.batches import Batch
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
 from tinylm.training.graphed_model import GraphedModel
-from tinylm.training.learning_rate import learning_rate
-from tinylm.training.optimizer import allocate_state, set_learning_rate
+from tinylm.training.optimizer import WeightAverage, allocate_state, learning_rate, set_learning_rate
 from tinylm.training.parallel import micro_batches, release_gathered, sum_gradients, weights_finite
 from tinylm.training.prefetch import prefetch
 from tinylm.training.sharded_tensors import full, is_sharded
 from tinylm.training.state import TrainerState, capture_rng, restore_rng
 from tinylm.training.stop_conditions import StoppingRule
-from tinylm.training.weight_average import WeightAverage
 from tinylm.transformer.stack import Transformer
 
 

@@ -32,8 +32,6 @@ from tinylm.transformer.position import (
     Position,
     RotaryPosition,
     SinusoidalPosition,
-)
-from tinylm.transformer.rope_frequencies import (
     rope_frequencies,
     scale_as_llama3,
     scale_by_yarn,

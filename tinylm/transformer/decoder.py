@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tinylm.transformer.attention_mask import causal_mask, segment_mask, segment_positions, valid_tokens
+from tinylm.transformer.attention import causal_mask, segment_mask, segment_positions, valid_tokens
 from tinylm.transformer.kv_cache import Cache, KVCache, SlidingWindowCache
 from tinylm.transformer.stack import Output, Transformer
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tinylm.transformer.attention_mask import padding_mask, valid_tokens
+from tinylm.transformer.attention import padding_mask, valid_tokens
 from tinylm.transformer.stack import Output, Stack, Transformer
 
 

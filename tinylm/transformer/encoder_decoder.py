@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tinylm.transformer.attention_mask import padding_mask
+from tinylm.transformer.attention import padding_mask
 from tinylm.transformer.block import Memory
 from tinylm.transformer.decoder import Autoregressive, CacheShape
 from tinylm.transformer.encoder import encode

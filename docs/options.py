@@ -46,8 +46,9 @@ def _flags(parameter: Any) -> str:
     flags = sorted(
         [*parameter.opts, *parameter.secondary_opts], key=lambda flag: (len(flag) > 2, flag.startswith("--no-"))
     )
-    value = "" if parameter.is_flag or not parameter.metavar else f" {parameter.metavar}"
-    return f"`{', '.join(flags)}{value}`".replace("|", r"\|")
+    if not parameter.is_flag and parameter.metavar:
+        flags[-1] += f" {parameter.metavar}"
+    return ", ".join(f"`{flag}`" for flag in flags).replace("|", r"\|")
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ print(late[0] / imported, os.environ["GOMP_SPINCOUNT"])
     assert python("import tinylm, os; tinylm.load; print(os.environ['GOMP_SPINCOUNT'])", GOMP_SPINCOUNT="5") == "5\n"
 
 
-NOT_SETTINGS = {"quiet", "json", "config", "debug", "dry_run", "report", "log_to"}
+NOT_SETTINGS = {"quiet", "json", "config", "debug", "short_help", "dry_run", "report", "log_to"}
 NOT_SETTINGS |= {"out", "model", "resume", "corpus", "files", "callbacks", "reporter", "ctx"}
 
 
@@ -194,7 +194,7 @@ def test_an_error_names_the_setting_and_writes_no_file(here: Path) -> None:
     trained()
     before = snapshot(here)
     for message, call in {
-        "`resume` fixes `lr`, `tie=False`, `out`": lambda: tinylm.train(resume="run", out="x", lr=1.0, tie=False),
+        "`resume` fixes `tie=False`, `lr`, `out`": lambda: tinylm.train(resume="run", out="x", lr=1.0, tie=False),
         "`init_from` fixes `width`": lambda: tinylm.train("one.txt", "new", init_from="run", width=32),
         "`steps` and `time` contradict": lambda: tinylm.train("one.txt", "new", steps=1, time="5m"),
         "'soon' is not a length of time": lambda: tinylm.train("one.txt", "new", time="soon"),

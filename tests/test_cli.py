@@ -90,7 +90,6 @@ def test_help_has_every_option_with_its_description(monkeypatch: pytest.MonkeyPa
             is_option = parameter.param_type_name == "option"
             for spelling in (*parameter.opts, *parameter.secondary_opts) if is_option else (parameter.metavar or name,):
                 assert spelling in shown
-        assert run_ok(name, "-h").stdout == run_ok(name, "--help").stdout
         options = (option for option in command.params if option.param_type_name == "option")
         flags = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
         assert flags >= {"--quiet", "-q", "--json", "--debug", "--config"}

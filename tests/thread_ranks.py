@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from tinylm.distributed.launch import Launch
-from tinylm.distributed.ranks import Ranks
-from tinylm.text.batches import Batch
+from tinylm.distributed.ranks import AnyBatch, Ranks
 
 LIMIT = 60.0  # seconds that a rank may take between two exchanges
 
@@ -51,7 +50,7 @@ class ThreadRanks(Ranks):
         for number, parts in enumerate(zip(*self.gather(list(tensors)), strict=True)):
             tensors[number].copy_(torch.stack(parts).sum(dim=0))
 
-    def part(self, batch: Batch) -> Batch:
+    def part(self, batch: AnyBatch) -> AnyBatch:
         return batch.every(self.size, self.launch.rank)
 
 

@@ -42,7 +42,7 @@ PANELS = {  # the groups of commands in `tinylm --help`, with the function in ti
     },
 }
 COMMANDS = {name: (function, panel) for panel, functions in PANELS.items() for name, function in functions.items()}
-MEMORY_OPTIONS = {"size", "context", "micro_batch", "batch_size", "num_samples", "beams"}  # smaller needs less memory
+MEMORY_OPTIONS = ("size", "context", "batch_size", "micro_batch", "num_samples", "beams")  # smaller needs less memory
 
 
 @functools.cache
@@ -161,8 +161,8 @@ def _print_notes(error: Exception) -> None:
 def _memory_advice(ctx: Any) -> str:
     """The remedy for an out-of-memory error: to reduce one of MEMORY_OPTIONS that the running command has."""
     command = ctx.command.commands.get(ctx.invoked_subcommand)
-    parameters = [] if command is None else command.params
-    flags = [long_flag(parameter) for parameter in parameters if parameter.name in MEMORY_OPTIONS]
+    parameters = {} if command is None else {parameter.name: parameter for parameter in command.params}
+    flags = [long_flag(parameters[name]) for name in MEMORY_OPTIONS if name in parameters]
     return f"Reduce one of: {', '.join(flags)}." if flags else "Free some memory, then run the command again."
 
 

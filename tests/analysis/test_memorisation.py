@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from tests.analysis.test_verbatim import documents_of
 from tests.shell import story
-from tinylm.analysis.memorisation import MemorisationConfig, draw_passages, measure_copied
+from tinylm.analysis.memorisation import draw_passages, measure_copied
 from tinylm.errors import UsageError
+from tinylm.evaluation.evaluation_config import MemorisationConfig
 
 
 @given(st.lists(st.text("abc", min_size=1, max_size=60), min_size=1, max_size=5), st.integers(0, 3))

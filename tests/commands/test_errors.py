@@ -127,7 +127,7 @@ ERRORS: dict[str, list[Row]] = {
         (f"{TRAIN} --warmup-steps 3", 2, "--warmup-steps is more than the whole run"),
         (f"{TRAIN} --kv-heads 3", 2, "--kv-heads is 3; it must divide --heads (2)"),
         (f"{TRAIN} --width 33 --heads 11", 2, "--position rope needs an even head dimension ... --width 33 divided"),
-        (f"{TRAIN} --local-window 4 --local-layers a", 2, "--local-layers is 'a' ... 0,2,4"),
+        (f"{TRAIN} --local-window 4 --local-layers a", 2, "--local-layers ... 'a' is not a list of layer numbers"),
         (f"{TRAIN} --tokenizer absent.json", 2, "--tokenizer is 'absent.json'; it must be auto"),
         (f"{TRAIN} --tokenizer char --vocab-size 300", 2, "--vocab-size is for BPE, and the tokenizer is 'char'"),
         (f"{TRAIN} --dtype fp16 --device cpu", 2, "--dtype fp16 needs a GPU"),

@@ -52,7 +52,7 @@ def test_load_generate_and_evaluate_have_the_options_of_the_commands_with_their_
     own = defaults(tinylm.load)
     del own["adapters"], own["reporter"]
     assert own == {name: sample[name] for name in ("device", "dtype", "quantize")}
-    others = "model adapter device dtype quiet json config debug"
+    others = "model adapter device dtype quiet json config debug short_help"
     reading = f"quantize separator echo logprobs {others} words prompt prompt_file format chat chat_template"
     assert set(sample) - set(reading.split()) == set(defaults(Model.generate))
     differing = {"stop": None, "stream": None}  # a list, and whether there is a terminal

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
 from tinylm.distributed.launch import Launch
 from tinylm.distributed.ranks import Ranks, join_ranks
 from tinylm.reporter import LogReporter
@@ -30,13 +31,16 @@ def train(runs: list[Any], ranks: Ranks) -> None:
         stop_at = settings.pop("stop_at", None)
         request: Any
         if command == "train":
-            request = train_request(files, out, settings)
+            request = train_request(files, out, TrainSettings(**settings))
         elif command == "resume":
             kind = {"finetune-lora": "lora", "finetune-adapter": "bottleneck"}.get(files)
-            request = resume_request(out, [], settings, adapter_kind=kind)
+            request = resume_request(out, [], TrainSettings(**settings), adapter_kind=kind)
         else:
-            make = lora_request if command == "finetune-lora" else bottleneck_request
-            request = make(files, Path(settings.pop("model")), out, settings)
+            model = Path(settings.pop("model"))
+            if command == "finetune-lora":
+                request = lora_request(files, model, out, LoRASettings(**settings))
+            else:
+                request = bottleneck_request(files, model, out, AdapterSettings(**settings))
 
         def stop(event: Event, stop_at: int | None = stop_at) -> None:
             if isinstance(event, Stepped) and event.step == stop_at:

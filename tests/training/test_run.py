@@ -22,6 +22,7 @@ from tests.training.run_sessions import SHAPE, TOKENIZER, Killed, RunSession, ad
 from tests.variants import small
 from tinylm.adapters.bottleneck import SUBLAYERS
 from tinylm.config.run import AdapterConfig, RunConfig
+from tinylm.config.settings import TrainSettings
 from tinylm.config.training import Budget
 from tinylm.distributed.ranks import Ranks
 from tinylm.errors import TinyLMError, UsageError
@@ -363,6 +364,6 @@ def test_a_save_that_cannot_be_recovered_is_an_error_with_its_path(
 ) -> None:
     refuse = Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
     monkeypatch.setattr(restart, "recover_last", refuse)
-    request = train_request(tmp_path / "text.txt", tmp_path / "run", {})
+    request = train_request(tmp_path / "text.txt", tmp_path / "run", TrainSettings())
     with pytest.raises(TinyLMError, match=r"Cannot continue .*run after a restart: Read-only file system\."):
         start_run(request, Session(ranks=Ranks(job="a", restarts=1)))

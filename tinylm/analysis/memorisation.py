@@ -143,7 +143,9 @@ def _continue(model: Model, prefixes: Sequence[str], config: MemorisationConfig,
     for first in range(0, len(prefixes), ROWS):
         prompts = [_encode(model, prefix) for prefix in prefixes[first : first + ROWS]]
         # As many tokens as characters are enough, as long as no token is empty.
-        generation = GenerationConfig(config.sample_length, len(prompts), config.temperature, seed=config.seed)
+        generation = GenerationConfig(
+            max_tokens=config.sample_length, num_samples=len(prompts), temperature=config.temperature, seed=config.seed
+        )
         for row, text in model.continue_each(prompts, generation, first):
             texts[first + row] += text
             if all(len(text) >= config.sample_length for text in texts[first : first + ROWS]):

@@ -42,7 +42,7 @@ def compare_records(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
         "tokens per second": [_count(record.get("tokens_per_second")) for record in records],
         "time": ["-" if record.get("seconds") is None else format_duration(record["seconds"]) for record in records],
     }
-    settings = [_settings(record) for record in records]
+    settings = [_compared_settings(record) for record in records]
     for name in dict.fromkeys(name for found in settings for name in found):
         values = [found.get(name, "-") for found in settings]
         if len(set(values)) > 1:
@@ -50,7 +50,7 @@ def compare_records(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     return [(name, *(cell.replace("\n", "\\n") for cell in cells)) for name, cells in results.items()]
 
 
-def _settings(record: dict[str, Any]) -> dict[str, str]:
+def _compared_settings(record: dict[str, Any]) -> dict[str, str]:
     """The settings of a run by dotted names, without its id, digests and INCIDENTAL settings."""
     from tinylm.report.collect import DIGESTS, flatten
 

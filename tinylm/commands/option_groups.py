@@ -74,7 +74,9 @@ def option_of_setting(setting: Setting, field: dataclasses.Field[Any], type_: An
     if not flags and (kind is list[str] or (kind is bool and field.default is False)):
         flags = (f"--{field.name.replace('_', '-')}",)  # without --no-name
     words = one_of(setting.values) if isinstance(setting.values, tuple) else None
-    metavar = setting.metavar or words or {int: "N", float: "X"}.get(kind)
+    metavar = setting.metavar
+    if metavar is None:
+        metavar = words or {int: "N", float: "X"}.get(kind)
     chosen = kind | None if field.default is None else kind
     return Annotated[chosen, option(setting.help, setting.panel, metavar, *flags, **extra), setting]
 

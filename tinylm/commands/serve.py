@@ -25,7 +25,7 @@ def serve(
     model: ModelOption = None,
     adapter: AdapterOption = None,
     *,
-    config: ServerConfig,
+    options: ServerConfig,
     quantize: QuantizeOptions,
     output: OutputOptions,
 ) -> None:
@@ -37,7 +37,7 @@ def serve(
     console = output.console()
     name, converted = open_for_serving(model, adapters=adapter or (), quantize=quantize.quantize, reporter=console)
     end_at_next_signal()
-    server = start_server(converted, name, config)
+    server = start_server(converted, name, options)
     console.result(server.listening_address)
     if converted.config.tokenizer.chat_template is None:
         console.note("The model has no chat template: it continues texts (/v1/completions, and the page).")

@@ -7,6 +7,7 @@ import typer
 
 from tinylm.commands.option_groups import option, with_option_groups
 from tinylm.commands.options import OutputOptions, text_source
+from tinylm.config.model import VOCABULARY
 from tinylm.config.settings import TextFileSettings
 from tinylm.config.validation import Panel, check_choice
 from tinylm.errors import TinyLMError, UsageError
@@ -27,7 +28,9 @@ def train_tokenizer(
         Path, option("File to write (default: tokenizer.json).", Panel.TOKENIZER, "FILE", "--out", "-o")
     ] = Path("tokenizer.json"),
     kind: Annotated[str, option("Characters or byte-level BPE (default: bpe).", Panel.TOKENIZER, "char|bpe")] = "bpe",
-    vocab_size: Annotated[int | None, option("Vocabulary size of a BPE tokenizer.", Panel.TOKENIZER, "N")] = None,
+    vocab_size: Annotated[
+        int | None, option("Vocabulary size of a BPE tokenizer.", Panel.TOKENIZER, "N"), VOCABULARY
+    ] = None,
     force: Annotated[bool, option("Replace an existing file.", Panel.TOKENIZER, None, "--force")] = False,
     *,
     text: TextFileSettings,

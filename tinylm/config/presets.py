@@ -52,8 +52,8 @@ SHORT_CONTEXTS = {"nano": 64, "micro": 128, "tiny": 256, "mini": 256}
 
 
 @dataclass(frozen=True, kw_only=True)
-class PresetSettings(ModelSettings):
-    """A preset and a size of a model, and the fields of ModelConfig that replace theirs."""
+class ShapeSettings:
+    """A preset and a size of a model."""
 
     preset: Annotated[
         str | None,
@@ -71,6 +71,11 @@ class PresetSettings(ModelSettings):
             ("auto", *SIZES),
         ),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetSettings(ModelSettings, ShapeSettings):
+    """A preset and a size of a model, and the fields of ModelConfig that replace theirs."""
 
 
 def default_ffn_width(width: int, activation: str) -> int:

@@ -187,8 +187,8 @@ class SharedSettings(MachineSettings, TrainingSettings, TextSettings, BudgetSett
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings(PresetSettings, SharedSettings):
-    """Settings of `tinylm.train`."""
+class TokenizerSettings:
+    """The tokenizer of a new model."""
 
     tokenizer: Annotated[
         str | None,
@@ -199,6 +199,12 @@ class TrainSettings(PresetSettings, SharedSettings):
         ),
     ] = None
     vocab_size: Annotated[int | None, Setting("Vocabulary size of a BPE tokenizer.", Panel.DATA, VOCABULARY)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(SharedSettings, PresetSettings, TokenizerSettings):
+    """Settings of `tinylm.train`."""
+
     init_from: Annotated[
         str | Path | None,
         Setting("Start from the weights, architecture and tokenizer of this model.", Panel.RUN, metavar="MODEL"),
@@ -267,11 +273,12 @@ RESUMABLE_NAMES = names_of(BudgetSettings) | INTERVAL_NAMES | {"patience", "para
 
 def given_settings(settings: SharedSettings) -> dict[str, Any]:
     """The settings that differ from their defaults, by name."""
-    values = {field.name: (getattr(settings, field.name), field.default) for field in dataclasses.fields(settings)}
+    kind: Any = type(settings)
+    values = {field.name: (getattr(settings, field.name), field.default) for field in dataclasses.fields(kind)}
     return {
         name: value
         for name, (value, default) in values.items()
-        if name in declared_settings(type(settings)) and value is not None and value != default
+        if name in declared_settings(kind) and value is not None and value != default
     }
 
 

@@ -119,6 +119,7 @@ class TrainingSettings:
         Setting(
             "Compute blocks again in the backward pass: less memory, more time (default: where memory is short).",
             Panel.MEMORY,
+            metavar="",
             flags=("--checkpoint-activations/--no-checkpointing",),
         ),
     ] = None

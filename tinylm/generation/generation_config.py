@@ -7,7 +7,7 @@ import contextlib
 import ipaddress
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
 from tinylm.config.training import SEEDS
@@ -19,7 +19,7 @@ MAX_TOKENS = Range(1, 2**31 - 1)
 JSON_WHITESPACE = r"[ \n]{1,20}"  # between the parts of the JSON; an untrained model would go on with it without end
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
     """How a token is sampled from logits, without a default temperature. Raises UsageError for a value out of range."""
 
@@ -141,7 +141,8 @@ class GenerationConfig(SamplingSettings):
     def sampling(self, default_temperature: float) -> SamplingConfig:
         """The settings of the sampler, with `default_temperature` if no temperature is given."""
         temperature = default_temperature if self.temperature is None else self.temperature
-        return SamplingConfig(temperature, self.top_k, self.top_p, self.min_p, self.repeat_penalty)
+        settings = {field.name: getattr(self, field.name) for field in fields(SamplingSettings)}
+        return SamplingConfig(**settings | {"temperature": temperature})
 
 
 @dataclass(frozen=True)

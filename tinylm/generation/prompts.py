@@ -1,4 +1,7 @@
-"""Read prompts from a text (a single prompt, one per line, or JSONL with settings), and encode them, or a conversation, for a decoder."""
+"""Read prompts from a text (a single prompt, one per line, or JSONL with settings), and encode them for a decoder.
+
+Conversations are encoded up to the beginning of the next answer.
+"""
 
 import json
 import typing

@@ -1,4 +1,7 @@
-"""Opening a model for any use: a run directory, a Hugging Face folder or hub id, or a GGUF file; also its import as a run."""
+"""Opening a model for any use: a run directory, a Hugging Face folder or hub id, or a GGUF file.
+
+Also the import of a foreign model as a run.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,7 +3,8 @@
 import re
 from typing import Any
 
-from tinylm.analysis.memorisation import CopiedText, Memorisation, MemorisationConfig, measure_memorisation
+from tinylm.analysis.memorisation import CopiedText, Memorisation, measure_memorisation
+from tinylm.evaluation.evaluation_config import MemorisationConfig
 from tinylm.models.model import Model
 from tinylm.report.curves import number
 from tinylm.transformer.decoder import Decoder

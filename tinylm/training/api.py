@@ -13,7 +13,7 @@ import tinylm
 from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
 from tinylm.distributed.launch import Launch
 from tinylm.distributed.ranks import join_ranks
-from tinylm.errors import InterruptedRunError, UsageError
+from tinylm.errors import InterruptedRunError
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.training.pipeline import EventCallback, Session, TrainingResult
 from tinylm.training.resume import start_run
@@ -152,9 +152,9 @@ Call = TrainCall | LoRACall | AdapterCall
 
 def _resume_request(call: Call, adapter_kind: str | None = None, base: Path | None = None) -> ResumeRequest:
     assert call.resume is not None
-    if call.out is not None:
-        raise UsageError("`resume` fixes `out`; leave it out, or leave out `resume`.")
-    return resume_request(Path(call.resume), call.files, call, adapter_kind=adapter_kind, base=base)
+    return resume_request(
+        Path(call.resume), call.files, call, out=_path(call.out), adapter_kind=adapter_kind, base=base
+    )
 
 
 def _run(request: TrainingRequest | ResumeRequest, call: Call) -> TrainingResult:

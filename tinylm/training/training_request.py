@@ -170,10 +170,11 @@ def resume_request(
     settings: SharedSettings,
     ignorable: Collection[str] = (),
     *,
+    out: Path | None = None,
     adapter_kind: str | None = None,
     base: Path | None = None,
 ) -> ResumeRequest:
-    """A request to continue `run`. `adapter_kind` and `base` are as in ResumeRequest.
+    """A request to continue `run`, with `out` for its error only. `adapter_kind` and `base` are as in ResumeRequest.
 
     files: the text of the run, if its encoded tokens are neither in the cache nor in the run
     settings: only RESUMABLE_NAMES, and with `files` also `val_data`
@@ -183,7 +184,7 @@ def resume_request(
     """
     paths = _file_paths(files)
     resumable = RESUMABLE_NAMES | ({"val_data"} if paths else set())
-    given = given_settings(settings)
+    given = given_settings(settings) | ({} if out is None else {"out": out})
     chosen = reject_fixed_settings(given, "resume", given.keys() - resumable, ignorable)
     return ResumeRequest(
         run=run,

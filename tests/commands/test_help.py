@@ -43,6 +43,20 @@ def test_help_texts_are_short_and_name_the_default_seed_and_both_lengths(corpus:
     assert "For the number of samples, see -N." in options["-n"].help
 
 
+def test_the_short_help_is_one_screen_with_options_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for command, found in COMMANDS.items():
+        lines = run_ok(command, "-h").stdout.splitlines()
+        assert len(lines) <= 50 and max(map(len, lines)) <= 80, command
+        flags = {flag for parameter in found.params for flag in parameter.opts}
+        shown = {
+            flag for line in lines if line.startswith("  -") for flag in re.findall(r"(?<![\w-])--?[a-z-]+", line[:26])
+        }
+        assert shown and shown <= flags, command
+        assert lines[-1] == f"All options: tinylm {command} --help"
+        assert sum(line.startswith("  -") for line in lines) <= 22, command
+
+
 # Examples
 
 

@@ -43,7 +43,8 @@ def show_short_help(ctx: typer.Context, requested: bool) -> bool:
     options = {found.name: found for found in command.params if found.param_type_name == "option"}
     names = getattr(module, "FIRST_OPTIONS", " ".join(name for name in options if name != "short_help")).split()
     width = min(shutil.get_terminal_size().columns, MAX_HELP_COLUMNS)
-    lines = [command.get_usage(ctx).strip(), "", command.help.splitlines()[0], ""]
+    summary = textwrap.wrap(command.help.partition("\n\n")[0], width)
+    lines = [command.get_usage(ctx).strip(), "", *summary, ""]
     for name in names:
         flags = ", ".join(sorted(options[name].opts, key=len))
         value = "" if options[name].is_flag else f" {options[name].metavar}"
@@ -51,7 +52,8 @@ def show_short_help(ctx: typer.Context, requested: bool) -> bool:
             f"  {flags}{value if len(value) <= MAX_VALUE_COLUMNS else ' ...'}", _briefly(options[name].help), width
         )
     examples = getattr(module, "EXAMPLES", "").strip().split("\n\n")[: FIRST_EXAMPLES + 1]
-    lines += ["", *"\n".join(examples).splitlines(), "", f"All options: {ctx.command_path} --help"]
+    lines += ["", *"\n".join(examples).splitlines()] if examples != [""] else []
+    lines += ["", f"All options: {ctx.command_path} --help"]
     Console().result("\n".join(lines))
     raise typer.Exit
 

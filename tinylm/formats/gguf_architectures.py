@@ -93,53 +93,17 @@ class Architecture:
                     yield TensorPlace(stored, foreign, rule.change, expert)
 
 
-class ConfigReader:
+class ConfigReader(Metadata):
     """The metadata of one architecture, by keys without its prefix, and the tensors of the file.
 
     load: reads the tensor of a name in the file.
     """
 
-    def __init__(self, metadata: Metadata, prefix: str, tensors: Mapping[str, TensorInfo], load: Any) -> None:
-        self._metadata = metadata
-        self._prefix = f"{prefix}."
-        self.tensors = tensors
-        self.load: Callable[[str], Tensor] = load
-
-    def key(self, name: str) -> str:
-        """The key with the prefix of the architecture."""
-        return self._prefix + name
-
-    def has(self, name: str) -> bool:
-        """Whether the file has the key."""
-        return self.key(name) in self._metadata
-
-    def integer(self, name: str, *default: Any, **limits: int) -> Any:
-        """See Metadata.integer."""
-        return self._metadata.integer(self.key(name), *default, **limits)
-
-    def layers_integer(self, name: str, *default: Any) -> Any:
-        """See Metadata.layers_integer."""
-        return self._metadata.layers_integer(self.key(name), *default)
-
-    def number(self, name: str, *default: Any) -> Any:
-        """See Metadata.number."""
-        return self._metadata.number(self.key(name), *default)
-
-    def flag(self, name: str, *default: Any) -> Any:
-        """See Metadata.flag."""
-        return self._metadata.flag(self.key(name), *default)
-
-    def text(self, name: str, *default: Any) -> Any:
-        """See Metadata.text."""
-        return self._metadata.text(self.key(name), *default)
-
-    def numbers(self, name: str, *default: Any) -> Any:
-        """See Metadata.numbers."""
-        return self._metadata.numbers(self.key(name), *default)
-
-    def require(self, name: str, *allowed: Any) -> None:
-        """See Metadata.require."""
-        self._metadata.require(self.key(name), *allowed)
+    def __init__(
+        self, metadata: Metadata, prefix: str, tensors: Mapping[str, TensorInfo], load: Callable[[str], Tensor]
+    ) -> None:
+        super().__init__(metadata.values, f"{prefix}.")
+        self.tensors, self.load = tensors, load
 
     def any_tensor(self, *endings: str) -> bool:
         """Whether any layer has a tensor whose name ends with one of `endings`."""
@@ -148,10 +112,10 @@ class ConfigReader:
     def check_all_read(self) -> None:
         """Raise ValueError for a key of this architecture that was not read and may change the logits."""
         for name, allowed in _NEUTRAL.items():
-            if self.key(name) in self._metadata.unread(self._prefix):
+            if self.key(name) in self.unread():
                 self.require(name, *allowed)
-        self._metadata.ignore(*map(self.key, _WITHOUT_EFFECT))
-        if unknown := self._metadata.unread(self._prefix):
+        self.ignore(*_WITHOUT_EFFECT)
+        if unknown := self.unread():
             raise ValueError(f"its metadata has the key {unknown[0]!r}, which tinylm does not know")
 
 
@@ -167,7 +131,7 @@ def _size(reader: ConfigReader) -> dict[str, int]:
     if embedding is None or len(embedding.shape) != 2:
         raise ValueError("it has no tensor token_embd.weight with two dimensions")
     width, heads = reader.integer("embedding_length"), reader.layers_integer("attention.head_count")
-    if heads > width or (width % heads and not reader.has("attention.key_length")):
+    if heads > width or (width % heads and "attention.key_length" not in reader):
         raise ValueError(f"its {reader.key('attention.head_count')} is {heads}, which does not divide {width}")
     return {
         "vocab_size": embedding.shape[0],
@@ -277,7 +241,7 @@ def _gemma3(reader: ConfigReader) -> dict[str, Any]:
 
 def _local_layers(reader: ConfigReader, layers: int) -> list[bool]:
     key = "attention.sliding_window_pattern"
-    if not reader.has(key):
+    if key not in reader:
         return [layer % GEMMA3_PERIOD != GEMMA3_PERIOD - 1 for layer in range(layers)]
     pattern = reader.numbers(key)
     if len(pattern) != layers or pattern.dtype.kind == "f":
@@ -336,7 +300,7 @@ def _rope_scaling(reader: ConfigReader, context: int) -> dict[str, Any] | None:
     kind = reader.text("rope.scaling.type", "none")
     factor = reader.number("rope.scaling.factor", reader.number("rope.scale_linear", 1.0))
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
-        if reader.has("rope.scale_linear") and factor not in (0.0, 1.0):
+        if "rope.scale_linear" in reader and factor not in (0.0, 1.0):
             return {"rope_type": "linear", "factor": factor}  # in files older than rope.scaling.type
         return None
     if kind == "linear":

@@ -122,51 +122,57 @@ class Metadata:
     unless there is a default. The default is not checked.
     """
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
+    def __init__(self, values: dict[str, Any], prefix: str = "") -> None:
+        """prefix: of all keys that methods get without it."""
+        self.values, self._prefix = values, prefix
         self._read: set[str] = set()
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
+    def __contains__(self, name: str) -> bool:
+        return self.key(name) in self.values
 
-    def unread(self, prefix: str) -> list[str]:
-        """The keys with this prefix that were not read, sorted."""
-        return sorted(key for key in self._values.keys() - self._read if key.startswith(prefix))
+    def key(self, name: str) -> str:
+        """The key with the prefix."""
+        return self._prefix + name
 
-    def ignore(self, *keys: str) -> None:
+    def unread(self) -> list[str]:
+        """The keys with the prefix that were not read, sorted."""
+        return sorted(key for key in self.values.keys() - self._read if key.startswith(self._prefix))
+
+    def ignore(self, *names: str) -> None:
         """Mark these keys as read."""
-        self._read.update(keys)
+        self._read.update(map(self.key, names))
 
-    def integer(self, key: str, default: Any = _REQUIRED, low: int = 1, high: int = MAX_INTEGER) -> Any:
+    def integer(self, name: str, default: Any = _REQUIRED, low: int = 1, high: int = MAX_INTEGER) -> Any:
         """An integer from `low` to `high`, or the default."""
         return self._checked(
-            key, default, lambda v: type(v) is int and low <= v <= high, f"an integer from {low} to {high}"
+            name, default, lambda v: type(v) is int and low <= v <= high, f"an integer from {low} to {high}"
         )
 
-    def number(self, key: str, default: Any = _REQUIRED) -> Any:
+    def number(self, name: str, default: Any = _REQUIRED) -> Any:
         """A finite number as a float, or the default."""
-        value = self._checked(key, default, lambda v: type(v) in (int, float) and math.isfinite(v), "a finite number")
+        value = self._checked(name, default, lambda v: type(v) in (int, float) and math.isfinite(v), "a finite number")
         return float(value) if type(value) is int else value
 
-    def flag(self, key: str, default: Any = _REQUIRED) -> Any:
+    def flag(self, name: str, default: Any = _REQUIRED) -> Any:
         """A boolean, or the default."""
-        return self._checked(key, default, lambda v: type(v) is bool, "a boolean")
+        return self._checked(name, default, lambda v: type(v) is bool, "a boolean")
 
-    def text(self, key: str, default: Any = _REQUIRED) -> Any:
+    def text(self, name: str, default: Any = _REQUIRED) -> Any:
         """A string, or the default."""
-        return self._checked(key, default, lambda v: type(v) is str, "a string")
+        return self._checked(name, default, lambda v: type(v) is str, "a string")
 
-    def texts(self, key: str) -> Any:
+    def texts(self, name: str) -> Any:
         """A list of strings."""
-        return self._checked(key, _REQUIRED, lambda v: type(v) is list, "an array of strings")
+        return self._checked(name, _REQUIRED, lambda v: type(v) is list, "an array of strings")
 
-    def numbers(self, key: str, default: Any = _REQUIRED) -> Any:
+    def numbers(self, name: str, default: Any = _REQUIRED) -> Any:
         """A numpy array of numbers or booleans, or the default."""
-        return self._checked(key, default, lambda v: isinstance(v, np.ndarray), "an array of numbers")
+        return self._checked(name, default, lambda v: isinstance(v, np.ndarray), "an array of numbers")
 
-    def layers_integer(self, key: str, default: Any = _REQUIRED) -> Any:
+    def layers_integer(self, name: str, default: Any = _REQUIRED) -> Any:
         """An integer from 1 that is the same in all layers: a single value, or an array of equal values."""
-        value = self._values.get(key)
+        key = self.key(name)
+        value = self.values.get(key)
         if isinstance(value, np.ndarray):
             self._read.add(key)
             if value.dtype.kind not in "iu" or not len(value) or value.min() < 1:
@@ -174,25 +180,27 @@ class Metadata:
             if (value != value[0]).any():
                 raise ValueError(f"{key} differs from layer to layer; tinylm builds models whose layers are alike")
             return int(value[0])
-        return self.integer(key, default)
+        return self.integer(name, default)
 
-    def require(self, key: str, *allowed: Any) -> None:
+    def require(self, name: str, *allowed: Any) -> None:
         """Raise ValueError if the key exists and its value is not one of `allowed`."""
-        if key not in self._values:
+        key = self.key(name)
+        if key not in self.values:
             return
         self._read.add(key)
-        value = self._values[key]
+        value = self.values[key]
         if isinstance(value, np.ndarray) or value not in allowed:
             expected = " or ".join(map(short_repr, allowed))
             raise ValueError(f"its metadata has {key} = {short_repr(value)}; tinylm supports {expected}")
 
-    def _checked(self, key: str, default: Any, is_valid: Any, expected: str) -> Any:
+    def _checked(self, name: str, default: Any, is_valid: Any, expected: str) -> Any:
+        key = self.key(name)
         self._read.add(key)
-        if key not in self._values:
+        if key not in self.values:
             if default is _REQUIRED:
                 raise ValueError(f"its metadata lacks {key}")
             return default
-        value = self._values[key]
+        value = self.values[key]
         if not is_valid(value):
             raise ValueError(f"its metadata has {key} = {short_repr(value)}; it must be {expected}")
         return value

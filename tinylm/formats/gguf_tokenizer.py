@@ -35,13 +35,10 @@ END_TOKENS = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>", "</s>"}
 )
 # Keys without effect here: tokens for fill-in-the-middle, masking and classification, and the number of token types.
-_WITHOUT_EFFECT = tuple(
-    PREFIX + name
-    for name in (
-        *("fim_pre_token_id", "fim_suf_token_id", "fim_mid_token_id", "fim_pad_token_id", "fim_rep_token_id"),
-        *("fim_sep_token_id", "prefix_token_id", "suffix_token_id", "middle_token_id", "mask_token_id"),
-        *("seperator_token_id", "cls_token_id", "token_type_count"),
-    )
+_WITHOUT_EFFECT = (
+    *("fim_pre_token_id", "fim_suf_token_id", "fim_mid_token_id", "fim_pad_token_id", "fim_rep_token_id"),
+    *("fim_sep_token_id", "prefix_token_id", "suffix_token_id", "middle_token_id", "mask_token_id"),
+    *("seperator_token_id", "cls_token_id", "token_type_count"),
 )
 
 
@@ -144,7 +141,9 @@ def read_tokenizer(metadata: Metadata, family: str, vocab_size: int) -> ReadToke
 
     Raises ValueError for metadata that is missing, invalid or not supported.
     """
-    kind = metadata.text(PREFIX + "model")
+    template = metadata.text(CHAT_TEMPLATE, None)
+    metadata = Metadata(metadata.values, PREFIX)
+    kind = metadata.text("model")
     if kind not in ("gpt2", "llama"):
         raise ValueError(f"its tokenizer is of the kind {short_repr(kind)}; tinylm reads gpt2 and llama")
     vocabulary = _read_vocabulary(metadata, vocab_size)
@@ -158,31 +157,30 @@ def read_tokenizer(metadata: Metadata, family: str, vocab_size: int) -> ReadToke
     except UsageError as error:
         raise ValueError(f"its special tokens cannot be used: {error}".replace("`", "").rstrip(".")) from error
     spec["added_tokens"] = _added_tokens(vocabulary, special)
-    template = metadata.text(CHAT_TEMPLATE, None)
     if template is not None and len(template) > MAX_TEMPLATE:
         raise ValueError(f"its chat template has more than {MAX_TEMPLATE:,} characters")
     metadata.ignore(*_WITHOUT_EFFECT)
-    if unknown := metadata.unread(PREFIX):
+    if unknown := metadata.unread():
         raise ValueError(f"its metadata has the key {unknown[0]!r}, which tinylm does not know")
     text = json.dumps(validate_tokenizer(json.dumps(spec)), ensure_ascii=False)
     return ReadTokenizer(text, special, template)
 
 
 def _read_vocabulary(metadata: Metadata, vocab_size: int) -> _Vocabulary:
-    tokens = metadata.texts(PREFIX + "tokens")
+    tokens = metadata.texts("tokens")
     if not 1 <= len(tokens) <= vocab_size:
         raise ValueError(f"it has {len(tokens):,} tokens and an embedding of {vocab_size:,} rows")
     if len(set(tokens)) < len(tokens) - max(0, tokens.count("") - 1):
         raise ValueError("its tokenizer has a token twice")
-    types = metadata.numbers(PREFIX + "token_type", np.full(len(tokens), NORMAL))
+    types = metadata.numbers("token_type", np.full(len(tokens), NORMAL))
     if len(types) != len(tokens) or types.dtype.kind not in "iu":
         raise ValueError(f"its {PREFIX}token_type does not have one integer per token")
     return _Vocabulary(tokens, types.tolist())
 
 
 def _read_pre(metadata: Metadata, family: str) -> str:
-    key = PREFIX + "pre"
-    pre = metadata.text(key, _PRE_OF_FAMILY.get(family))
+    key = metadata.key("pre")
+    pre = metadata.text("pre", _PRE_OF_FAMILY.get(family))
     if pre is None:
         raise ValueError(f"its metadata lacks {key}, the name of its pre-tokenizer; convert the model again")
     if pre not in PRE_TOKENIZERS:
@@ -191,9 +189,9 @@ def _read_pre(metadata: Metadata, family: str) -> str:
 
 
 def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, pre: str) -> TokenizerSpec:
-    merges = [_split_merge(merge) for merge in metadata.texts(PREFIX + "merges") if merge != INERT_MERGE]
+    merges = [_split_merge(merge) for merge in metadata.texts("merges") if merge != INERT_MERGE]
     for name in ("scores", "add_space_prefix", "remove_extra_whitespaces"):  # for the kind llama only
-        metadata.ignore(PREFIX + name)
+        metadata.ignore(name)
     if pre == "gpt-2" and (characters := _single_characters(vocabulary)):
         return {"model": {"type": "BPE", "vocab": characters, "merges": []}, "decoder": {"type": "Fuse"}}
     steps, normalizer, ignore_merges, _ = PRE_TOKENIZERS[pre]
@@ -241,12 +239,12 @@ def _single_characters(vocabulary: _Vocabulary) -> dict[str, int]:
 
 def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> TokenizerSpec:
     """SentencePiece's BPE, with merges from the scores; with byte fallback if the tokens of all bytes exist."""
-    scores = metadata.numbers(PREFIX + "scores")
+    scores = metadata.numbers("scores")
     if len(scores) != len(vocabulary.tokens) or scores.dtype.kind not in "fiu" or not np.isfinite(scores).all():
         raise ValueError(f"its {PREFIX}scores does not have one finite number per token")
-    metadata.ignore(PREFIX + "pre", PREFIX + "merges")  # for the kind gpt2 only
-    metadata.require(PREFIX + "remove_extra_whitespaces", False)
-    prefix = metadata.flag(PREFIX + "add_space_prefix", True)
+    metadata.ignore("pre", "merges")  # for the kind gpt2 only
+    metadata.require("remove_extra_whitespaces", False)
+    prefix = metadata.flag("add_space_prefix", True)
     ids = _ids(vocabulary)
     unknown = vocabulary.of_type(UNKNOWN)
     has_bytes = all(f"<0x{byte:02X}>" in ids for byte in range(256))
@@ -289,7 +287,7 @@ def _merges_of_scores(vocabulary: _Vocabulary, scores: np.ndarray) -> list[list[
 
 def _read_special(metadata: Metadata, vocabulary: _Vocabulary, adds_bos: bool) -> SpecialTokens:
     def find(name: str) -> str | None:
-        key = f"{PREFIX}{name}_token_id"
+        key = f"{name}_token_id"
         if metadata.integer(key, NO_TOKEN, low=-1, high=NO_TOKEN) in (-1, NO_TOKEN):
             return None
         return vocabulary.tokens[metadata.integer(key, low=0, high=len(vocabulary.tokens) - 1)] or None
@@ -297,12 +295,12 @@ def _read_special(metadata: Metadata, vocabulary: _Vocabulary, adds_bos: bool) -
     end_of_text, bos = find("eos"), find("bos")
     if end_of_text is None:
         raise ValueError(f"its metadata lacks {PREFIX}eos_token_id, the token that ends a text")
-    metadata.require(PREFIX + "add_eos_token", False)
-    metadata.require(PREFIX + "add_sep_token", False)
+    metadata.require("add_eos_token", False)
+    metadata.require("add_sep_token", False)
     find("unknown")
     ends = [end_of_text, find("eot"), find("eom"), *(token for _, token in vocabulary.of_type(CONTROL))]
     is_end = {end_of_text, *ends[1:3], *END_TOKENS}
-    add_bos = metadata.flag(PREFIX + "add_bos_token", adds_bos)
+    add_bos = metadata.flag("add_bos_token", adds_bos)
     if add_bos and bos is None:
         raise ValueError(f"its metadata lacks {PREFIX}bos_token_id, although a text begins with that token")
     return SpecialTokens(

@@ -46,8 +46,7 @@ from tinylm.machine.measure import choose_machine
 from tinylm.objectives.loss import next_token
 from tinylm.planning.cost import training_flops
 from tinylm.text.batches import Batch
-from tinylm.training.compile_layers import compile_layers
-from tinylm.training.graphed_model import capture_graphs
+from tinylm.training.execution import capture_graphs, compile_layers
 from tinylm.transformer.build import build_model
 from tinylm.transformer.decoder import Decoder
 

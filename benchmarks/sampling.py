@@ -174,7 +174,7 @@ def make_subject(name: str) -> Subject:
     """A model of MODELS with random weights and a character tokenizer that fills its vocabulary, or one at a path."""
     from tinylm.config.presets import make_model_config
     from tinylm.config.run import SpecialTokens
-    from tinylm.formats.imported import ForeignModel
+    from tinylm.formats.family import ForeignModel
     from tinylm.models.open import open_model
     from tinylm.text.tokenizer import train_char
     from tinylm.transformer.build import build_model

@@ -37,8 +37,8 @@ from tinylm.commands.console import Console
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import SpecialTokens
 from tinylm.config.training import Budget, TrainingConfig
+from tinylm.formats.family import ForeignModel
 from tinylm.formats.huggingface import write_folder
-from tinylm.formats.imported import ForeignModel
 from tinylm.kernels import onednn
 from tinylm.kernels.allocator import keep_freed_blocks, set_thresholds
 from tinylm.kernels.cpu_features import computes_bf16
@@ -48,7 +48,7 @@ from tinylm.objectives.loss import next_token
 from tinylm.planning.cost import training_flops
 from tinylm.text.batches import Batch
 from tinylm.text.tokenizer import train_char
-from tinylm.training.graphed_model import GraphedModel
+from tinylm.training.execution import GraphedModel
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState
 from tinylm.training.trainer import StopTraining, Trainer, TrainerHooks, TrainingJob

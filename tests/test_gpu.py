@@ -24,16 +24,13 @@ from tinylm.generation.generator import generate
 from tinylm.generation.sampler import Sampler
 from tinylm.machine.device import autocast, choose_device
 from tinylm.objectives.loss import Loss, next_token
-from tinylm.text.batches import Batch
+from tinylm.text.batches import Batch, prefetch
 from tinylm.training import run as run_module
-from tinylm.training.checkpoint_activations import checkpoint_activations
-from tinylm.training.compile_layers import compile_layers
 from tinylm.training.events import Evaluated, Event, Logged, Notice
-from tinylm.training.graphed_model import GraphedModel, capture_graphs
+from tinylm.training.execution import GraphedModel, capture_graphs, checkpoint_activations, compile_layers
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.parallel import shard_model
 from tinylm.training.pipeline import TrainingResult
-from tinylm.training.prefetch import prefetch
 from tinylm.training.sharded_tensors import full
 from tinylm.training.state import capture_rng, restore_rng
 from tinylm.transformer.build import build_model

@@ -12,8 +12,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from tinylm import __version__
-from tinylm.commands.console import Console, printable
-from tinylm.commands.flags import long_flag
+from tinylm.commands.console import Console, long_flag, printable
 from tinylm.commands.option_groups import COMMAND_LINE
 from tinylm.commands.option_sources import describe_source
 from tinylm.commands.suggestions import explain_extra_argument, explain_unknown_command, explain_unknown_option

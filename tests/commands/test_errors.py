@@ -29,7 +29,7 @@ import typer.main
 
 from tests.shell import TINY, Result, snapshot, story, tinylm
 from tinylm.cli import app
-from tinylm.commands.flags import long_flag
+from tinylm.commands.console import long_flag
 from tinylm.config.validation import Range, limits_in
 
 CHATS = [

@@ -124,7 +124,7 @@ def test_memorisation_has_the_figures_of_evaluation_and_places_in_the_training_t
 
 
 def test_costly_memorisation_needs_a_request(run: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tinylm.report import copied_text
+    from tinylm.report import predictions as copied_text
 
     assert "memorisation" not in report(run)[0]
     assert "memorisation" not in report(encoder, memorisation="")[0]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tinylm.evaluation.bootstrap import MIN_UNITS, Interval, ratio_interval, t_quantile
+from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, MIN_BLOCK, MIN_DOCUMENTS, choose_units
 from tinylm.evaluation.text import sums_between
-from tinylm.evaluation.units import MAX_BLOCKS, MAX_UNITS, MIN_BLOCK, MIN_DOCUMENTS, choose_units
 
 T_97_5 = {9: 2.2622, 19: 2.0930, 49: 2.0096, 199: 1.9720}  # of a printed table
 

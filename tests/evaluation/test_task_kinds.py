@@ -22,7 +22,7 @@ from tinylm.evaluation.task_kinds import TASKS, TaskKind
 from tinylm.models.model import Model
 from tinylm.objectives.loss import next_token
 from tinylm.objectives.tasks import NextToken
-from tinylm.report.scores import score_validation
+from tinylm.report.predictions import score_validation
 from tinylm.run_directory.loading import read_config
 from tinylm.text.batches import Batch, evaluation_batches
 from tinylm.text.corpus_loading import EvaluationTokens, TextSource

@@ -16,12 +16,11 @@ from tinylm.evaluation.baselines import baseline_bits_per_byte
 from tinylm.evaluation.bootstrap import ratio_interval
 from tinylm.evaluation.chat import evaluate_chat
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.excerpt import first_bytes, first_pairs
 from tinylm.evaluation.masked import evaluate_masked
 from tinylm.evaluation.pairs import evaluate_pairs
+from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, first_bytes, first_pairs
 from tinylm.evaluation.text import evaluate_text
 from tinylm.evaluation.text_losses import TextLosses, text_losses
-from tinylm.evaluation.units import MAX_BLOCKS, MAX_UNITS
 from tinylm.objectives.loss import next_token_losses, sequence_to_sequence_losses
 from tinylm.reporter import LogReporter
 from tinylm.text.chat_batches import ChatRows

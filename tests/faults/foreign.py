@@ -199,7 +199,7 @@ class Raw:
     def __init__(self, path: Path) -> None:
         data = path.read_bytes()
         header = gguf_header.parse_header(data)
-        self.pairs: list[tuple[Any, Value]] = [(key, typed(value)) for key, value in header.metadata._values.items()]
+        self.pairs: list[tuple[Any, Value]] = [(key, typed(value)) for key, value in header.metadata.values.items()]
         self.version, self.counts, self.tensors, end = 3, (0, 0), list[list[Any]](), 0
         for info in header.tensors.values():
             kind = 0 if info.type.name == "F32" else 1

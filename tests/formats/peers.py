@@ -11,7 +11,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
 
-from tinylm.formats.imported import ForeignModel
+from tinylm.formats.family import ForeignModel
 from tinylm.transformer.build import build_empty_model
 from tinylm.transformer.decoder import Decoder
 

@@ -19,10 +19,10 @@ from tinylm.config.presets import make_model_config
 from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats import gguf_writer
+from tinylm.formats.family import ForeignModel
 from tinylm.formats.gguf_reader import open_gguf, read_gguf
 from tinylm.formats.gguf_tokenizer import ReadTokenizer
 from tinylm.formats.gguf_writer import write_gguf
-from tinylm.formats.imported import ForeignModel
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 from tinylm.transformer.build import build_model
 from tinylm.transformer.decoder import Decoder

@@ -22,8 +22,8 @@ from tests.shell import story
 from tests.variants import small
 from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.formats.family import ForeignModel
 from tinylm.formats.huggingface import is_model_folder, read_folder, rebuilds_tokenizer, write_folder
-from tinylm.formats.imported import ForeignModel
 from tinylm.text.tokenizer import train_bpe, train_char
 from tinylm.transformer.build import build_model
 

@@ -31,7 +31,7 @@ from tests.variants import small
 from tinylm.transformer.build import build_model
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
-from tinylm.training.compile_layers import compile_layers
+from tinylm.training.execution import compile_layers
 
 model, ids = build_model(small()), torch.zeros(2, 9, dtype=torch.long)
 notices = []

@@ -14,7 +14,7 @@ from tests.formats.peers import make_peer, save_peer
 from tests.formats.peft_adapters import TOKENS, in_peft, make_adapter, peer_logits
 from tests.shell import snapshot
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.models.export_adapter import TOLERANCE, ExportedAdapter, export_adapter
+from tinylm.models.exporting import TOLERANCE, ExportedAdapter, export_adapter
 from tinylm.reporter import LogReporter
 from tinylm.run_directory.layout import weights_file
 from tinylm.run_directory.loading import read_config, read_weights
@@ -189,7 +189,7 @@ def test_only_an_exported_adapter_is_replaced_and_only_with_force(trained: Any, 
 def test_an_export_whose_logits_differ_does_not_appear(
     trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import tinylm.models.export_adapter as export
+    import tinylm.models.exporting as export
 
     write = export.write_adapter
 

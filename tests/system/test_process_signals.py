@@ -82,7 +82,7 @@ def test_a_signal_within_an_import_leaves_none_of_the_files_that_are_being_writt
 import os, signal, sys
 from pathlib import Path
 from tinylm.system.files import replacing, temporary_folder
-from tinylm.formats.export_folder import replacing_folder
+from tinylm.formats.huggingface import replacing_folder
 from tinylm.system.process_signals import run_with_signal_handlers
 from tinylm.run_directory.commit import reserve
 from tinylm.text.token_files import _unfinished_folder

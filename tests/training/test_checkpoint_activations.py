@@ -13,7 +13,7 @@ from tinylm.config.model import ModelConfig
 from tinylm.machine.device import autocast
 from tinylm.objectives.loss import masked_token, next_token, sequence_to_sequence
 from tinylm.text.batches import Batch
-from tinylm.training.checkpoint_activations import checkpoint_activations
+from tinylm.training.execution import checkpoint_activations
 from tinylm.transformer.build import build_model
 from tinylm.transformer.stack import Transformer
 

@@ -23,7 +23,7 @@ from tinylm.text.batches import Batch
 from tinylm.text.token_files import TokenFolder
 from tinylm.training import run as run_module
 from tinylm.training.events import Event, Logged, Notice
-from tinylm.training.graphed_model import GraphedModel, capture_graphs
+from tinylm.training.execution import GraphedModel, capture_graphs
 from tinylm.training.run import TrainingRun
 from tinylm.transformer.build import build_model
 from tinylm.transformer.decoder import Decoder

@@ -16,11 +16,10 @@ from tinylm.distributed.ranks import ProcessRanks, Ranks, machine_threads
 from tinylm.distributed.rendezvous import Rendezvous
 from tinylm.errors import DivergedError, PeerError, UsageError
 from tinylm.system.process_signals import Interrupted
-from tinylm.text.batches import Batch
+from tinylm.text.batches import Batch, BatchPrefetcher, prefetch
 from tinylm.training import graceful_stop, parallel
 from tinylm.training.graceful_stop import StopRequest
 from tinylm.training.parallel import sum_gradients
-from tinylm.training.prefetch import BatchPrefetcher, prefetch
 from tinylm.training.trainer import StopTraining
 
 

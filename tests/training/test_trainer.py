@@ -25,8 +25,7 @@ from tinylm.config.training import Budget
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch
 from tinylm.training.events import Evaluated, Logged, Stepped
-from tinylm.training.gradient_norms import layer_gradient_norms
-from tinylm.training.optimizer import learning_rate
+from tinylm.training.optimizer import layer_gradient_norms, learning_rate
 from tinylm.transformer.decoder import Decoder
 
 # Accumulation.

@@ -8,8 +8,7 @@ import pytest
 from tests.training.trainer_bench import Bench, Clock
 from tinylm.config.training import Budget
 from tinylm.training.events import Evaluated, Logged, Stepped
-from tinylm.training.state import TrainerState
-from tinylm.training.stop_conditions import EXIT_SECONDS, StoppingRule
+from tinylm.training.state import EXIT_SECONDS, StoppingRule, TrainerState
 from tinylm.training.trainer import StopTraining
 
 # Stopping.

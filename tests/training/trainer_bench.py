@@ -16,7 +16,7 @@ from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch
 from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Event
-from tinylm.training.graphed_model import GraphedModel
+from tinylm.training.execution import GraphedModel
 from tinylm.training.state import TrainerState
 from tinylm.training.trainer import Outcome, Trainer, TrainerHooks, TrainingJob
 from tinylm.transformer.build import build_model

@@ -17,8 +17,8 @@ from tinylm.config.validation import require
 from tinylm.errors import AdapterNotModelError, UsageError
 from tinylm.evaluation.bootstrap import ratio_interval
 from tinylm.evaluation.loop import default_batch_size, token_losses
+from tinylm.evaluation.result import choose_units
 from tinylm.evaluation.text import sums_between
-from tinylm.evaluation.units import choose_units
 from tinylm.kernels.allocator import keep_freed_blocks
 from tinylm.models.model import Model, load
 from tinylm.reporter import LogReporter, Reporter

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Annotated
 
-from tinylm.commands.flags import settings_to_flags
+from tinylm.commands.console import settings_to_flags
 from tinylm.commands.option_groups import option, with_option_groups
 from tinylm.commands.options import OutputOptions, print_fields
 from tinylm.config.validation import Panel

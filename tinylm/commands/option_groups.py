@@ -16,8 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.models import OptionInfo
 
-from tinylm.commands.console import Console
-from tinylm.commands.flags import find_option, long_flag, settings_to_flags
+from tinylm.commands.console import Console, find_option, long_flag, settings_to_flags
 from tinylm.commands.next_steps import next_step
 from tinylm.commands.option_sources import append_sources, warn_about_unknown_variables
 from tinylm.commands.suggestions import reject_addresses

@@ -13,8 +13,7 @@ from typing import Any
 
 import typer
 
-from tinylm.commands.console import Console
-from tinylm.commands.flags import long_flag
+from tinylm.commands.console import Console, long_flag
 from tinylm.commands.suggestions import suggest_options
 from tinylm.config.validation import describe_value
 from tinylm.errors import UsageError

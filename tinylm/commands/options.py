@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tinylm.commands.console import Console
-from tinylm.commands.flags import settings_to_flags
+from tinylm.commands.console import Console, settings_to_flags
 from tinylm.commands.option_groups import complete_runs, option, options_from_env_or_file
 from tinylm.commands.option_sources import read_config_file
 from tinylm.config.settings import ChatSettings, TextFileSettings

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from tinylm.commands.flags import long_flag
+from tinylm.commands.console import long_flag
 from tinylm.errors import UsageError
 from tinylm.run_directory.find_run import path_exists
 

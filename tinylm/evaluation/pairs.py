@@ -10,9 +10,8 @@ import numpy as np
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.excerpt import first_pairs
 from tinylm.evaluation.loop import default_batch_size
-from tinylm.evaluation.result import Evaluation
+from tinylm.evaluation.result import Evaluation, first_pairs
 from tinylm.evaluation.text_losses import text_losses
 from tinylm.generation.generation_config import BeamSearchConfig
 from tinylm.generation.translate import SOURCES_PER_BATCH, search_targets

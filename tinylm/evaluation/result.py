@@ -1,11 +1,17 @@
-"""The result of an evaluation."""
+"""The result of an evaluation, the units of its bootstrap, and the excerpt of a text that a quick one takes."""
 
+import bisect
 import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tinylm.errors import TinyLMError
+from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,3 +86,99 @@ class Evaluation:
             for field in dataclasses.fields(self)
             if (value := getattr(self, field.name)) is not None and field.name != "documents"
         }
+
+
+MAX_FLOPS, MIN_TOKENS = 1e12, 1000
+MAX_BYTES_SCORED = 50_000  # of plain text; a limit in tokens would give models with other tokenizers other texts
+MAX_TOKENS = 50_000
+MAX_PAIRS, MIN_PAIRS = 200, 20
+
+
+def token_excerpt(tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
+    """The first tokens of a text, (N,): as many as a model with this number of parameters scores with about MAX_FLOPS
+    operations, from MIN_TOKENS to MAX_TOKENS.
+    """
+    return np.asarray(tokens[: int(min(MAX_TOKENS, max(MIN_TOKENS, MAX_FLOPS / (2 * parameters))))])
+
+
+def text_excerpt(tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
+    """As `token_excerpt`, but with at most MAX_BYTES_SCORED bytes of text."""
+    return first_bytes(tokenizer, token_excerpt(tokenizer, tokens, parameters), MAX_BYTES_SCORED)
+
+
+def pair_excerpt(tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
+    """The tokens of the first pairs, (N,): as many pairs as a model with this number of parameters translates with
+    about MAX_FLOPS operations, from MIN_PAIRS to MAX_PAIRS, but at most MAX_TOKENS tokens.
+    """
+    end = tokenizer.end_of_text_id
+    beginning = token_excerpt(tokenizer, tokens, parameters)
+    tokens_per_pair = 2 * len(beginning) / max(1, int((beginning == end).sum()))
+    flops = 2 * parameters * EvaluationConfig.beams * tokens_per_pair
+    return first_pairs(tokens, end, int(min(MAX_PAIRS, max(MIN_PAIRS, MAX_FLOPS / flops))), MAX_TOKENS)
+
+
+def first_bytes(tokenizer: Tokenizer, tokens: np.ndarray, limit: int) -> np.ndarray:
+    """The longest beginning of the tokens whose text has at most `limit` bytes."""
+    lengths = range(len(tokens) + 1)
+    return tokens[: bisect.bisect_right(lengths, limit, key=lambda n: tokenizer.decoded_size(tokens[:n])[1]) - 1]
+
+
+def first_pairs(tokens: Tokens, end_of_text_id: int, count: int, limit: int) -> np.ndarray:
+    """The tokens of the first pairs: at most `count` whole pairs and `limit` tokens.
+
+    Each source and target ends with the end-of-text id, unless the last one of `tokens` has none.
+    """
+    ids = np.asarray(tokens[:limit])
+    ends = np.flatnonzero(ids == end_of_text_id)
+    if len(tokens) <= limit and len(ends) < 2 * count:
+        return ids
+    whole = min(count, len(ends) // 2)
+    return ids[: int(ends[2 * whole - 1]) + 1 if whole else 0]
+
+
+MIN_DOCUMENTS = 20  # from this number on, documents are the units
+MAX_UNITS = 1000  # more documents are grouped, which bounds the time of the bootstrap
+MAX_BLOCKS = 200  # longer blocks include dependence over longer distances; 200 estimate a spread to about 5 %
+MIN_BLOCK = 64  # tokens, or bytes
+
+
+@dataclass(frozen=True)
+class Units:
+    """Consecutive parts of a text. Unit i is from edges[i] up to edges[i + 1], in tokens or in bytes.
+
+    kind: "documents", "groups of documents" or "blocks".
+    """
+
+    edges: np.ndarray
+    kind: str
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    def describe(self, documents: int, size: str) -> str:
+        """The units as a phrase. documents: their number in the text. size: plural noun for what the edges count."""
+        if self.kind == "documents":
+            return f"{len(self):,} documents"
+        if self.kind == "groups of documents":
+            return f"{len(self):,} groups of consecutive documents"
+        length = (self.edges[-1] - self.edges[0]) / max(len(self), 1)
+        number = "1 document" if documents == 1 else f"{documents} documents"
+        return f"{len(self):,} blocks of about {length:,.0f} {size}, as the text has only {number}"
+
+
+def choose_units(document_edges: np.ndarray) -> Units:
+    """The units of a text. document_edges: (D + 1,), the beginning of each document and the end of the last.
+
+    If there are at least MIN_DOCUMENTS documents, the units are the documents, or MAX_UNITS groups of equal numbers of
+    documents. Otherwise they are at most MAX_BLOCKS blocks of equal length, at least MIN_BLOCK tokens or bytes unless
+    the text is shorter.
+    """
+    documents = len(document_edges) - 1
+    if documents >= MIN_DOCUMENTS:
+        if documents <= MAX_UNITS:
+            return Units(document_edges, "documents")
+        chosen = np.linspace(0, documents, MAX_UNITS + 1).astype(np.int64)
+        return Units(document_edges[chosen], "groups of documents")
+    first, last = int(document_edges[0]), int(document_edges[-1])
+    blocks = max(1, min(MAX_BLOCKS, (last - first) // MIN_BLOCK))
+    return Units(np.linspace(first, last, blocks + 1).astype(np.int64), "blocks")

@@ -10,8 +10,7 @@ from tinylm.errors import UsageError
 from tinylm.evaluation.bootstrap import MIN_UNITS, ratio_interval
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import EvaluationLoss, default_batch_size, token_losses
-from tinylm.evaluation.result import DocumentLoss, Evaluation
-from tinylm.evaluation.units import MIN_BLOCK, choose_units
+from tinylm.evaluation.result import MIN_BLOCK, DocumentLoss, Evaluation, choose_units
 from tinylm.reporter import Reporter
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.corpus_loading import EvaluationTokens

@@ -9,7 +9,7 @@ from torch import Tensor
 from tinylm.distributed.ranks import Ranks
 from tinylm.evaluation.bootstrap import MIN_UNITS, SEED, ratio_interval
 from tinylm.evaluation.loop import EvaluationLoss, token_losses
-from tinylm.evaluation.units import MAX_BLOCKS, MAX_UNITS
+from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS
 from tinylm.objectives.loss import LanguageModel
 from tinylm.reporter import Reporter
 from tinylm.text.batches import Batch

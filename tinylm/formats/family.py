@@ -1,13 +1,14 @@
-"""Mapping between a Hugging Face model family's config and tensors and those of tinylm.
+"""The mapping between the config and the tensors of a Hugging Face model family and those of tinylm.
 
 `convert_tensors` and `ExportedTensors` apply a family's rules in the two directions. Foreign names are those of the
 tensors in files of the family's causal language models. Except for UsageError from ModelConfig, all errors are
 ValueErrors with a reason that completes the sentence "Cannot import PATH: " or "Cannot read PATH as GGUF: ".
 """
 
+import collections
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tinylm.config.model import ModelConfig
+from tinylm.config.run import SpecialTokens
 from tinylm.formats.foreign_config import ForeignConfig
 from tinylm.transformer.build import build_empty_model
 
@@ -304,3 +306,31 @@ class ExportedTensors(Mapping[str, Tensor]):
             for ours in self._parameters[name].ours
         )
         return functools.reduce(torch.promote_types, own)
+
+
+@dataclass(frozen=True)
+class ForeignModel:
+    """A model that was opened from the format of another tool, or is to be exported to one.
+
+    family: a key of `FAMILIES`, also for a run that was imported; `None` for other runs of tinylm.
+    tensors: by tinylm's names, in their own dtypes; those of a file are mapped or converted when they are looked up.
+    tokenizer: validated content of a tokenizer.json. It may have fewer ids than the embedding has rows.
+    chat_template: Jinja source, not yet checked; `None` without one.
+    dtypes: names of the dtypes in the file, by decreasing total number of elements; empty for a run of tinylm.
+    """
+
+    family: str | None
+    config: ModelConfig
+    tensors: Mapping[str, Tensor]
+    tokenizer: str
+    special: SpecialTokens
+    chat_template: str | None
+    dtypes: tuple[str, ...] = ()
+
+
+def rank_dtypes(sizes: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """Names of dtypes by decreasing total number of elements. sizes: name of the dtype and elements of each tensor."""
+    counts: collections.Counter[str] = collections.Counter()
+    for name, count in sizes:
+        counts[name] += count
+    return tuple(name for name, _ in counts.most_common())

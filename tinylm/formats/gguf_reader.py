@@ -15,11 +15,11 @@ from torch import Tensor
 from tinylm.config.model import MAX_BLOCKS
 from tinylm.errors import TinyLMError
 from tinylm.formats.families import convert
+from tinylm.formats.family import ForeignModel, rank_dtypes
 from tinylm.formats.gguf_architectures import ARCHITECTURES, ROPE_FACTORS, Architecture, ConfigReader
 from tinylm.formats.gguf_header import Header, Metadata, TensorInfo, parse_header
 from tinylm.formats.gguf_tensors import Change
 from tinylm.formats.gguf_tokenizer import read_tokenizer
-from tinylm.formats.imported import ForeignModel, rank_dtypes
 from tinylm.system.files import open_regular, resolve_links
 from tinylm.text.tokenizer_errors import short_repr
 

@@ -18,14 +18,13 @@ from torch import Tensor
 from tinylm.config.model import ModelConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.families import find_family
-from tinylm.formats.family import ExportedTensors, Family, convert_tensors
+from tinylm.formats.family import ExportedTensors, Family, ForeignModel, convert_tensors
 from tinylm.formats.family_choice import choose_family, resolve
 from tinylm.formats.gguf_architectures import BY_FAMILY, ROPE_FACTORS, Architecture, llama3_factors
 from tinylm.formats.gguf_header import TENSOR_TYPES, Metadata, TensorInfo
 from tinylm.formats.gguf_reader import FLOAT_TYPES, GGUFFile, open_gguf, read_config, read_model
 from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
 from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_numbers, write_tokenizer
-from tinylm.formats.imported import ForeignModel
 from tinylm.system.files import flush_folder, is_unicode, replacing
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
 from tinylm.text.tokenizer_file import token_ids, validate_tokenizer

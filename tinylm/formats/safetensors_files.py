@@ -18,7 +18,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from tinylm.formats.imported import rank_dtypes
+from tinylm.formats.family import rank_dtypes
 from tinylm.system.files import (
     describe_placeholder,
     is_link,

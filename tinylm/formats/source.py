@@ -3,11 +3,11 @@
 import os
 from pathlib import Path
 
+from tinylm.formats.family import ForeignModel
 from tinylm.formats.gguf_header import MAGIC
 from tinylm.formats.gguf_reader import read_gguf
 from tinylm.formats.hub import is_reference
 from tinylm.formats.huggingface import is_model_folder, read_folder
-from tinylm.formats.imported import ForeignModel
 from tinylm.system.files import open_regular, resolve_links
 
 GGUF_SUFFIX = ".gguf"

@@ -11,9 +11,9 @@ from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, merge_lora
 from tinylm.adapters.replacement import Replacement
 from tinylm.config.run import RunConfig
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.formats.family import ForeignModel
 from tinylm.formats.gguf_reader import open_gguf
 from tinylm.formats.gguf_writer import write_gguf
-from tinylm.formats.imported import ForeignModel
 from tinylm.generation.converted_model import GGUF_FOLDER, LAYOUT, mark_used
 from tinylm.generation.generation_config import SpeedConfig
 from tinylm.generation.llama_cpp import LlamaCpp, import_llama_cpp

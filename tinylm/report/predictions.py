@@ -6,6 +6,7 @@ They are attention maps, losses of tokens, adapter updates, scores and memorisat
 import base64
 import contextlib
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +19,125 @@ from torch import Tensor, nn
 
 from tinylm.adapters.adapter import Adapter
 from tinylm.adapters.bottleneck import Bottleneck
+from tinylm.analysis.memorisation import CopiedText, Memorisation, measure_memorisation
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.evaluation.evaluation_config import EvaluationConfig, MemorisationConfig
 from tinylm.machine.device import autocast, choose_device
 from tinylm.models.model import Model
-from tinylm.report.copied_text import describe_copied_text
 from tinylm.report.curves import number
-from tinylm.report.scores import score_validation
+from tinylm.text.corpus import document_end
+from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.pair_batches import PairTokens
-from tinylm.text.run_tokens import reopen_ids
+from tinylm.text.run_tokens import reopen_ids, reopen_part
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.attention import DotProduct, RelativeDotProduct, attention_weights
 from tinylm.transformer.decoder import Decoder
 from tinylm.transformer.encoder import Encoder
 from tinylm.transformer.encoder_decoder import EncoderDecoder
+
+NUM_SAMPLES = 20  # and as many continuations of training text and of held-out text: 60 texts, one batch
+# Limits above which memorisation is measured only if it is asked for.
+MAX_FLOPS = 1e12  # of generation
+MAX_CHARACTERS = 100_000_000  # of training text
+MAX_TEXT, MAX_NAME = 300, 200  # shown characters of a match, and of the name of its document
+
+
+def describe_copied_text(model: Model, wanted: bool | None) -> dict[str, Any] | None:
+    """The measured memorisation of a model as JSON values, or only `left_out`: the reason why it was not measured.
+
+    wanted: True measures it with the default settings of MemorisationConfig, at any cost. False returns `None`. `None`
+        measures it with NUM_SAMPLES if the work is within MAX_FLOPS and MAX_CHARACTERS, and returns `None` for models
+        that are not decoders of plain text.
+
+    Raises the errors of `measure_memorisation`.
+    """
+    if wanted is False:
+        return None
+    if wanted:
+        return _section(measure_memorisation(model), MemorisationConfig())
+    if not isinstance(model.network, Decoder) or model.data is None or not model.data.is_plain_text:
+        return None
+    config = MemorisationConfig(num_samples=NUM_SAMPLES)
+    if model.data.train_characters > MAX_CHARACTERS:
+        return {"left_out": "the training text is long"}
+    if generation_flops(model, config) > MAX_FLOPS:
+        return {"left_out": "the model is large"}
+    return _section(measure_memorisation(model, config=config), config)
+
+
+def generation_flops(model: Model, config: MemorisationConfig) -> float:
+    """Estimated FLOPs of generating the samples and the two kinds of continuations."""
+    assert model.data is not None
+    parameters = sum(parameter.numel() for parameter in model.network.parameters())
+    tokens = config.sample_length * model.data.train_tokens / max(1, model.data.train_characters)
+    return 2 * parameters * 3 * config.num_samples * tokens
+
+
+def _section(result: Memorisation, config: MemorisationConfig) -> dict[str, Any]:
+    return {
+        "min_match": config.min_match,
+        "sample_length": config.sample_length,
+        "prefix_length": config.prefix_length,
+        "sources": [_source(source) for source in result.sources],
+    }
+
+
+def _source(source: CopiedText) -> dict[str, Any]:
+    matches = [
+        {
+            "characters": match.characters,
+            "text": match.text[:MAX_TEXT],
+            "name": re.split(r"[\\/]", match.name)[-1][:MAX_NAME],
+            "line": match.line,
+            "character": match.character,
+        }
+        for match in source.matches
+    ]
+    return {
+        "source": source.source,
+        "samples": source.samples,
+        "characters": source.characters,
+        "copied": number(source.copied),
+        "low": number(source.copied_low),
+        "high": number(source.copied_high),
+        "longest": source.longest,
+        "matches": matches,
+    }
+
+
+def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
+    """The scores of a model on the beginning of its validation text: see `TaskKind.excerpt`.
+
+    `metrics`: values by name, as in Evaluation. `compared`: the name of the metric that the baselines have as well.
+    `baselines`: the value of this metric by baseline. Returns `None` for a model without validation text.
+
+    Raises TinyLMError if the text cannot be read, and UsageError if nothing is scored.
+    """
+    if model.data is None:
+        return None
+    task, tokenizer, reporter = model.task_kind(model.data.kind), model.tokenizer, model.reporter
+    parameters = sum(parameter.numel() for parameter in model.network.parameters())
+    tokens = task.excerpt(tokenizer, reopen_part(run, model.data, tokenizer, "val"), parameters)
+    text = EvaluationTokens(model.data.kind, tokens, document_end=document_end(model.data.format))
+    result = task.evaluate(model.network, tokenizer, text, EvaluationConfig(), model.dtype, reporter)
+    baselines = {} if task.baselines is None else task.baselines(tokenizer, tokens, _training(model, run), reporter)
+    return {
+        "metrics": {k: number(value, 6) for k, value in result.to_json().items() if isinstance(value, int | float)},
+        "baselines": {name: number(value) for name, value in baselines.items()},
+        "compared": task.compared,
+    }
+
+
+def _training(model: Model, run: Path) -> Tokens | None:
+    """The tokens of the training text; `None` if they cannot be read, since some baselines do not need them."""
+    assert model.data is not None
+    try:
+        tokens = reopen_part(run, model.data, model.tokenizer, "train")
+        tokens[:1]  # checks the first token file; the baselines read no other
+        return tokens
+    except TinyLMError:
+        return None
 
 
 @contextlib.contextmanager

@@ -1,15 +1,21 @@
-"""`Batch`, for all objectives; windows of a text, with masked tokens or without, and examples in random order."""
+"""`Batch`, for all objectives; windows of a text, with masked tokens or without, and examples in random order.
+
+Also the thread that makes the next batch while a GPU computes a step.
+"""
 
 import bisect
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import TinyLMError
 from tinylm.text.sharded_tokens import Tokens
 
@@ -340,3 +346,39 @@ def masked_evaluation_batches(
 def _masked_batch(ids: np.ndarray, rng: np.random.Generator, mask_id: int, vocab_size: int) -> Batch:
     inputs, selected = mask_tokens(ids, rng, mask_id, vocab_size)
     return Batch(torch.from_numpy(inputs), torch.from_numpy(ids), torch.from_numpy(selected))
+
+
+T = TypeVar("T")
+
+
+def prefetch(
+    batch: Callable[[int], Batch], device: torch.device, ranks: Ranks = ONE_RANK
+) -> Callable[[int], tuple[Batch, Batch]]:
+    """A function that returns the batch with a given number, and the part of it that this rank computes.
+
+    For a CUDA device, a `BatchPrefetcher` makes both, and the part is in pinned memory.
+    """
+
+    def load(number: int) -> tuple[Batch, Batch]:
+        whole = batch(number)
+        part = ranks.part(whole)
+        return whole, part.pin_memory() if device.type == "cuda" else part
+
+    return BatchPrefetcher(load) if device.type == "cuda" else load
+
+
+class BatchPrefetcher(Generic[T]):
+    """Returns `batch(number)`, and calls `batch(number + 1)` in a thread for the next call.
+
+    The result depends only on the number, if that of `batch` does. An error of `batch(number)` is raised by the call
+    with this number.
+    """
+
+    def __init__(self, batch: Callable[[int], T]) -> None:
+        self._batch = batch
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
+        self._made: dict[int, Future[T]] = {}
+
+    def __call__(self, number: int) -> T:
+        self._made = {n: self._made.get(n) or self._thread.submit(self._batch, n) for n in (number, number + 1)}
+        return self._made[number].result()

@@ -12,7 +12,7 @@ from tinylm.text.chat import KEYS, Conversation, read_conversations
 from tinylm.text.chat_template import is_named
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Corpus, CorpusStats, Stream, scan_stream
-from tinylm.text.parquet import is_parquet, parquet_columns
+from tinylm.text.readers import is_parquet, parquet_columns
 from tinylm.text.tokenizer import LITERAL
 
 MAX_NOTED_KEYS = 100

@@ -28,10 +28,10 @@ from tinylm.text.file_selection import (
     expand_globs,
     find_text_files,
 )
-from tinylm.text.parquet import is_parquet
 from tinylm.text.readers import (
     decoded_chunks,
     is_json_file,
+    is_parquet,
     is_table,
     numbered_lines,
     records,

@@ -11,8 +11,7 @@ from pathlib import Path
 from tinylm.errors import UsageError
 from tinylm.text import format_detection
 from tinylm.text.compression import content_suffix, decompressed_chunks, display_name
-from tinylm.text.parquet import SIGNATURE, is_parquet, parquet_columns
-from tinylm.text.readers import is_json_file
+from tinylm.text.readers import SIGNATURE, is_json_file, is_parquet, parquet_columns
 
 # Reasons to skip a file or a subfolder, as they appear in messages.
 BINARY, EMPTY, HIDDEN, NO_DOCUMENTS = "binary", "empty", "hidden", "JSON without documents"

@@ -27,8 +27,7 @@ from tinylm.training.pipeline import Session, TrainingResult, note_sharding, tra
 from tinylm.training.run import TrainingRun
 from tinylm.training.shared_run import receive_run, share_run
 from tinylm.training.starting_point import NewAdapter
-from tinylm.training.state import TrainerState
-from tinylm.training.stop_conditions import StoppingRule
+from tinylm.training.state import StoppingRule, TrainerState
 from tinylm.training.training_request import ResumeRequest, TrainingRequest
 from tinylm.transformer.stack import Transformer
 

@@ -38,12 +38,9 @@ from tinylm.text.batches import Batch
 from tinylm.text.decoding import decode_after
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.training.checkpoint_activations import checkpoint_activations
-from tinylm.training.compile_layers import compile_layers
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Sampled, metrics_record
-from tinylm.training.gradient_norms import layer_gradient_norms
-from tinylm.training.graphed_model import GraphedModel, capture_graphs
-from tinylm.training.optimizer import build_optimizer
+from tinylm.training.execution import GraphedModel, capture_graphs, checkpoint_activations, compile_layers
+from tinylm.training.optimizer import build_optimizer, layer_gradient_norms
 from tinylm.training.parallel import load_shards, rank_shard, shard_model
 from tinylm.training.run_store import open_store
 from tinylm.training.sharded_tensors import is_sharded

@@ -11,7 +11,7 @@ from torch import Tensor
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors
 from tinylm.config.run import RunConfig
 from tinylm.distributed.ranks import Ranks
-from tinylm.models.export_adapter import write_peft_copy
+from tinylm.models.exporting import write_peft_copy
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.tensor_files import WHOLE, Shard
 from tinylm.training.background_save import BackgroundSaver

@@ -19,15 +19,13 @@ from tinylm.machine.device import autocast, choose_inference_dtype, empty_cache,
 from tinylm.objectives.loss import LanguageModel, Objective
 from tinylm.objectives.tasks import Task
 from tinylm.planning.memory import evaluation_rows
-from tinylm.text.batches import Batch
+from tinylm.text.batches import Batch, prefetch
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
-from tinylm.training.graphed_model import GraphedModel
+from tinylm.training.execution import GraphedModel
 from tinylm.training.optimizer import WeightAverage, allocate_state, learning_rate, set_learning_rate
 from tinylm.training.parallel import micro_batches, release_gathered, sum_gradients, weights_finite
-from tinylm.training.prefetch import prefetch
 from tinylm.training.sharded_tensors import full, is_sharded
-from tinylm.training.state import TrainerState, capture_rng, restore_rng
-from tinylm.training.stop_conditions import StoppingRule
+from tinylm.training.state import StoppingRule, TrainerState, capture_rng, restore_rng
 from tinylm.transformer.stack import Transformer
 
 

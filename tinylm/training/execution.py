@@ -1,21 +1,104 @@
-"""CUDA graphs of the forward and the backward pass of a model in training.
+"""How layers compute in training: compiled, with activations computed again, or as CUDA graphs.
 
-Most of a step of a small model on a GPU is the time in which Python launches operations. A graph launches those of a
-pass at once, and computes the same.
+Most of a step of a small model on a GPU is the time in which Python launches operations. A CUDA graph launches those of
+a pass at once, and computes the same.
 """
 
+import functools
 import gc
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from tinylm.errors import first_line
+from tinylm.errors import TinyLMError, first_line, is_out_of_memory
+from tinylm.kernels.compiler_cache import prepare_compiler
+from tinylm.kernels.force_eager import discard_compiled
 from tinylm.machine.device import autocast, empty_cache
+from tinylm.objectives.loss import Objective
 from tinylm.text.batches import Batch
 from tinylm.training.events import Event, Notice
+from tinylm.transformer.block import PreNormBlock
 from tinylm.transformer.cross_entropy import CrossEntropy
 from tinylm.transformer.stack import Output, Transformer
+
+
+def compile_layers(
+    model: Transformer, batches: Iterable[Batch], objective: Objective, dtype: str, report: Callable[[Event], None]
+) -> bool:
+    """Compile each block in place, with CUDA also the loss, and test them with a forward and a backward pass on each of
+    `batches`.
+
+    The compiler makes new code for the second length of sequences and the second number of targets that it sees, which
+    then serves others too.
+
+    Returns False if compiling or a test fails; the model is then as before, and `report` receives a Notice with the
+    reason. If a test runs out of memory, it is repeated with half of its batch, down to one sequence. Gradients are
+    cleared, and random number generators do not advance.
+    """
+    try:
+        prepare_compiler()
+    except TinyLMError as error:
+        report(Notice(f"{error} Continuing without torch.compile."))
+        return False
+    for module in model.modules():
+        if isinstance(module, PreNormBlock):
+            module.compile()
+    if model.device.type == "cuda":  # on a CPU, it is slower for small vocabularies (decision 041)
+        model.cross_entropy.compile()
+    try:
+        for batch in batches:
+            _test(model, batch, objective, dtype)
+    except Exception as error:  # torch.compile and the C++ compiler raise many types of exceptions
+        discard_compiled(model.modules())
+        report(Notice(f"torch.compile failed ({first_line(error)}); continuing without it."))
+        return False
+    return True
+
+
+def _test(model: Transformer, batch: Batch, objective: Objective, dtype: str) -> None:
+    """A forward and a backward pass on as much of the batch as fits in memory. Raises what they raise."""
+    while True:
+        try:
+            with torch.random.fork_rng(), autocast(model.device.type, dtype):
+                objective(model, batch.to(model.device)).total.backward()
+            return
+        except Exception as error:  # running out of memory has several types, which is_out_of_memory knows
+            if not is_out_of_memory(error) or len(batch) == 1:
+                raise
+        finally:
+            model.zero_grad(set_to_none=True)
+        empty_cache(model.device)
+        batch = next(batch.split(-(-len(batch) // 2)))
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Change each block, in place, to store only its inputs for the backward pass, which computes the block again.
+
+    Losses and gradients do not change: the second pass has the random numbers and the number format of the first. On
+    Apple GPUs the random numbers differ (`tinylm.planning.memory_plan.repeats_dropout`).
+
+    `checkpoint` calls the compiled block in both passes. If the call of `checkpoint` were compiled, the second pass
+    would draw other dropout masks.
+    """
+    blocks: list[Any] = [module for module in model.modules() if isinstance(module, PreNormBlock)]
+    for block in blocks:
+        block.__class__ = _checkpointed(block.__class__)
+
+
+@functools.cache
+def _checkpointed(block: type[nn.Module]) -> type[Any]:
+    """A subclass whose calls are checkpointed while gradients are enabled; `forward` and parameters are unchanged."""
+
+    def call(self: nn.Module, *args: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return block.__call__(self, *args)
+        return checkpoint(functools.partial(block.__call__, self), *args, use_reentrant=False)
+
+    return type(block.__name__, (block,), {"__call__": call})
+
 
 # Fraction of the GPU's memory that must be free after the capture. Weights, and the gradients and activations in the
 # memory of the graphs, then take at most a quarter of it, and the state of the optimizer and an average of the weights

@@ -278,25 +278,27 @@ class MissingError(Exception):
 def tinylm(engine: str, job: Job) -> Choices:
     """`tinylm sample` from an open model, sampling at its default temperature; it chooses its threads itself."""
     from tinylm.generation.converted_model import ConvertedModel
-    from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
+    from tinylm.generation.generation_config import GenerationConfig
     from tinylm.generation.prompts import EncodedPrompt
     from tinylm.generation.text_generator import TextGenerator
     from tinylm.models.open_generator import open_generator
     from tinylm.reporter import SilentReporter
 
-    speed, quantize = SpeedConfig(engine=engine), "int8" if job.kind == "q8_0" else "none"
+    quantize = "int8" if job.kind == "q8_0" else "none"
 
     @functools.cache
     def model() -> TextGenerator:
-        opened = open_generator(job.model, speed, device="cpu", quantize=quantize, reporter=SilentReporter())
+        opened = open_generator(
+            job.model, GenerationConfig(engine=engine), device="cpu", quantize=quantize, reporter=SilentReporter()
+        )
         if isinstance(opened, ConvertedModel):  # all programs generate the same number of tokens
             opened.engine.excluded.append(opened.tokenizer.end_of_text_id)
         opened.tokenizer.stop_ids = frozenset()
         return opened
 
     def generate(rows: int, prompt: list[int], tokens: int) -> None:
-        config = GenerationConfig(max_tokens=tokens, num_samples=rows, seed=0)
-        samples = model().continue_encoded(EncodedPrompt("", prompt, prompt), config, speed).run()
+        config = GenerationConfig(max_tokens=tokens, num_samples=rows, seed=0, engine=engine)
+        samples = model().continue_encoded(EncodedPrompt("", prompt, prompt), config).run()
         assert [sample.tokens for sample in samples] == [tokens] * rows
 
     model()  # so that a model that cannot be opened ends the program before it answers

@@ -48,7 +48,7 @@ def test_beam_search_finds_the_target_and_score_of_the_reference(beams: int) -> 
     """A batch of sources of several lengths, whose searches end at different steps."""
     for seed, penalty in ((0, 0.0), (1, 0.6), (2, 1.5)):
         model = translator(seed)
-        found = beam_search(model, SOURCES, END, BeamSearchConfig(beams, penalty), MAX_TOKENS)
+        found = beam_search(model, SOURCES, END, BeamSearchConfig(beams=beams, length_penalty=penalty), MAX_TOKENS)
         for source, target in zip(SOURCES, found, strict=True):
             log_probabilities = LogProbabilities(model, source)
             tokens, score = reference_parts.beam_search(log_probabilities, END, END, beams, MAX_TOKENS, penalty)
@@ -58,16 +58,16 @@ def test_beam_search_finds_the_target_and_score_of_the_reference(beams: int) -> 
 
 def test_targets_do_not_depend_on_the_order_and_number_of_sources() -> None:
     model = translator(1)
-    batched = beam_search(model, SOURCES, END, BeamSearchConfig(3), MAX_TOKENS)
+    batched = beam_search(model, SOURCES, END, BeamSearchConfig(beams=3), MAX_TOKENS)
     for order in ((3, 0, 4, 1, 2), (4, 3), (0,), (1,), (2,)):
-        again = beam_search(model, [SOURCES[i] for i in order], END, BeamSearchConfig(3), MAX_TOKENS)
+        again = beam_search(model, [SOURCES[i] for i in order], END, BeamSearchConfig(beams=3), MAX_TOKENS)
         assert [target.tokens for target in again] == [batched[i].tokens for i in order]
 
 
 def test_one_beam_is_greedy_decoding() -> None:
     for position, use_cache in itertools.product(("rope", "learned", "relative"), (True, False)):
         model = translator(2, position)
-        greedy = beam_search(model, SOURCES, END, BeamSearchConfig(1), MAX_TOKENS)
+        greedy = beam_search(model, SOURCES, END, BeamSearchConfig(beams=1), MAX_TOKENS)
         sampler = Sampler(SamplingConfig(temperature=0.0), 0, len(SOURCES), V)
         steps = generate(encode_sources(model, SOURCES, END), [[END]] * len(SOURCES), sampler, MAX_TOKENS, use_cache)
         for target, tokens in zip(greedy, zip(*(tokens for tokens, _ in steps), strict=True), strict=True):
@@ -80,7 +80,7 @@ def test_without_an_end_the_best_open_hypothesis_is_returned() -> None:
     with torch.no_grad():
         model.output.weight.zero_()
         model.output.bias.copy_(torch.tensor([-math.inf, 0.0, 1.0, 0.0, 0.0]))
-    (found,) = beam_search(model, SOURCES[:1], END, BeamSearchConfig(2), 3)
+    (found,) = beam_search(model, SOURCES[:1], END, BeamSearchConfig(beams=2), 3)
     assert (found.tokens, found.ended) == ([2, 2, 2], False)
 
 
@@ -108,6 +108,6 @@ class ScriptedDecoder:
 def test_short_and_unlikely_targets_do_not_end_the_search(beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 2 or 3 beams, three short hypotheses end before the likely one."""
     monkeypatch.setattr("tinylm.generation.beam_search.encode_sources", lambda *inputs, repeats: ScriptedDecoder())
-    (found,) = beam_search(translator(0), [[1]], 0, BeamSearchConfig(beams), 9)
+    (found,) = beam_search(translator(0), [[1]], 0, BeamSearchConfig(beams=beams), 9)
     assert (found.tokens, found.ended) == ([1, 1, 1], True)
     assert found.score == pytest.approx(4 * math.log(0.98) / ((5 + 4) / 6), rel=1e-5)

@@ -7,7 +7,7 @@ from tokenizers import models
 
 from tinylm.config.run import DataConfig, SpecialTokens
 from tinylm.errors import UsageError
-from tinylm.generation.generation_config import GenerationConfig, PromptPolicy
+from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.prompts import Prompt, encode_prompt, parse_prompts, start_tokens
 from tinylm.reporter import SilentReporter
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
@@ -86,7 +86,7 @@ def test_models_of_other_tools_start_from_their_bos_token() -> None:
 def test_bos_and_the_end_of_a_prompt_that_does_not_fit_with_it_are_kept() -> None:
     for text in ("ab", "abc", "abca", "abcabcab"):
         ids, reporter = BOS.encode(text).tolist(), Recorder()
-        encoded = encode_prompt(Prompt(text), BOS, 4, None, PromptPolicy(), reporter)
+        encoded = encode_prompt(Prompt(text), BOS, 4, None, reporter)
         assert encoded.ids == ids
         if len(text) <= 2:
             assert (encoded.start, reporter.warnings) == ([1, *ids], [])
@@ -96,15 +96,15 @@ def test_bos_and_the_end_of_a_prompt_that_does_not_fit_with_it_are_kept() -> Non
         message += " for them and the next token"
         assert reporter.warnings == [f"{message}: only <s> and its last tokens are used."]
         with pytest.raises(UsageError, match=re.escape(message)):
-            encode_prompt(Prompt(text), BOS, 4, None, PromptPolicy(strict=True), reporter)
+            encode_prompt(Prompt(text, GenerationConfig(strict=True)), BOS, 4, None, reporter)
 
 
 def test_special_tokens_that_a_prompt_writes_are_named_in_a_note() -> None:
     reporter = Recorder()
-    encode_prompt(Prompt("a</s>b<s>"), BOS, 64, None, PromptPolicy("skip"), reporter)
+    encode_prompt(Prompt("a</s>b<s>", GenerationConfig(unknown="skip")), BOS, 64, None, reporter)
     (note,) = reporter.notes
     assert note.startswith("The prompt contains </s>, <s>, which is read as ordinary text") and "`chat`" in note
-    encode_prompt(Prompt("ab"), BOS, 64, None, PromptPolicy(), reporter)
+    encode_prompt(Prompt("ab"), BOS, 64, None, reporter)
     assert len(reporter.notes) == 1
 
 
@@ -126,7 +126,7 @@ def test_the_error_for_an_unknown_character_names_a_form_that_the_model_knows() 
     wrong = []
     for known, prompt, message in table:
         with pytest.raises(UsageError) as error:
-            encode_prompt(Prompt(prompt), train_char(known), 64, None, PromptPolicy(), Recorder())
+            encode_prompt(Prompt(prompt), train_char(known), 64, None, Recorder())
         wrong += [] if message in str(error.value) else [str(error.value)]
     assert not wrong, "\n".join(wrong)
 

@@ -26,7 +26,6 @@ from tinylm.generation.generation_config import (
     EngineSettings,
     GenerationConfig,
     SamplingSettings,
-    SpeedConfig,
 )
 
 if TYPE_CHECKING:
@@ -102,11 +101,12 @@ def chat(
         max_tokens=options.max_tokens,
         stop=stop.sequences(),
         seed=seed.choose(),
+        engine=engine.engine,
         **vars(sampling),
     )
     loaded = open_generator(
         model,
-        SpeedConfig(engine=engine.engine),
+        config,
         adapters=adapter or (),
         quantize=quantize.quantize,
         **vars(machine),

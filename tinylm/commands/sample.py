@@ -79,21 +79,20 @@ def sample(
     from tinylm.models.open_generator import open_generator
 
     console = output.console()
-    policy, speed = options.policy, options.speed
     printing = replace(options.printing, echo=bool(options.printing.echo)) if options.prompt.chat else options.printing
     separator = None if printing.separator is None else unescape("separator", printing.separator)
     seed = options.seed.choose()
     prompts = read_prompts(words, options.prompt, options.generation_config(seed), console)
     has_schema = any(prompt.config.json_schema is not None for prompt in prompts)
-    if has_schema:
-        speed = speed.for_json()
+    if has_schema:  # one engine generates all texts
+        prompts = [replace(prompt, config=prompt.config.for_json()) for prompt in prompts]
     prompt_adapters = list(dict.fromkeys(prompt.adapter for prompt in prompts if prompt.adapter is not None))
     if prompt_adapters and adapter:
         raise UsageError("--adapter is for all prompts, but some lines name their own; leave --adapter out.")
 
     loaded = open_generator(
         model,
-        speed,
+        options.generation.for_json() if has_schema else options.generation,
         adapters=adapter or prompt_adapters,
         switches_adapters=bool(prompt_adapters),
         quantize=options.quantize.quantize,
@@ -128,19 +127,19 @@ def sample(
                     require(
                         prompt.conversation is None, f"{prompt.name} has 'messages', which are for --chat; add that."
                     )
-                    continuation = loaded.continue_prompt(prompt, policy, speed, stream)
+                    continuation = loaded.continue_prompt(prompt, stream)
                 else:
-                    continuation = loaded.answer(prompt, chat_format, speed, stream)
+                    continuation = loaded.answer(prompt, chat_format, stream)
                 printer.print_continuation(prompt, continuation, separate=number > 0)
             case "encoder":
-                printer.print_filled(prompt, cast("Model", loaded).fill_mask(prompt, policy))
+                printer.print_filled(prompt, cast("Model", loaded).fill_mask(prompt))
             case _:
                 given = (words, options.prompt.prompt, options.prompt.prompt_file)
                 if not prompt.text and given == (None, None, None):
                     raise UsageError(
                         "There is no source text; give it with --prompt, or one per line with --prompt-file."
                     )
-                for target in cast("Model", loaded).translate(prompt, options.beam_search, policy, stream):
+                for target in cast("Model", loaded).translate(prompt, stream):
                     printer.print_target(prompt, target)
         if not has_seed:
             # An encoder-decoder takes each line of a prompt as a source, with num_samples targets.

@@ -10,7 +10,7 @@ from tinylm.commands.option_groups import option
 from tinylm.config.training import SEEDS
 from tinylm.config.validation import Panel, require
 from tinylm.errors import UsageError
-from tinylm.generation.generation_config import BeamSearchConfig, GenerationConfig, PromptPolicy, SpeedConfig
+from tinylm.generation.generation_config import GenerationConfig
 from tinylm.system.files import read_json
 
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
@@ -143,14 +143,11 @@ class SampleOptions:
     """All options of tinylm sample except model, adapter, device, dtype and output."""
 
     prompt: PromptOptions
-    policy: PromptPolicy
-    beam_search: BeamSearchConfig
     generation: GenerationConfig
     stop: StopOptions
     structure: SchemaOptions
     printing: PrintOptions
     quantize: QuantizeOptions
-    speed: SpeedConfig
     seed: SampleSeedOptions
 
     def generation_config(self, seed: int) -> GenerationConfig:

@@ -13,7 +13,6 @@ from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import default_batch_size
 from tinylm.evaluation.result import Evaluation, first_pairs
 from tinylm.evaluation.text_losses import text_losses
-from tinylm.generation.generation_config import BeamSearchConfig
 from tinylm.generation.translate import SOURCES_PER_BATCH, search_targets
 from tinylm.machine.device import DTYPES
 from tinylm.objectives.loss import sequence_to_sequence_losses
@@ -64,14 +63,13 @@ def evaluate_pairs(
 
     references = [tokenizer.decode(pairs.target(index)) for index in range(len(pairs))]
     sources = [pairs.source(index)[: model.context - 1].tolist() for index in range(len(pairs))]
-    search = BeamSearchConfig(config.beams, config.length_penalty)
     converted = model if dtype == "fp32" else copy.deepcopy(model).to(DTYPES[dtype])
     # Batches of sources are assigned to the ranks in turns.
     owners = [number // SOURCES_PER_BATCH % ranks.size for number in range(len(sources))]
     own = [source for source, owner in zip(sources, owners, strict=True) if owner == ranks.launch.rank]
     found: list[str] = []
     with reporter.counting("translating", len(own), "targets") as advance:
-        for target in search_targets(converted, own, tokenizer.end_of_text_id, search, model.context):
+        for target in search_targets(converted, own, tokenizer.end_of_text_id, config, model.context):
             found.append(tokenizer.decode(target.tokens))
             advance(1)
     parts = [iter(part) for part in ranks.gather(found)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tinylm.errors import UsageError
-from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
+from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.prompts import EncodedPrompt, encode_conversation
 from tinylm.generation.text_generator import TextGenerator
 from tinylm.text.answer_spans import ChatFormat
@@ -30,7 +30,6 @@ class ChatSession:
     model: TextGenerator
     format: ChatFormat
     config: GenerationConfig
-    speed: SpeedConfig = SpeedConfig()  # noqa: RUF009, frozen
     system: str | None = None
     messages: list[Message] = field(default_factory=list)
     dropped: int = 0
@@ -49,7 +48,7 @@ class ChatSession:
     def _answer(self, user: Message, prompt: EncodedPrompt, dropped: int) -> Generator[str]:
         parts: list[str] = []
         self.finish_reason = "length"
-        answer = self.model.continue_encoded(prompt, self.config, self.speed, first_stream=len(self.messages))
+        answer = self.model.continue_encoded(prompt, self.config, first_stream=len(self.messages))
         try:
             for chunk in answer:
                 parts.append(chunk.text)

@@ -126,10 +126,8 @@ class ConvertedModel(TextGenerator):
         """See `TextGenerator.close`."""
         self.engine.close()
 
-    def continue_encoded(
-        self, encoded: EncodedPrompt, config: GenerationConfig, speed: SpeedConfig | None = None, first_stream: int = 0
-    ) -> Continuation:
-        """See `TextGenerator.continue_encoded`. `speed` was used by `open_converted` and has no effect here."""
+    def continue_encoded(self, encoded: EncodedPrompt, config: GenerationConfig, first_stream: int = 0) -> Continuation:
+        """See `TextGenerator.continue_encoded`. The engine was chosen by `open_converted`."""
         require(config.json_schema is None, '`json_schema` needs `engine="torch"`.')
         return Continuation(self.engine, self.tokenizer, [encoded], config, first_stream)
 

@@ -8,7 +8,7 @@ import ipaddress
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from tinylm.config.training import SEEDS
 from tinylm.config.validation import FRACTION, Panel, Range, Setting, check_fields, require
@@ -86,7 +86,93 @@ class SamplingConfig(SamplingSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationConfig(SamplingSettings):
+class BeamSearchConfig:
+    """Settings of beam search. Raises UsageError for a value out of range.
+
+    beams: beam width. length_penalty: exponent of the length normalisation; higher prefers longer targets.
+    """
+
+    beams: Annotated[int, Setting("Beam width (default: 5).", Panel.ENCODER_DECODER, Range(1, 256))] = 5
+    length_penalty: Annotated[
+        float,
+        Setting(
+            "Exponent of the length normalisation; higher favours longer targets (default: 1).",
+            Panel.ENCODER_DECODER,
+            Range(-10, 10),
+        ),
+    ] = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """The inference engine. Raises UsageError for another value.
+
+    engine: auto, torch or llama.cpp. auto uses llama.cpp on a CPU if it is installed and can run the model. Both
+        engines have their own random streams.
+    """
+
+    engine: Annotated[
+        str,
+        Setting(
+            "Inference engine (default: auto, llama.cpp on a CPU wherever it can run the model, else torch).",
+            Panel.MACHINE,
+            ("auto", "torch", "llama.cpp"),
+        ),
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedConfig(EngineSettings):
+    """Settings that change the speed of generation and not the text, except for rounding.
+
+    engine: see EngineSettings. cache: use the KV cache.
+    """
+
+    cache: Annotated[
+        bool, Setting("Use the KV cache (default: yes); --no-cache is slow, for comparison.", Panel.MACHINE)
+    ] = True
+
+    def for_json(self) -> Self:
+        """These settings for JSON of a schema, which torch generates. Raises UsageError if llama.cpp is required."""
+        require(self.engine != "llama.cpp", '`json_schema` needs `engine="torch"`.')
+        return replace(self, engine="torch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptPolicy:
+    """How to treat characters that are not in the vocabulary, and prompts longer than the context.
+
+    unknown: for characters that are not in the vocabulary: error, or skip, which drops them.
+    strict: raise an error for a prompt longer than the context, instead of cutting it with a warning.
+
+    Raises UsageError for another value of `unknown`.
+    """
+
+    unknown: Annotated[
+        str,
+        Setting(
+            "Characters outside the vocabulary: an error, or skipped (default: error).",
+            Panel.PROMPT,
+            ("error", "skip"),
+        ),
+    ] = "error"
+    strict: Annotated[
+        bool,
+        Setting("Fail if a prompt is longer than the context (default: truncate it, with a warning).", Panel.PROMPT),
+    ] = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig(SamplingSettings, BeamSearchConfig, SpeedConfig, PromptPolicy):
     """How text is generated for one prompt. Raises UsageError for a value out of range, for an empty `stop`, for
     `stop` with `json_schema`, and as `json_grammar`.
 
@@ -94,7 +180,8 @@ class GenerationConfig(SamplingSettings):
     num_samples: samples per prompt, generated as one batch.
     temperature: softmax temperature; 0 is greedy. Default: 0.8 for a decoder. An encoder-decoder uses beam search
         if the temperature is 0 or not given.
-    top_k, top_p, min_p, repeat_penalty: see SamplingConfig.
+    top_k, top_p, min_p, repeat_penalty: see SamplingConfig. beams, length_penalty: see BeamSearchConfig.
+    unknown, strict: see PromptPolicy. cache, engine: see SpeedConfig.
     stop: stop sequences; the text ends before the first one that occurs.
     logprobs: number of the likeliest tokens per position whose log-probabilities are recorded; 0 is off.
     json_schema: a JSON Schema. The text is JSON that it admits; see `JSONSampler`.
@@ -143,92 +230,6 @@ class GenerationConfig(SamplingSettings):
         temperature = default_temperature if self.temperature is None else self.temperature
         settings = {field.name: getattr(self, field.name) for field in fields(SamplingSettings)}
         return SamplingConfig(**settings | {"temperature": temperature})
-
-
-@dataclass(frozen=True)
-class BeamSearchConfig:
-    """Settings of beam search. Raises UsageError for a value out of range.
-
-    beams: beam width. length_penalty: exponent of the length normalisation; higher prefers longer targets.
-    """
-
-    beams: Annotated[int, Setting("Beam width (default: 5).", Panel.ENCODER_DECODER, Range(1, 256))] = 5
-    length_penalty: Annotated[
-        float,
-        Setting(
-            "Exponent of the length normalisation; higher favours longer targets (default: 1).",
-            Panel.ENCODER_DECODER,
-            Range(-10, 10),
-        ),
-    ] = 1.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """The inference engine. Raises UsageError for another value.
-
-    engine: auto, torch or llama.cpp. auto uses llama.cpp on a CPU if it is installed and can run the model. Both
-        engines have their own random streams.
-    """
-
-    engine: Annotated[
-        str,
-        Setting(
-            "Inference engine (default: auto, llama.cpp on a CPU wherever it can run the model, else torch).",
-            Panel.MACHINE,
-            ("auto", "torch", "llama.cpp"),
-        ),
-    ] = "auto"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeedConfig(EngineSettings):
-    """Settings that change the speed of generation and not the text, except for rounding.
-
-    engine: see EngineSettings. cache: use the KV cache.
-    """
-
-    cache: Annotated[
-        bool, Setting("Use the KV cache (default: yes); --no-cache is slow, for comparison.", Panel.MACHINE)
-    ] = True
-
-    def for_json(self) -> "SpeedConfig":
-        """The settings with which JSON of a schema is generated. Raises UsageError if llama.cpp is required."""
-        require(self.engine != "llama.cpp", '`json_schema` needs `engine="torch"`.')
-        return replace(self, engine="torch")
-
-
-@dataclass(frozen=True)
-class PromptPolicy:
-    """How to treat characters that are not in the vocabulary, and prompts longer than the context.
-
-    unknown: for characters that are not in the vocabulary: error, or skip, which drops them.
-    strict: raise an error for a prompt longer than the context, instead of cutting it with a warning.
-
-    Raises UsageError for another value of `unknown`.
-    """
-
-    unknown: Annotated[
-        str,
-        Setting(
-            "Characters outside the vocabulary: an error, or skipped (default: error).",
-            Panel.PROMPT,
-            ("error", "skip"),
-        ),
-    ] = "error"
-    strict: Annotated[
-        bool,
-        Setting("Fail if a prompt is longer than the context (default: truncate it, with a warning).", Panel.PROMPT),
-    ] = False
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,10 @@ from tinylm.text.readers import parse_json_line, require_encodable
 from tinylm.text.tokenizer import MAX_LISTED, Tokenizer, describe_characters
 
 FORMATS = ("text", "jsonl", "lines")
+LINE_SETTINGS = {  # fields of GenerationConfig that a line of JSONL can set
+    *("max_tokens", "num_samples", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "stop", "logprobs"),
+    *("json_schema", "seed"),
+}
 LEARNED = 20  # occurrences in the training text, from which on a model continues a separator or a line break well
 NORMAL_FORMS: dict[Literal["NFC", "NFD", "NFKC", "NFKD"], str] = {
     "NFC": "its composed form (NFC), ",
@@ -73,27 +77,26 @@ def encode_prompt(
     tokenizer: Tokenizer,
     context: int,
     data: DataConfig | None,
-    policy: PromptPolicy,
     reporter: Reporter,
 ) -> EncodedPrompt:
     """Encode a prompt for a decoder that was trained on `data`.
 
-    Raises UsageError for a character that is not in the vocabulary, unless the policy skips it, and under a strict
-    policy for a prompt longer than the context.
+    Raises UsageError for a character that is not in the vocabulary, unless the prompt's settings skip it, and if they
+    are strict for a prompt longer than the context.
     """
     if written := [token for token in tokenizer.control_tokens if len(token) > 1 and token in prompt.text]:
         reporter.note(
             f"{prompt.name} contains {', '.join(written[:MAX_LISTED])}, which is read as ordinary text and not as a "
             "special token. To give special tokens, write the messages of a conversation and use `chat`."
         )
-    text = drop_unknown(prompt.text, tokenizer, policy, prompt.name, reporter)
+    text = drop_unknown(prompt.text, tokenizer, prompt.config, prompt.name, reporter)
     ids = [int(i) for i in tokenizer.encode(text)] if text else []
     begins = tokenizer.bos_id is not None
     if len(ids) + begins > max(1, context - 1):
         bos = tokenizer.special.bos
         count = f"{len(ids)} tokens{f' and {bos} before them' if begins else ''}"
         message = f"{prompt.name} has {count}, and the context of {context} has no room for them and the next token"
-        if policy.strict:
+        if prompt.config.strict:
             raise UsageError(f"{message}; shorten it, or leave out `strict` to use its last tokens.")
         reporter.warn(f"{message}: only {f'{bos} and ' if begins else ''}its last tokens are used.")
     return EncodedPrompt(text, ids, start_tokens(tokenizer, data, ids, context))
@@ -239,7 +242,7 @@ def _parse_line(line: str, location: str, config: GenerationConfig) -> Prompt:
     values = {key: value for key, value in record.items() if value is not None} if isinstance(record, dict) else {}
     if not isinstance(values.get("prompt"), str) and "messages" not in values:
         raise UsageError(f"{location}: expected an object with a string under 'prompt', or with 'messages'.")
-    types = typing.get_type_hints(GenerationConfig)
+    types = {name: type_ for name, type_ in typing.get_type_hints(GenerationConfig).items() if name in LINE_SETTINGS}
     known = ("prompt", "messages", "tools", "adapter", *types)
     unknown = [describe_value(key) for key in record if key not in known]
     if unknown:

@@ -6,7 +6,7 @@ from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import require
 from tinylm.errors import UsageError
 from tinylm.generation.continuation import Continuation
-from tinylm.generation.generation_config import GenerationConfig, PromptPolicy, SpeedConfig
+from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.prompts import EncodedPrompt, Prompt, encode_conversation, encode_prompt
 from tinylm.reporter import Reporter
 from tinylm.text.answer_spans import ChatFormat, chat_format, read_template
@@ -45,26 +45,17 @@ class TextGenerator(ABC):
         return self.config.tokenizer.chat_template
 
     @abstractmethod
-    def continue_encoded(
-        self, encoded: EncodedPrompt, config: GenerationConfig, speed: SpeedConfig | None = None, first_stream: int = 0
-    ) -> Continuation:
+    def continue_encoded(self, encoded: EncodedPrompt, config: GenerationConfig, first_stream: int = 0) -> Continuation:
         """As `continue_prompt`, for an already encoded prompt, such as a conversation."""
 
-    def continue_prompt(
-        self,
-        prompt: Prompt,
-        policy: PromptPolicy | None = None,
-        speed: SpeedConfig | None = None,
-        first_stream: int = 0,
-    ) -> Continuation:
+    def continue_prompt(self, prompt: Prompt, first_stream: int = 0) -> Continuation:
         """The samples that continue a prompt, which iteration over the result generates.
 
         Sample i has the random stream (seed, first_stream + i). Raises UsageError for a prompt that cannot be used.
         """
-        policy = policy or PromptPolicy()
-        encoded = encode_prompt(prompt, self.tokenizer, self.context, self.data, policy, self.reporter)
+        encoded = encode_prompt(prompt, self.tokenizer, self.context, self.data, self.reporter)
         self.reporter.note(f"Seed {prompt.config.seed}.")
-        return self.continue_encoded(encoded, prompt.config, speed, first_stream)
+        return self.continue_encoded(encoded, prompt.config, first_stream)
 
     def chat_format(self, template: str | None = None) -> ChatFormat:
         """The format of conversations. template: chatml or a file with a Jinja template. Default: the model's own.
@@ -80,9 +71,7 @@ class TextGenerator(ABC):
         format.template.compile()
         return format
 
-    def answer(
-        self, prompt: Prompt, format: ChatFormat, speed: SpeedConfig | None = None, first_stream: int = 0
-    ) -> Continuation:
+    def answer(self, prompt: Prompt, format: ChatFormat, first_stream: int = 0) -> Continuation:
         """As `continue_prompt`, for a chat: answers to the prompt's conversation, or to its text as a user message.
 
         Raises UsageError for a conversation that the template rejects or that leaves no room in the context.
@@ -96,4 +85,4 @@ class TextGenerator(ABC):
             f"{prompt.name} has {len(encoded.ids)} tokens; the context of {self.context} has no room for an answer.",
         )
         self.reporter.note(f"Seed {prompt.config.seed}.")
-        return self.continue_encoded(encoded, prompt.config, speed, first_stream)
+        return self.continue_encoded(encoded, prompt.config, first_stream)

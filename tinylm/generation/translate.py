@@ -21,8 +21,6 @@ def translate(
     model: EncoderDecoder,
     tokenizer: Tokenizer,
     prompt: Prompt,
-    search: BeamSearchConfig,
-    policy: PromptPolicy,
     reporter: Reporter,
     first_stream: int = 0,
 ) -> Iterator[Sample]:
@@ -30,26 +28,26 @@ def translate(
     `num_samples` sampled targets of each line; target i in this order has the random stream (seed, first_stream + i).
     An empty single prompt has no lines.
 
-    Raises UsageError for a character that is not in the vocabulary, unless the policy skips it, and under a strict
-    policy for a source longer than the context.
+    Raises UsageError for a character that is not in the vocabulary, unless the prompt's settings skip it, and if they
+    are strict for a source longer than the context.
     """
     config, sampled = prompt.config, is_sampled(prompt.config)
     texts = prompt.text.split("\n") if prompt.text or prompt.location else []
     names = _source_names(prompt, len(texts))
     lines = [
-        drop_unknown(text.strip(), tokenizer, policy, name, reporter).strip()
+        drop_unknown(text.strip(), tokenizer, config, name, reporter).strip()
         for text, name in zip(texts, names, strict=True)
     ]
     sources = [[int(i) for i in tokenizer.encode(line)] for line in lines]
     for name, source in zip(names, sources, strict=True):
-        _check_length(name, source, model.context, policy, reporter)
+        _check_length(name, source, model.context, config, reporter)
     sources = [source[: model.context - 1] for source in sources]
     if sampled:
         reporter.note(f"Seed {config.seed}.")
         targets = sample_targets(model, sources, tokenizer.end_of_text_id, config, first_stream)
     else:
         max_tokens = min(config.max_tokens, model.context)
-        targets = search_targets(model, sources, tokenizer.end_of_text_id, search, max_tokens)
+        targets = search_targets(model, sources, tokenizer.end_of_text_id, config, max_tokens)
     repeats = config.num_samples if sampled else 1
     for number, (line, target) in enumerate(
         zip((line for line in lines for _ in range(repeats)), targets, strict=True)

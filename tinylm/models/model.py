@@ -27,9 +27,7 @@ from tinylm.generation.engine import GGUF_TYPES, EngineWeights, convert, is_exac
 from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import (
-    BeamSearchConfig,
     GenerationConfig,
-    PromptPolicy,
     SpeedConfig,
     is_sampled,
     settings_without_effect,
@@ -185,12 +183,7 @@ class Model(TextGenerator):
         Returns the text without the prompt (an encoder: the filled prompt); a list of texts for `num_samples` above 1;
         with `stream`, an iterator over the chunks of a single text.
 
-        max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, num_samples, stop, json_schema: see
-            GenerationConfig.
-        seed: the same seed gives the same text. Default: a random seed.
-        beams, length_penalty: see BeamSearchConfig.
-        unknown, strict: see PromptPolicy.
-        cache, engine: see SpeedConfig.
+        seed: the same seed gives the same text. Default: a random seed. The other settings: see GenerationConfig.
 
         Raises UsageError for a setting out of range or without effect, and for a prompt that cannot be used, and
         TinyLMError for JSON that is not complete (with `stream`, during the iteration).
@@ -206,12 +199,16 @@ class Model(TextGenerator):
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             json_schema=json_schema,
             seed=secrets.randbits(32) if seed is None else seed,
+            beams=beams,
+            length_penalty=length_penalty,
+            unknown=unknown,
+            strict=strict,
+            cache=cache,
+            engine=engine,
         )
-        search, speed = BeamSearchConfig(beams, length_penalty), SpeedConfig(cache=cache, engine=engine)
-        policy = PromptPolicy(unknown, strict)
-        self._reject_settings_without_effect(config, search, speed)
+        self._reject_settings_without_effect(config)
         require(not stream or num_samples == 1, "`stream` is for a single sample; leave out `num_samples`.")
-        chunks = self._text_chunks(Prompt(prompt, config), search, policy, speed)
+        chunks = self._text_chunks(Prompt(prompt, config))
         if stream:
             return (text for _, text in chunks)
         texts = [""] * num_samples
@@ -219,30 +216,21 @@ class Model(TextGenerator):
             texts[sample] += text
         return texts if num_samples > 1 else texts[0]
 
-    def _reject_settings_without_effect(
-        self, config: GenerationConfig, *others: BeamSearchConfig | SpeedConfig
-    ) -> None:
-        given = [
-            setting.name
-            for settings in (config, *others)
-            for setting in fields(settings)
-            if getattr(settings, setting.name) != setting.default
-        ]
+    def _reject_settings_without_effect(self, config: GenerationConfig) -> None:
+        given = [setting.name for setting in fields(config) if getattr(config, setting.name) != setting.default]
         for names, reason in settings_without_effect(self.architecture, is_sampled(config)):
-            found = [f"`{name}`" for name in given if name in names]
+            found = [f"`{name}`" for name in names if name in given]
             require(not found, f"{reason}: leave out {', '.join(found)}.")
 
-    def _text_chunks(
-        self, prompt: Prompt, search: BeamSearchConfig, policy: PromptPolicy, speed: SpeedConfig
-    ) -> Iterator[tuple[int, str]]:
+    def _text_chunks(self, prompt: Prompt) -> Iterator[tuple[int, str]]:
         """The text of all samples in chunks, each with the index of its sample."""
         match self.network:
             case Decoder():
-                yield from self.continue_prompt(prompt, policy, speed)
+                yield from self.continue_prompt(prompt)
             case Encoder():
-                yield 0, self.fill_mask(prompt, policy).text
+                yield 0, self.fill_mask(prompt).text
             case _:
-                for number, sample in enumerate(self.translate(prompt, search, policy)):
+                for number, sample in enumerate(self.translate(prompt)):
                     line, row = divmod(number, prompt.config.num_samples)
                     yield row, f"\n{sample.text}" if line else sample.text
 
@@ -251,13 +239,9 @@ class Model(TextGenerator):
         for engine in filter(None, self._llama_cpp.values()):
             engine.close()
 
-    def continue_encoded(
-        self, encoded: EncodedPrompt, config: GenerationConfig, speed: SpeedConfig | None = None, first_stream: int = 0
-    ) -> Continuation:
+    def continue_encoded(self, encoded: EncodedPrompt, config: GenerationConfig, first_stream: int = 0) -> Continuation:
         """See `TextGenerator.continue_encoded`."""
-        speed = speed or SpeedConfig()
-        if config.json_schema is not None:
-            speed = speed.for_json()
+        speed = config if config.json_schema is None else config.for_json()
         engine = self._open_llama_cpp(speed) or self._torch_engine(speed.cache)
         return Continuation(engine, self.tokenizer, [encoded], config, first_stream)
 
@@ -272,25 +256,20 @@ class Model(TextGenerator):
         """One sample of each of several prompts, as one batch, for decoders. `num_samples` must be `len(prompts)`."""
         return Continuation(self._torch_engine(), self.tokenizer, prompts, config, first_stream)
 
-    def fill_mask(self, prompt: Prompt, policy: PromptPolicy | None = None) -> FilledPrompt:
+    def fill_mask(self, prompt: Prompt) -> FilledPrompt:
         """Fill each `<mask>` of a prompt, for encoders, and list the `top_k` candidates for each mask (default: 5).
 
         Raises the errors of `generate`.
         """
         encoder = self._prepare().network
         assert isinstance(encoder, Encoder)
-        policy = policy or PromptPolicy()
         parts = prompt.text.split(MASK)
-        text = MASK.join(drop_unknown(part, self.tokenizer, policy, prompt.name, self.reporter) for part in parts)
+        text = MASK.join(
+            drop_unknown(part, self.tokenizer, prompt.config, prompt.name, self.reporter) for part in parts
+        )
         return fill_mask(encoder, self.tokenizer, text, prompt.config.top_k or DEFAULT_CANDIDATES, prompt.name)
 
-    def translate(
-        self,
-        prompt: Prompt,
-        search: BeamSearchConfig | None = None,
-        policy: PromptPolicy | None = None,
-        first_stream: int = 0,
-    ) -> Iterator[Sample]:
+    def translate(self, prompt: Prompt, first_stream: int = 0) -> Iterator[Sample]:
         """Yield the target of each line of a prompt, in order, for encoder-decoders.
 
         With a temperature above 0, yields `num_samples` sampled targets of each line. Target i, counted over all lines,
@@ -298,8 +277,7 @@ class Model(TextGenerator):
         """
         network = self._prepare().network
         assert isinstance(network, EncoderDecoder)
-        search, policy = search or BeamSearchConfig(), policy or PromptPolicy()
-        return translate(network, self.tokenizer, prompt, search, policy, self.reporter, first_stream)
+        return translate(network, self.tokenizer, prompt, self.reporter, first_stream)
 
     def prepare_generation(
         self,

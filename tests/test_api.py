@@ -96,6 +96,8 @@ def test_functions_that_train_take_the_options_of_their_commands() -> None:
             found.append({name: parameter.default for name, parameter in parameters if name not in NOT_SETTINGS})
         assert found[0] == found[1]
         assert next(iter(inspect.signature(function).parameters)) == "files"
+    with pytest.raises(UsageError, match=r"`lr` is '0.1'; it must be a number\."):
+        tinylm.train("one.txt", lr="0.1")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unknown settings: layer, sized"):
         tinylm.train("one.txt", layer=1, sized=2)
 

@@ -14,7 +14,7 @@ from tinylm.config.duration import parse_duration
 from tinylm.config.model import VOCABULARY, WIDTH
 from tinylm.config.presets import PresetSettings
 from tinylm.config.run import ALPHA, DEVICES, DTYPES, RANK, TRAIN_ON
-from tinylm.config.training import EPOCHS, SECONDS, TrainingSettings
+from tinylm.config.training import EPOCHS, TrainingSettings
 from tinylm.config.validation import (
     COUNT_FROM_0,
     COUNT_FROM_1,
@@ -113,7 +113,6 @@ class BudgetSettings:
         Setting(
             "Wall-clock time of the whole command: 80s, 5m, 1h30m. With --resume: total time of the run.",
             Panel.LENGTH,
-            SECONDS,
             metavar="TIME",
             parse=parse_duration,
         ),

@@ -179,6 +179,7 @@ def _check_value(name: str, value: Any, limits: Limits | None) -> None:
     if isinstance(value, (int, float)) and isinstance(limits, Range):
         check_number(name, value, limits)
     elif isinstance(value, str):
+        require(not isinstance(limits, Range), f"`{name}` is {describe_value(value)}; it must be a number.")
         _check_string(name, value)
         if isinstance(limits, tuple):
             check_choice(name, value, limits)

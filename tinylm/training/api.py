@@ -4,6 +4,7 @@ import functools
 import inspect
 import os
 import time
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -75,7 +76,10 @@ def _takes(kind: Callable[P, A]) -> Callable[[Callable[[A], TrainingResult]], Ca
     """Decorator: the function takes the fields of the dataclass `kind` as arguments, of which it gets an instance."""
 
     def decorate(function: Callable[[A], TrainingResult]) -> Callable[P, TrainingResult]:
+        types = typing.get_type_hints(kind)  # without the declarations of settings, for `help`
         signature = inspect.signature(kind)
+        parameters = [parameter.replace(annotation=types[name]) for name, parameter in signature.parameters.items()]
+        signature = signature.replace(parameters=parameters, return_annotation=TrainingResult)
 
         @functools.wraps(function)
         def call(*args: P.args, **settings: P.kwargs) -> TrainingResult:
@@ -83,7 +87,7 @@ def _takes(kind: Callable[P, A]) -> Callable[[Callable[[A], TrainingResult]], Ca
                 raise TypeError(f"unknown settings: {', '.join(unknown)}")
             return function(kind(*args, **settings))
 
-        call.__signature__ = signature.replace(return_annotation=TrainingResult)  # type: ignore[attr-defined]
+        call.__signature__ = signature  # type: ignore[attr-defined]
         return call
 
     return decorate

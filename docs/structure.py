@@ -11,6 +11,7 @@ prints the diagram of the imports at a commit, as docs/imports.py draws it.
 """
 
 import ast
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -61,20 +62,37 @@ def lines(function: Function) -> int:
     )
 
 
+def code_lines(source: str, tree: ast.AST) -> int:
+    """The number of lines without blank ones, docstrings and imports."""
+    left = {number for number, line in enumerate(source.splitlines(), 1) if line.strip()}
+    for node in ast.walk(tree):
+        documented = node.body[0] if isinstance(node, ast.Module | ast.ClassDef | Function) and node.body else None
+        is_text = isinstance(documented, ast.Expr) and isinstance(documented.value, ast.Constant)
+        for out in (documented if is_text else None, node if isinstance(node, ast.Import | ast.ImportFrom) else None):
+            if out is not None:
+                left -= set(range(out.lineno, (out.end_lineno or out.lineno) + 1))
+    return len(left)
+
+
 def measure(package: Path) -> tuple[dict[str, str], set[str]]:
     """The figures of a package by name, and the names of its functions and classes."""
     files = sorted(package.rglob("*.py"))
     sources = [file.read_text(encoding="utf-8") for file in files]
     trees = [ast.parse(source) for source in sources]
     found = [item for tree in trees for item in functions(tree)]
-    classes = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    names = classes | {name.rpartition(".")[2] for name, _ in found}
+    classes = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    names = set(classes) | {name.rpartition(".")[2] for name, _ in found}
     longest = max(found, key=lambda item: lines(item[1]))
     widest = max(found, key=lambda item: arguments(item[1]))
     graph = package_imports(package)
+    counts = [source.count("\n") for source in sources]
     figures = {
         "files": f"{len(files):,}",
-        "lines": f"{sum(source.count(chr(10)) for source in sources):,}",
+        "lines": f"{sum(counts):,}",
+        "median of the lines of a file": f"{statistics.median(counts):.0f}",
+        "lines of code": f"{sum(map(code_lines, sources, trees)):,}",
+        "modules beside the packages": str(sum(file.parent == package for file in files)),
+        "class names that stand twice": str(len(classes) - len(set(classes))),
         "names of functions and classes": f"{len(names):,}",
         "longest function": f"`{longest[0]}`, {lines(longest[1])} lines",
         "functions of more than 50 lines": str(sum(lines(function) > 50 for _, function in found)),

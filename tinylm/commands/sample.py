@@ -81,6 +81,8 @@ def sample(
     console = output.console()
     printing = replace(options.printing, echo=bool(options.printing.echo)) if options.prompt.chat else options.printing
     separator = None if printing.separator is None else unescape("separator", printing.separator)
+
+    # Prompts and their settings
     seed = options.seed.choose()
     prompts = read_prompts(words, options.prompt, options.generation_config(seed), console)
     has_schema = any(prompt.config.json_schema is not None for prompt in prompts)
@@ -90,6 +92,7 @@ def sample(
     if prompt_adapters and adapter:
         raise UsageError("--adapter is for all prompts, but some lines name their own; leave --adapter out.")
 
+    # The model, with the engine that generates all texts
     loaded = open_generator(
         model,
         options.generation.for_json() if has_schema else options.generation,
@@ -109,6 +112,8 @@ def sample(
     if separator is None:
         is_lines = loaded.data is not None and loaded.data.format == "lines"
         separator = "\n" if is_lines or has_schema else "\n---\n"
+
+    # Texts, one prompt after the other
     printer = _Printer(console, printing, separator)
     flags = command_line_flags(ctx, *vars(options).values())
     start = time.monotonic()

@@ -299,7 +299,11 @@ class _Setup:
         memory.
         """
         request, reporter = self.request, self.reporter
+
+        # The model to start from, or the choices for a new one
         model = request.start.load(self.source, request.training.get("seed", 0))
+
+        # The text, its split and its tokens
         kinds = corpora_of(model.architecture)
         choose_chat_format = model.choose_chat_format if ChatCorpus.kind in kinds else None
         split = load_text(request.text, staging, kinds[0], reporter, choose_chat_format)
@@ -309,6 +313,8 @@ class _Setup:
             split, tokenizer, unknown, reporter, vocabulary_owner=model.vocabulary_owner, model=self.source
         )
         tokens, data = encode_text(split, tokenizer, staging, reporter)
+
+        # The plan, and the configuration of the run
         plan = plan_training(
             self.machine,
             PlanRequest(

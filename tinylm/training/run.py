@@ -190,11 +190,14 @@ class TrainingRun:
         damaged or does not fit the model, and UsageError if activations cannot be checkpointed with dropout on this
         device, or if Muon has no weight matrix to train.
         """
+        # Threads, memory and random numbers
         if self.training.checkpoint_activations:
             require_repeatable_dropout(self.runtime.device, self.config.model, self.config.adapter)
         torch.set_num_threads(self.ranks.share_threads(self.runtime.threads))
         keep_freed_blocks()
         torch.manual_seed(self.training.seed)
+
+        # The model: device, number format, shards
         if self.parallel == "ddp":
             self.model.to(self.runtime.device)
         set_weights_dtype(self.model, DTYPES[self.runtime.dtype])
@@ -203,10 +206,14 @@ class TrainingRun:
             if self.rows is not None:
                 load_shards(self.model, self.rows, self.runtime.device)
                 self.rows = None
+
+        # The optimizer, and how layers compute
         optimizer = build_optimizer(self.model, self.training, self.runtime.dtype)
         if self.training.checkpoint_activations:
             checkpoint_activations(self.model)
         self._compile(report)
+
+        # The state: new, or of the last save
         if self.resume_from is None:
             state = TrainerState(micro_batch=self.training.micro_batch)
         else:
@@ -215,6 +222,8 @@ class TrainingRun:
             self.directory.write_config(self.config)
             self.directory.truncate_metrics(state.step)
         saved_step = -1 if self.resume_from is None else state.step
+
+        # What happens with events
         sampler = RunSampler(self.model, self.tokenizer, self.config)
 
         def record(event: Event) -> None:
@@ -232,6 +241,8 @@ class TrainingRun:
         hooks = TrainerHooks(record, check_stop)
         if self.training.log_gradients:
             hooks.extra_metrics = lambda: {"gradient_norms": layer_gradient_norms(self.model, self.ranks)}
+
+        # The loop
         graphed = self._capture_graphs(state.micro_batch, report)
         job = TrainingJob(self.model, self.task, optimizer, self.training, self.runtime.dtype, self.ranks, graphed)
         opened_store = open_store(self.directory, self.config, self.ranks, self.shard, saved_step, state.save_seconds)

@@ -18,8 +18,7 @@ import torch
 import tinylm
 from tests.shell import environment as child_environment
 from tests.shell import run_child, run_ok, same_tensors, snapshot, story
-from tinylm.commands.finetune_adapter import finetune_adapter
-from tinylm.commands.finetune_lora import finetune_lora
+from tinylm.commands.finetune import finetune_adapter, finetune_lora
 from tinylm.commands.train import train
 from tinylm.config.run import RunConfig
 from tinylm.distributed.ranks import Ranks

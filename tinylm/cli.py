@@ -29,8 +29,8 @@ PANELS = {  # the groups of commands in `tinylm --help`, with the function in ti
         "report": "report.report",
     },
     "Fine-tune": {
-        "finetune-lora": "finetune_lora.finetune_lora",
-        "finetune-adapter": "finetune_adapter.finetune_adapter",
+        "finetune-lora": "finetune.finetune_lora",
+        "finetune-adapter": "finetune.finetune_adapter",
         "merge-lora": "merge_lora.merge_lora",
     },
     "Models of other tools": {"import": "import_model.import_model", "export": "export_model.export_model"},

@@ -20,7 +20,7 @@ from tinylm.reporter import LogReporter
 from tinylm.training.events import Event, Stepped
 from tinylm.training.pipeline import Session
 from tinylm.training.resume import start_run
-from tinylm.training.training_request import bottleneck_request, lora_request, resume_request, train_request
+from tinylm.training.training_request import adapter_request, resume_request, train_request
 
 
 def train(runs: list[Any], ranks: Ranks) -> None:
@@ -37,10 +37,8 @@ def train(runs: list[Any], ranks: Ranks) -> None:
             request = resume_request(out, [], TrainSettings(**settings), adapter_kind=kind)
         else:
             model = Path(settings.pop("model"))
-            if command == "finetune-lora":
-                request = lora_request(files, model, out, LoRASettings(**settings))
-            else:
-                request = bottleneck_request(files, model, out, AdapterSettings(**settings))
+            chosen = LoRASettings if command == "finetune-lora" else AdapterSettings
+            request = adapter_request(files, model, out, chosen(**settings))
 
         def stop(event: Event, stop_at: int | None = stop_at) -> None:
             if isinstance(event, Stepped) and event.step == stop_at:

@@ -41,6 +41,7 @@ def show_short_help(ctx: typer.Context, requested: bool) -> bool:
     module = sys.modules[command.callback.__module__]
     options = {found.name: found for found in command.params if found.param_type_name == "option"}
     names = getattr(module, "FIRST_OPTIONS", " ".join(name for name in options if name != "short_help")).split()
+    names = [name for name in names if name in options]
     width = min(shutil.get_terminal_size().columns, MAX_HELP_COLUMNS)
     summary = textwrap.wrap(command.help.partition("\n\n")[0], width)
     lines = [command.get_usage(ctx).strip(), "", *summary, ""]

@@ -6,7 +6,7 @@ import os
 import time
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -22,8 +22,7 @@ from tinylm.training.training_request import (
     Files,
     ResumeRequest,
     TrainingRequest,
-    bottleneck_request,
-    lora_request,
+    adapter_request,
     resume_request,
     train_request,
 )
@@ -34,42 +33,40 @@ A = TypeVar("A")
 JUST_NOW = 0.1  # seconds
 
 
+@dataclass(frozen=True, kw_only=True)
+class Listeners:
+    """The arguments of every function that trains, besides its texts and settings."""
+
+    resume: PathLike | None = None
+    callbacks: Sequence[EventCallback] = ()
+    reporter: Reporter | None = None
+
+
 @dataclass(frozen=True)
-class TrainCall(TrainSettings):
+class TrainCall(TrainSettings, Listeners):
     """The arguments of `train`."""
 
     files: Files = ()
     out: PathLike | None = None
-    _: KW_ONLY
-    resume: PathLike | None = None
-    callbacks: Sequence[EventCallback] = ()
-    reporter: Reporter | None = None
 
 
 @dataclass(frozen=True)
-class LoRACall(LoRASettings):
+class AdapterTexts(Listeners):
+    """The arguments of the functions that train an adapter, besides its settings."""
+
+    files: Files = ()
+    model: PathLike | None = None
+    out: PathLike | None = None
+
+
+@dataclass(frozen=True)
+class LoRACall(LoRASettings, AdapterTexts):
     """The arguments of `finetune_lora`."""
 
-    files: Files = ()
-    model: PathLike | None = None
-    out: PathLike | None = None
-    _: KW_ONLY
-    resume: PathLike | None = None
-    callbacks: Sequence[EventCallback] = ()
-    reporter: Reporter | None = None
-
 
 @dataclass(frozen=True)
-class AdapterCall(AdapterSettings):
+class AdapterCall(AdapterSettings, AdapterTexts):
     """The arguments of `finetune_adapter`."""
-
-    files: Files = ()
-    model: PathLike | None = None
-    out: PathLike | None = None
-    _: KW_ONLY
-    resume: PathLike | None = None
-    callbacks: Sequence[EventCallback] = ()
-    reporter: Reporter | None = None
 
 
 def _takes(kind: Callable[P, A]) -> Callable[[Callable[[A], TrainingResult]], Callable[P, TrainingResult]]:
@@ -132,9 +129,7 @@ def finetune_lora(call: LoRACall) -> TrainingResult:
     The other arguments are the options of `tinylm finetune-lora`, with the same names and defaults; see LoRASettings.
     Files, `resume`, callbacks, the reporter, the result and the errors are those of `train`.
     """
-    if call.resume is not None:
-        return _run(_resume_request(call, "lora", _path(call.model)), call)
-    return _run(lora_request(call.files, _path(call.model), _path(call.out), call), call)
+    return _finetune(call, "lora")
 
 
 @_takes(AdapterCall)
@@ -146,12 +141,16 @@ def finetune_adapter(call: AdapterCall) -> TrainingResult:
     The other arguments are the options of `tinylm finetune-adapter`, with the same names and defaults; see
     AdapterSettings. The rest is that of `finetune_lora`.
     """
-    if call.resume is not None:
-        return _run(_resume_request(call, "bottleneck", _path(call.model)), call)
-    return _run(bottleneck_request(call.files, _path(call.model), _path(call.out), call), call)
+    return _finetune(call, "bottleneck")
 
 
 Call = TrainCall | LoRACall | AdapterCall
+
+
+def _finetune(call: LoRACall | AdapterCall, kind: str) -> TrainingResult:
+    if call.resume is not None:
+        return _run(_resume_request(call, kind, _path(call.model)), call)
+    return _run(adapter_request(call.files, _path(call.model), _path(call.out), call), call)
 
 
 def _resume_request(call: Call, adapter_kind: str | None = None, base: Path | None = None) -> ResumeRequest:

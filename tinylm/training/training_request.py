@@ -115,34 +115,23 @@ def train_request(
     return _request(start, files, out, chosen, ignorable)
 
 
-def lora_request(
-    files: Files, model: Path | None, out: Path | None, settings: LoRASettings, ignorable: Collection[str] = ()
-) -> TrainingRequest:
-    """A request to train a LoRA adapter on `model`, otherwise as `train_request`."""
-    chosen = given_settings(settings)
-    if isinstance(chosen.get("target"), str):
-        chosen["target"] = (chosen["target"],)
-    parts = ("rank", "alpha", "rank_stabilised", "share_b", "dropout", "target")
-    return _adapter_request(LoRAMethod(**_select(chosen, parts)), files, model, out, chosen, ignorable)
-
-
-def bottleneck_request(
-    files: Files, model: Path | None, out: Path | None, settings: AdapterSettings, ignorable: Collection[str] = ()
-) -> TrainingRequest:
-    """A request to train bottleneck adapters on `model`; otherwise as `train_request`."""
-    chosen = given_settings(settings)
-    method = BottleneckMethod(**_select(chosen, ("bottleneck", "dropout")))
-    return _adapter_request(method, files, model, out, chosen, ignorable)
-
-
-def _adapter_request(
-    method: AdapterMethod,
+def adapter_request(
     files: Files,
     model: Path | None,
     out: Path | None,
-    chosen: Mapping[str, Any],
-    ignorable: Collection[str],
+    settings: LoRASettings | AdapterSettings,
+    ignorable: Collection[str] = (),
 ) -> TrainingRequest:
+    """A request to train a LoRA adapter or bottleneck adapters on `model`; otherwise as `train_request`."""
+    chosen = given_settings(settings)
+    method: AdapterMethod
+    if isinstance(settings, LoRASettings):
+        if isinstance(settings.target, str):
+            chosen["target"] = (settings.target,)
+        parts = ("rank", "alpha", "rank_stabilised", "share_b", "dropout", "target")
+        method = LoRAMethod(**_select(chosen, parts))
+    else:
+        method = BottleneckMethod(**_select(chosen, ("bottleneck", "dropout")))
     return _request(NewAdapter(method=method, base=model), files, out, chosen, ignorable)
 
 

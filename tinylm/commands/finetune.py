@@ -1,0 +1,66 @@
+"""tinylm finetune-lora and finetune-adapter: train an adapter on a frozen base model."""
+
+from pathlib import Path
+
+import typer
+
+from tinylm.commands.option_groups import with_option_groups
+from tinylm.commands.options import ModelOption, OutputOptions, ResumeAdapterOption
+from tinylm.commands.training_arguments import CorpusArgument, NewAdapterOptions, ReportOptions, TrainingArguments
+from tinylm.commands.training_display import process_start, run_training
+from tinylm.config.settings import AdapterSettings, LoRASettings
+
+FIRST_OPTIONS = """
+model out force resume dry_run format val_data train_on time epochs steps rank alpha target bottleneck dropout lr
+batch_size seed device report
+"""  # shown by -h
+
+
+@with_option_groups
+def finetune_lora(
+    ctx: typer.Context,
+    corpus: CorpusArgument = None,
+    model: ModelOption = None,
+    resume: ResumeAdapterOption = None,
+    *,
+    run: NewAdapterOptions,
+    settings: LoRASettings,
+    reporting: ReportOptions,
+    output: OutputOptions,
+) -> None:
+    """Fine-tune a model with a LoRA adapter (Hu et al. 2021). The base model is not changed."""
+    _finetune(TrainingArguments.of(ctx, corpus, resume, run, reporting, settings), settings, model, output)
+
+
+@with_option_groups
+def finetune_adapter(
+    ctx: typer.Context,
+    corpus: CorpusArgument = None,
+    model: ModelOption = None,
+    resume: ResumeAdapterOption = None,
+    *,
+    run: NewAdapterOptions,
+    settings: AdapterSettings,
+    reporting: ReportOptions,
+    output: OutputOptions,
+) -> None:
+    """Fine-tune a model with bottleneck adapters after each sublayer (Houlsby et al. 2019).
+
+    The base model is not changed.
+    """
+    _finetune(TrainingArguments.of(ctx, corpus, resume, run, reporting, settings), settings, model, output)
+
+
+def _finetune(
+    given: TrainingArguments, settings: LoRASettings | AdapterSettings, model: Path | None, output: OutputOptions
+) -> None:
+    started = process_start()
+
+    from tinylm.training.training_request import adapter_request
+
+    kind = "lora" if isinstance(settings, LoRASettings) else "bottleneck"
+    if given.resume is not None:
+        run_training(output.console(), given.resume_request(kind, base=model), given, started=started)
+    else:
+        request = adapter_request(given.files, model, given.out, settings, given.ignorable)
+        run_training(output.console(), request, given, started=started)

@@ -1,11 +1,11 @@
-"""Passages drawn from a text, and the copied share of texts; tests/analysis/test_verbatim.py checks the matches."""
+"""Passages drawn from a text, and the copied share of texts; tests.analysis.test_copied_text.py checks the matches."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.test_verbatim import documents_of
+from tests.analysis.test_copied_text import documents_of
 from tests.shell import story
 from tinylm.analysis.memorisation import draw_passages, measure_copied
 from tinylm.errors import UsageError

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinylm.analysis.verbatim import Documents, Match, find_matches
+from tinylm.analysis.copied_text import Documents, Match, find_matches
 from tinylm.config.run import DataConfig
 from tinylm.config.validation import require
 from tinylm.errors import UsageError

@@ -241,8 +241,8 @@ class TrainingDisplay:
 
         from tinylm.evaluation.baselines import MAX_BYTES, SECONDS_PER_BYTE, baseline_bits_per_byte
         from tinylm.reporter import SilentReporter
-        from tinylm.text.kept_results import remember
         from tinylm.text.run_tokens import reopen_ids
+        from tinylm.text.text_cache import remember
 
         config, tokenizer, bits = self._config, self._tokenizer, result.best_val_bits_per_byte
         if self._console.quiet or bits is None or config is None or config.data is None or tokenizer is None:

@@ -9,7 +9,7 @@ module             | needs                                     | gain           
 onednn             | CPU with AVX-512, but not Intel's, or no  | a training step takes 0.66 times   | `F.linear` (MKL)
                    | MKL; fp32, at least 32 rows,              | as long (013)                      |
                    | `torch.ops.mkldnn._linear_pointwise`      |                                    |
-widened            | x86 CPU without instructions for a 16-bit | evaluating a bf16 model: 740 ->    | products in 16
+fp32_products      | x86 CPU without instructions for a 16-bit | evaluating a bf16 model: 740 ->    | products in 16
                    | format, its weights, at least 32 rows     | 3,500 tokens/s (038)               | bits
 short_attention    | CPU, in training: up to 512 keys in bf16, | 13,000 -> 25,500 tokens/s (010)    | fused attention
                    | or attention dropout                      |                                    |

@@ -22,10 +22,10 @@ from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import CHAT_ENCODING
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, Stream, document_end, slice_stream
-from tinylm.text.kept_results import scan_or_recall
 from tinylm.text.pair_batches import PairTokens
 from tinylm.text.pairs import PairCorpus
 from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.text_cache import scan_or_recall
 from tinylm.text.token_files import (
     SHARD_TOKENS,
     TEXT_ENCODING,

@@ -10,8 +10,8 @@ from tinylm.system.files import resolve_links
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.corpus import Corpus, Stream, rechunk
 from tinylm.text.corpus_encoding import SplitCorpus
-from tinylm.text.kept_results import train_or_recall
 from tinylm.text.pairs import PairCorpus
+from tinylm.text.text_cache import train_or_recall
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_bpe, train_char
 
 # Limits up to which `tokenizer="auto"` chooses a character tokenizer (decision 016).

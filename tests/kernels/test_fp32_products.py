@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.variants import small
-from tinylm.kernels import cpu_features, onednn, widened
-from tinylm.kernels.widened import MIN_ROWS
+from tinylm.kernels import cpu_features, fp32_products, onednn
+from tinylm.kernels.fp32_products import MIN_ROWS
 from tinylm.transformer.build import build_model
 from tinylm.transformer.linear import Linear, linear
 
@@ -21,9 +21,9 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(cpu_features, "computes_bf16", lambda: False)
     monkeypatch.setattr(cpu_features, "computes_fp16", lambda: False)
-    widened._computes.cache_clear()
+    fp32_products._computes.cache_clear()
     yield monkeypatch
-    widened._computes.cache_clear()
+    fp32_products._computes.cache_clear()
 
 
 @pytest.fixture
@@ -71,10 +71,10 @@ def test_few_rows_gradients_and_processors_with_instructions_keep_the_product_in
         for owner, name, value in ((cpu_features, "computes_bf16", True), (platform, "machine", "arm64")):
             with processor.context() as patch:
                 patch.setattr(owner, name, lambda value=value: value)
-                widened._computes.cache_clear()
+                fp32_products._computes.cache_clear()
                 linear(x, weight, bias)
-        widened._computes.cache_clear()
-        assert not widened.is_faster(*operands(torch.float32)[:2])
+        fp32_products._computes.cache_clear()
+        assert not fp32_products.is_faster(*operands(torch.float32)[:2])
     assert widths == [torch.bfloat16] * 4
 
 

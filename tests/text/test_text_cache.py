@@ -11,10 +11,10 @@ import pytest
 from tests.text.corpora import split_of, write_file, write_pairs
 from tinylm.system import files
 from tinylm.system.cache_directory import cache_root
-from tinylm.text import kept_results
+from tinylm.text import text_cache
 from tinylm.text.corpus import Corpus, CorpusStats, find_corpus
 from tinylm.text.corpus_encoding import corpus_without_unknown, encode_split
-from tinylm.text.kept_results import scan_or_recall
+from tinylm.text.text_cache import scan_or_recall
 from tinylm.text.tokenizer import train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer
 
@@ -22,7 +22,7 @@ from tinylm.text.tokenizer_choice import choose_tokenizer
 @pytest.fixture(autouse=True)
 def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are kept for short texts as well, also for files that were just written."""
-    monkeypatch.setattr(kept_results, "KEEP_FROM", 0)
+    monkeypatch.setattr(text_cache, "KEEP_FROM", 0)
     monkeypatch.setattr(files, "SETTLED_SECONDS", -3600.0)
 
 
@@ -90,7 +90,7 @@ def test_short_or_filtered_texts_are_read_again(corpus: Path, tmp_path: Path, mo
         Corpus(("-",), (corpus,)),
     ):
         scan_or_recall(text, lambda size: None)
-    monkeypatch.setattr(kept_results, "KEEP_FROM", corpus.stat().st_size + 1)
+    monkeypatch.setattr(text_cache, "KEEP_FROM", corpus.stat().st_size + 1)
     scanned(corpus)
     assert kept() == []
     scanned(write_file(tmp_path / "a.txt.gz", gzip.compress(b"abc " * 1000)))  # short, but its content is long

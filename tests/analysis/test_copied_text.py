@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.shell import story
-from tinylm.analysis import verbatim
-from tinylm.analysis.verbatim import Documents, Matches, find_matches
+from tinylm.analysis import copied_text as verbatim
+from tinylm.analysis.copied_text import Documents, Matches, find_matches
 from tinylm.text.corpus import Stream
 
 

@@ -29,7 +29,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.loop import evaluate_loss
 from tinylm.kernels import thread_placement
 from tinylm.machine.device import DTYPES
-from tinylm.machine.load import LoadMeter
+from tinylm.machine.processor_load import LoadMeter
 from tinylm.models.adapter import add_adapter
 from tinylm.objectives.loss import next_token
 from tinylm.planning.memory import TrainingMemory

@@ -294,8 +294,8 @@ def _bits_per_nat(record: dict[str, Any]) -> float | None:
 
 
 def _describe(path: Path) -> _Described:
+    from tinylm.formats.foreign import is_foreign
     from tinylm.formats.peft import is_adapter_folder
-    from tinylm.formats.source import is_foreign
 
     if is_adapter_folder(path):
         return _describe_peft(path)
@@ -373,7 +373,7 @@ def _points(columns: dict[str, Any], name: str) -> Points:
 
 def _describe_foreign(path: Path) -> _Described:
     """The data of a Hugging Face folder or a GGUF file. Reads no weights."""
-    from tinylm.formats.source import read_foreign
+    from tinylm.formats.foreign import read_foreign
     from tinylm.models.open import run_config
 
     foreign = read_foreign(path)

@@ -31,7 +31,7 @@ def serve(
 ) -> None:
     """Serve a model to other programs (OpenAI's API) and to the browser. Ctrl-C ends the server."""
     from tinylm.models.open_generator import open_for_serving
-    from tinylm.serving import start_server
+    from tinylm.serving.server import start_server
     from tinylm.system.process_signals import WAIT_SECONDS, end_at_next_signal
 
     console = output.console()

@@ -34,7 +34,6 @@ from tinylm.machine.device import (
     free_memory,
     must_compare_bf16,
 )
-from tinylm.machine.load import LoadMeter, slows_training
 from tinylm.machine.measure import (
     COMPARED_DTYPES,
     Machine,
@@ -44,6 +43,7 @@ from tinylm.machine.measure import (
     measure_layer_seconds,
     measure_matmul_rates,
 )
+from tinylm.machine.processor_load import LoadMeter, slows_training
 from tinylm.reporter import Reporter
 from tinylm.system.cache_directory import SUBFOLDERS, cache_root, measure_usage, private_folder
 from tinylm.system.machine_profile import identify_processor, usable_cores

@@ -12,8 +12,8 @@ from tinylm.adapters.bottleneck import add_bottlenecks
 from tinylm.adapters.lora import add_lora
 from tinylm.config.run import LAST, AdapterConfig, DataConfig, RunConfig, run_of
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.formats.foreign import is_foreign
 from tinylm.formats.peft import EMBEDDING, is_adapter_folder, read_adapter, read_base_name
-from tinylm.formats.source import is_foreign
 from tinylm.models.open import open_model
 from tinylm.models.peft_adapter import add_foreign_adapter, family_of, require_tied
 from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE

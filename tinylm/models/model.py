@@ -20,7 +20,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
 from tinylm.evaluation.task_kinds import TASKS, TaskKind
-from tinylm.formats.source import is_gguf
+from tinylm.formats.foreign import is_gguf
 from tinylm.generation.continuation import Continuation, Sample
 from tinylm.generation.converted_model import Conversion
 from tinylm.generation.engine import GGUF_TYPES, EngineWeights, convert, is_exact, open_llama_cpp, reason_against

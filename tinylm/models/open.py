@@ -9,9 +9,9 @@ from pathlib import Path
 from tinylm.config.run import RunConfig, TokenizerConfig
 from tinylm.errors import AdapterNotModelError, TinyLMError, UsageError
 from tinylm.formats.family import ForeignModel
+from tinylm.formats.foreign import foreign_name, is_foreign, read_foreign
 from tinylm.formats.hub import download, is_reference
 from tinylm.formats.peft import is_adapter_folder
-from tinylm.formats.source import foreign_name, is_foreign, read_foreign
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory

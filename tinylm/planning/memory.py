@@ -9,8 +9,8 @@ from tinylm.machine.measure import Machine
 from tinylm.objectives.loss import max_logits
 from tinylm.planning import recipes
 from tinylm.planning.cost import block_parameters, device_class, layer_matrices, layers_per_token
+from tinylm.planning.hyperparameters import choose_mtp_weight
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.planning.schedule import choose_mtp_weight
 
 
 @dataclass(frozen=True, kw_only=True)

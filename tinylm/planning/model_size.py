@@ -10,9 +10,9 @@ from tinylm.errors import UsageError
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
 from tinylm.planning.cost import matrix_parameters, training_step_seconds
+from tinylm.planning.hyperparameters import RunLength
 from tinylm.planning.memory_plan import max_tokens_per_step
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.planning.schedule import RunLength
 
 
 def choose_sequence_length(request: PlanRequest, notices: list[str]) -> int | None:

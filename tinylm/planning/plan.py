@@ -11,6 +11,7 @@ from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
 from tinylm.planning.cost import parameters_by_part
 from tinylm.planning.data_shape import data_shape
+from tinylm.planning.hyperparameters import choose_compile, choose_length, choose_settings, with_average
 from tinylm.planning.memory_plan import (
     MemoryPlan,
     choose_batch_size,
@@ -29,7 +30,6 @@ from tinylm.planning.model_size import (
 )
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.recipes import MEMORY_ERROR
-from tinylm.planning.schedule import choose_compile, choose_length, choose_settings, with_average
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 

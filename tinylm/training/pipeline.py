@@ -13,8 +13,8 @@ from tinylm.config.training import corpora_of
 from tinylm.distributed.launch import Launch
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
-from tinylm.machine.load import LoadMeter, LoadNotes
 from tinylm.machine.measure import Machine, choose_machine
+from tinylm.machine.processor_load import LoadMeter, LoadNotes
 from tinylm.models.adapter import remember_base
 from tinylm.planning.data_shape import data_shape
 from tinylm.planning.plan import Plan, plan_training

@@ -29,7 +29,7 @@ from tinylm.kernels.allocator import keep_freed_blocks
 from tinylm.kernels.force_eager import discard_compiled, force_eager
 from tinylm.kernels.thread_placement import ThreadPlacement, can_place_threads
 from tinylm.machine.device import DTYPES, autocast, weights_dtype
-from tinylm.machine.load import LoadMeter, slows_training
+from tinylm.machine.processor_load import LoadMeter, slows_training
 from tinylm.objectives.tasks import Task
 from tinylm.planning.memory_plan import require_repeatable_dropout
 from tinylm.run_directory.directory import LastSave, RunDirectory

@@ -13,7 +13,7 @@ from tinylm.config.run import AdapterConfig, RunConfig, run_of
 from tinylm.config.training import Budget
 from tinylm.config.validation import check_choice
 from tinylm.errors import UsageError
-from tinylm.formats.source import foreign_name, is_foreign
+from tinylm.formats.foreign import foreign_name, is_foreign
 from tinylm.models.adapter import add_adapter
 from tinylm.models.open import find_model, open_model
 from tinylm.reporter import Reporter

@@ -19,7 +19,7 @@ from tinylm.config.run import ADAPTER_KINDS
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.planning import recipes
-from tinylm.planning.schedule import choose_learning_rate, choose_weight_decay
+from tinylm.planning.hyperparameters import choose_learning_rate, choose_weight_decay
 from tinylm.training.optimizer import learning_rate
 
 

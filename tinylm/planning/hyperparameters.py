@@ -1,4 +1,4 @@
-"""The schedule of a run: steps and epochs, learning rate, warmup, weight decay, intervals."""
+"""What a run has unless the user chooses: steps and epochs, learning rate, warmup, weight decay, intervals."""
 
 import math
 from dataclasses import dataclass, replace

@@ -5,6 +5,7 @@
 writes the page. tests/test_docs.py compares it with the commands.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tinylm.cli import app
 PAGE = Path(__file__).with_name("options.md")
 TITLE = """# Options
 
-An option can also be given as the environment variable `TINYLM_<COMMAND>_<OPTION>`, such as `TINYLM_TRAIN_LR`, and in
+An option can also be given as the environment variable `TINYLM_COMMAND_OPTION`, such as `TINYLM_TRAIN_LR`, and in
 the TOML file of `--config`, as `lr = 0.003`. The Python API has the same names with underscores.
 `python docs/options.py` makes this page.
 """
@@ -36,9 +37,14 @@ def table() -> str:
         for (title, flags, help_), names in rows.items():
             if title == panel:
                 shown = "all" if len(names) == len(commands.commands) else ", ".join(names)
-                lines.append(f"| {flags} | {shown} | {help_.replace('|', chr(92) + '|')} |")
+                lines.append(f"| {flags} | {shown} | {_escaped(help_)} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return re.sub(r"[\\|<]", r"\\\g<0>", text)
 
 
 def _flags(parameter: Any) -> str:

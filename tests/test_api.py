@@ -95,6 +95,13 @@ def test_functions_that_train_take_the_options_of_their_commands() -> None:
             found.append({name: parameter.default for name, parameter in parameters if name not in NOT_SETTINGS})
         assert found[0] == found[1]
         assert next(iter(inspect.signature(function).parameters)) == "files"
+        assert (found[0]["label_smoothing"], found[0]["force"], found[0]["format"]) == (None, False, "auto")
+    assert inspect.signature(tinylm.finetune_adapter).parameters["bottleneck"].default == 16
+    for choices in ({"schedule": True}, {"parallel": 1}, {"position": ["rope"]}, {"size": 3}, {"unknown": True}):
+        with pytest.raises(UsageError, match="it must be one of"):
+            tinylm.train("one.txt", **choices)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no-such-file"):
+        tinylm.train(["no-such-file"] * 2000)
     with pytest.raises(UsageError, match=r"`lr` is '0.1'; it must be a number\."):
         tinylm.train("one.txt", lr="0.1")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unknown settings: layer, sized"):

@@ -263,8 +263,8 @@ def test_the_worked_example_of_an_option_is_one_line_and_its_use(tmp_path: Path)
         [sys.executable, "-c", NEW_OPTION], cwd=tmp_path, env=environment() | {"PYTHONPATH": str(tmp_path)}
     )
     assert found.stdout.splitlines() == [
-        "0.0 0.5 0.75",
-        "0.25 0.0",
+        "None 0.5 0.75",
+        "0.25 None",
         "2 Error: --clip-value is -1.0; it must be from 0 to 1000000.0.",
         "0.5",
     ], found.stderr

@@ -36,7 +36,6 @@ def test_passages_are_spread_over_the_text_and_values_out_of_range_are_errors() 
     quarters = np.histogram(drawn, bins=4, range=(0, 1000))[0]
     assert quarters.min() > 200 and quarters.max() < 300  # 250 expected, with a standard deviation of 14
     for settings, message in (
-        ({"min_match": 501}, "`min_match` is 501; it must be at most `sample_length`, 500"),
         ({"min_match": 4}, "`min_match` is 4; it must be from 5"),
         ({"num_samples": 0}, "`num_samples` is 0"),
     ):

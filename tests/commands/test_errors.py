@@ -153,6 +153,7 @@ ERRORS: dict[str, list[Row]] = {
          2, "--vocab-size is a number of more than 40 digits; it must be "),
         (f"train corpus.txt --seed {2**63}", 2, "--seed is 9223372036854775808; it must be "),
         (f"train corpus.txt --time {'9' * 400}h", 2, "--time is inf; it must be "),
+        ("train corpus.txt --time=0", 2, "--time is 0.0; it must be greater than 0"),
         ("train corpus.txt --epochs nan", 2, "--epochs is nan; it must be greater than 0"),
     ],
     "train: variables and files": [
@@ -226,7 +227,7 @@ ERRORS: dict[str, list[Row]] = {
         ("sample -m {encoder} -p 'a <mask>' --stream",
          2, "An encoder fills all masks at once, each with its most likely token: leave out --stream."),
         ("sample -m {encoder} -p 'a <mask>' -t 1 --no-echo --no-cache",
-         2, "leave out --temperature, --no-echo, --no-cache"),
+         2, "leave out --temperature, --no-cache, --no-echo"),
         ("sample -m {encoder} -p - --format jsonl < max_tokens.jsonl",
          2, "leave out 'max_tokens' of Standard input, line 1."),
         ("sample -m {translator}", 2, "There is no source text; give it with --prompt"),

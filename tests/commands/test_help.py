@@ -44,6 +44,8 @@ def test_help_texts_are_short_and_name_the_default_seed_and_both_lengths(corpus:
 
 
 def test_the_short_help_is_one_screen_with_options_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    assert "--resume" in run_ok("train", "-h").stdout
     monkeypatch.setenv("COLUMNS", "80")
     for command, found in COMMANDS.items():
         lines = run_ok(command, "-h").stdout.splitlines()
@@ -53,6 +55,14 @@ def test_the_short_help_is_one_screen_with_options_of_the_command(monkeypatch: p
             flag for line in lines if line.startswith("  -") for flag in re.findall(r"(?<![\w-])--?[a-z-]+", line[:26])
         }
         assert shown and shown <= flags, command
+        first = getattr(sys.modules[found.callback.__module__], "FIRST_OPTIONS", "").split()
+        known = {
+            p.name
+            for other in COMMANDS.values()
+            if other.callback.__module__ == found.callback.__module__
+            for p in other.params
+        }
+        assert set(first) <= known
         assert lines[-1] == f"All options: tinylm {command} --help"
         assert sum(line.startswith("  -") for line in lines) <= 22, command
 

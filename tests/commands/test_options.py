@@ -113,7 +113,7 @@ def test_unknown_variables_alone_cause_a_warning_with_the_nearest_name() -> None
     assert "TINYLM_CACHE" in named
     for name, command in typer.main.get_command(app).commands.items():
         prefix = f"TINYLM_{name.replace('-', '_').upper()}_"
-        options = (p for p in command.params if p.param_type_name == "option")
+        options = (p for p in command.params if p.param_type_name == "option" and p.expose_value)
         named |= {prefix + str(option.name).upper() for option in options}
     others = {name: "" for name in named if not name.startswith("TINYLM_RUNS_")}
     assert "Warning" not in run_ok("runs", env=others).stderr
@@ -171,6 +171,14 @@ def test_an_option_sets_its_field_of_the_plan(corpus: Path) -> None:
             found = {name: plan[section][name] for name in expected}
             wrong += [] if found == expected else [f"{flags}: {found}, not {expected}"]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_choice_that_equals_another_default_counts_as_given(here: Path) -> None:
+    (here / "pairs.tsv").write_text("a b\tb a\n" * 40)
+    command = ("train", "pairs.tsv", "--architecture", "encoder-decoder", "--steps", 1, *TINY)
+    for flags, expected in (((), 0.1), (("--label-smoothing", 0), 0.0)):
+        (plan,) = records(run_ok(*command, *flags, "--dry-run", "--json"))
+        assert plan["training"]["label_smoothing"] == expected
 
 
 def test_a_run_records_the_settings_of_its_plan(corpus: Path, here: Path) -> None:

@@ -19,7 +19,7 @@ import tinylm
 from tests.shell import assert_error, environment, story
 from tests.shell import tinylm as shell
 from tinylm.errors import UsageError
-from tinylm.generation.generation_config import ServerConfig
+from tinylm.serving.server_config import ServerConfig
 
 LIMIT = 60.0  # seconds until the server answers
 CHAT = {"messages": [{"role": "user", "content": "the old man"}], "max_tokens": 5}

@@ -103,6 +103,10 @@ def measure_memorisation(
     """
     config = config or MemorisationConfig()
     require(
+        config.min_match <= config.sample_length,
+        f"`min_match` is {config.min_match}; it must be at most `sample_length`, {config.sample_length}.",
+    )
+    require(
         isinstance(model.network, Decoder),
         f"Memorisation is measured for decoders; {model.path} is an {model.architecture}.",
     )

@@ -106,7 +106,7 @@ def chat(
     )
     loaded = open_generator(
         model,
-        config,
+        config.speed,
         adapters=adapter or (),
         quantize=quantize.quantize,
         **vars(machine),

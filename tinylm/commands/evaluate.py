@@ -20,7 +20,6 @@ from tinylm.evaluation.evaluation_config import SETTINGS_BY_ARCHITECTURE, Evalua
 
 if TYPE_CHECKING:
     from tinylm.analysis.memorisation import CopiedText, Memorisation
-    from tinylm.commands.console import Console
     from tinylm.distributed.ranks import Ranks
     from tinylm.evaluation.result import DocumentLoss, Evaluation
     from tinylm.models.model import Model

@@ -58,9 +58,8 @@ def _finetune(
 
     from tinylm.training.training_request import adapter_request
 
-    kind = "lora" if isinstance(settings, LoRASettings) else "bottleneck"
     if given.resume is not None:
-        run_training(output.console(), given.resume_request(kind, base=model), given, started=started)
+        run_training(output.console(), given.resume_request(settings.kind, base=model), given, started=started)
     else:
         request = adapter_request(given.files, model, given.out, settings, given.ignorable)
         run_training(output.console(), request, given, started=started)

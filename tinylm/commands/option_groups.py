@@ -91,10 +91,10 @@ def _parse(parse: Callable[[str], Any], text: Any) -> Any:
 def with_option_groups(command: Command) -> Command:
     """Decorator of every command: replaces each parameter that is an option group by one option per field.
 
-    Before the command runs, numbers are checked against their ranges, and the values are collected into the groups. A
-    group's field of type typer.Context gets the context. In the message of a TinyLMError, settings are replaced by
-    flags, and a next command is appended if there is one; for a UsageError, also the environment variable or file that
-    the options in the message come from.
+    Before the command runs, numbers and words are checked against their limits, and the values are collected into the
+    groups. A group's field of type typer.Context gets the context. In the message of a TinyLMError, settings are
+    replaced by flags, and a next command is appended if there is one; for a UsageError, also the environment variable
+    or file that the options in the message come from.
     """
     hints = typing.get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
@@ -165,8 +165,10 @@ def _build_group(group: Any, values: dict[str, Any], ctx: typer.Context) -> Any:
     for field, hint in _options_of(group):
         if dataclasses.is_dataclass(hint):
             fields[field.name] = _build_group(hint, values, ctx)
-        else:
-            fields[field.name] = ctx if hint is typer.Context else values.pop(field.name)
+        elif hint is typer.Context:
+            fields[field.name] = ctx
+        elif field.name in values:  # the value of -h is not
+            fields[field.name] = values.pop(field.name)
     return group(**fields)
 
 

@@ -44,7 +44,9 @@ def read_config_file(ctx: typer.Context, file: Path | None) -> Path | None:
 def _read_defaults(ctx: typer.Context, file: Path) -> dict[str, Any]:
     """The values of a TOML file, by the names of the running command's options and arguments."""
     values = _parse_toml(file)
-    parameters: dict[Any, Any] = {parameter.name: parameter for parameter in ctx.command.params}
+    parameters: dict[Any, Any] = {
+        parameter.name: parameter for parameter in ctx.command.params if parameter.expose_value
+    }
     unknown = [key for key in values if key.replace("-", "_") not in parameters]
     if unknown:
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
@@ -123,7 +125,7 @@ def _known_variables(ctx: typer.Context) -> set[str]:
         _variable_of(name, parameter)
         for name, command in root.commands.items()
         for parameter in command.params
-        if parameter.param_type_name == "option"  # positional arguments have no variable
+        if parameter.param_type_name == "option" and parameter.expose_value  # arguments and -h have no variable
     }
     return {*VARIABLES_WITHOUT_OPTION, *of_options}
 

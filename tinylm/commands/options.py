@@ -43,7 +43,7 @@ def show_short_help(ctx: typer.Context, requested: bool) -> bool:
     names = getattr(module, "FIRST_OPTIONS", " ".join(name for name in options if name != "short_help")).split()
     names = [name for name in names if name in options]
     width = min(shutil.get_terminal_size().columns, MAX_HELP_COLUMNS)
-    summary = textwrap.wrap(command.help.partition("\n\n")[0], width)
+    summary = textwrap.wrap(command.help.partition("\n\n")[0], max(width, HELP_INDENT))
     lines = [command.get_usage(ctx).strip(), "", *summary, ""]
     for name in names:
         flags = ", ".join(sorted(options[name].opts, key=len))
@@ -60,7 +60,7 @@ def show_short_help(ctx: typer.Context, requested: bool) -> bool:
 
 def _hanging(start: str, text: str, width: int) -> list[str]:
     """Lines of the text in a column beside `start`."""
-    first, *others = textwrap.wrap(text, width - HELP_INDENT)
+    first, *others = textwrap.wrap(text, max(width - HELP_INDENT, HELP_INDENT))
     return [f"{start:<{HELP_INDENT}}{first}", *(" " * HELP_INDENT + line for line in others)]
 
 
@@ -105,6 +105,7 @@ class OutputOptions:
             callback=show_short_help,
             is_eager=True,
             allow_from_autoenv=False,
+            expose_value=False,
         ),
     ] = False
 

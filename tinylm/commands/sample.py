@@ -86,8 +86,6 @@ def sample(
     seed = options.seed.choose()
     prompts = read_prompts(words, options.prompt, options.generation_config(seed), console)
     has_schema = any(prompt.config.json_schema is not None for prompt in prompts)
-    if has_schema:  # one engine generates all texts
-        prompts = [replace(prompt, config=prompt.config.for_json()) for prompt in prompts]
     prompt_adapters = list(dict.fromkeys(prompt.adapter for prompt in prompts if prompt.adapter is not None))
     if prompt_adapters and adapter:
         raise UsageError("--adapter is for all prompts, but some lines name their own; leave --adapter out.")
@@ -95,7 +93,7 @@ def sample(
     # The model, with the engine that generates all texts
     loaded = open_generator(
         model,
-        options.generation.for_json() if has_schema else options.generation,
+        next((prompt.config.speed for prompt in prompts if prompt.config.json_schema), options.generation.speed),
         adapters=adapter or prompt_adapters,
         switches_adapters=bool(prompt_adapters),
         quantize=options.quantize.quantize,

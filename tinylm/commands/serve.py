@@ -5,7 +5,7 @@ import time
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions
 from tinylm.commands.sample_options import QuantizeOptions
-from tinylm.generation.generation_config import ServerConfig
+from tinylm.serving.server_config import ServerConfig
 
 EXAMPLES = """Examples:
 

@@ -41,7 +41,7 @@ CORPUS_KINDS = ("text", "pairs", "chat")
 TRAIN_ON = ("assistant", "last", "all")  # the messages of a conversation that count in the loss
 LAST = "last"  # in a run directory, the folder of the last save, which the run is resumed from
 RANK, ALPHA = Range(1, 1 << 16), Range(0, 1e6, open_low=True)
-SECONDS = Range(0, 1e30)  # of training
+TRAINED_SECONDS = Range(0, 1e30)
 MAX_TEMPLATE = 1 << 17  # characters of a chat template; published ones have up to 20,000
 
 
@@ -187,7 +187,7 @@ class Estimates:
     """
 
     steps: Annotated[int, COUNT_FROM_1]
-    seconds: Annotated[float, SECONDS]
+    seconds: Annotated[float, TRAINED_SECONDS]
     memory: Annotated[int, COUNT_FROM_0]
 
     def __post_init__(self) -> None:

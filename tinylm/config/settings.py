@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from tinylm.config.duration import parse_duration
 from tinylm.config.model import VOCABULARY, WIDTH
@@ -22,7 +22,7 @@ from tinylm.config.validation import (
     Panel,
     Range,
     Setting,
-    check_fields,
+    check_settings,
     declared_settings,
 )
 from tinylm.errors import UsageError
@@ -182,7 +182,8 @@ class SharedSettings(MachineSettings, TrainingSettings, TextSettings, BudgetSett
     force: Annotated[bool, Setting("Replace an existing run or adapter.", Panel.RUN)] = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        kind: Any = type(self)  # which may have other fields, such as the files of a call
+        check_settings(kind, {name: getattr(self, name) for name in declared_settings(kind)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +218,8 @@ class TrainSettings(SharedSettings, PresetSettings, TokenizerSettings):
 class LoRASettings(SharedSettings):
     """Settings of `tinylm.finetune_lora`: those of LoRA, and of its training."""
 
+    kind: ClassVar[str] = "lora"  # of the adapter
+
     rank: Annotated[
         int | None,
         Setting(
@@ -250,6 +253,8 @@ class LoRASettings(SharedSettings):
 @dataclass(frozen=True, kw_only=True)
 class AdapterSettings(SharedSettings):
     """Settings of `tinylm.finetune_adapter`: those of bottleneck adapters, and of their training."""
+
+    kind: ClassVar[str] = "bottleneck"  # of the adapter
 
     bottleneck: Annotated[
         int, Setting("Hidden size of each bottleneck adapter (default: 16).", Panel.ADAPTER, WIDTH)

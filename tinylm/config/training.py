@@ -62,7 +62,7 @@ def objective_for(architecture: str, corpus: str, preferred: str | None = None) 
 
 KEEP = ("best", "last")
 SEEDS = Range(0, 1 << 63, open_high=True)
-SECONDS = Range(0, 366 * 24 * 3600, open_low=True)  # of a budget
+TIME_BUDGET = Range(0, 366 * 24 * 3600, open_low=True)  # seconds
 EPOCHS, BATCH = Range(0, 1e6, open_low=True), Range(1, 1 << 20)
 MIN_AVERAGE = 1e-6  # smallest mean age of averaged weights, as a fraction of the steps; the inverse must be finite
 
@@ -76,7 +76,7 @@ class Budget:
 
     steps: Annotated[int | None, COUNT_FROM_1] = None
     epochs: Annotated[float | None, EPOCHS] = None
-    time: Annotated[float | None, SECONDS] = None
+    time: Annotated[float | None, TIME_BUDGET] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -106,7 +106,7 @@ class TrainingSettings:
             "Early stopping: stop after N evaluations without a lower validation loss.", Panel.LENGTH, COUNT_FROM_1
         ),
     ] = None
-    seed: Annotated[int, Setting("Random seed (default: 0).", Panel.MACHINE, SEEDS)] = 0
+    seed: Annotated[int | None, Setting("Random seed (default: 0).", Panel.MACHINE, SEEDS)] = None
     batch_size: Annotated[
         int | None, Setting("Sequences per optimizer step (global batch size).", Panel.OPTIMIZER, BATCH)
     ] = None
@@ -168,9 +168,9 @@ class TrainingSettings:
         ),
     ] = None
     label_smoothing: Annotated[
-        float,
+        float | None,
         Setting("Label smoothing: share of the target probability spread over all tokens.", Panel.OPTIMIZER, FRACTION),
-    ] = 0.0
+    ] = None
     mtp_weight: Annotated[
         float | None,
         Setting(
@@ -192,8 +192,9 @@ class TrainingSettings:
         int | None, Setting("Steps between log lines in metrics.jsonl.", Panel.INTERVALS, COUNT_FROM_1)
     ] = None
     log_gradients: Annotated[
-        bool, Setting("Log the gradient norm of each layer to metrics.jsonl.", Panel.INTERVALS)
-    ] = False
+        bool | None,
+        Setting("Log the gradient norm of each layer to metrics.jsonl.", Panel.INTERVALS, flags=("--log-gradients",)),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,13 +237,16 @@ class TrainingConfig(TrainingSettings):
     momentum: float = 0.95
     grad_clip: float = 1.0
     keep: str = "best"
+    label_smoothing: float = 0.0
     mtp_weight: float = 0.0
     average: float = 0.0
     eval_every: int = 100
     eval_tokens: Annotated[int, COUNT_FROM_1] = 1_000_000
     save_every: int = 100
     log_every: int = 10
+    log_gradients: bool = False
     pack: bool = True
+    seed: int = 0
 
     def effective(self) -> dict[str, Any]:
         """The settings that have an effect on this run, by name."""

@@ -102,15 +102,9 @@ def require(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raise UsageError unless the value of the setting `name` is one of the choices."""
     require(value in choices, f"`{name}` is {describe_value(value)}; it must be one of: {', '.join(choices)}.")
-
-
-def check_number(name: str, value: Any, limits: Range) -> None:
-    """Raise UsageError for a number outside of its range, and for True or False in its place."""
-    require(not isinstance(value, bool), f"`{name}` is {value}; it must be a number.")
-    require(limits.contains(value), f"`{name}` is {describe_value(value)}; it must be {limits}.")
 
 
 @functools.cache
@@ -150,8 +144,13 @@ def limits_in(annotation: Any) -> Limits | None:
 
 
 def check_fields(values: Any) -> None:
-    """As `check_settings`, for the fields of a dataclass."""
-    check_settings(type(values), vars(values))
+    """As `check_settings`, for the fields of a dataclass. A choice that cannot be `None` must be given."""
+    kind: Any = type(values)
+    check_settings(kind, vars(values))
+    types = typing.get_type_hints(kind) if any(value is None for value in vars(values).values()) else {}
+    for name, limits in limits_of(kind).items():
+        if isinstance(limits, tuple) and getattr(values, name) is None and types[name] is str:
+            check_choice(name, None, limits)
 
 
 def check_settings(kind: Any, values: Mapping[str, Any]) -> None:
@@ -166,7 +165,11 @@ def check_values(values: Mapping[str, Any], limits: Mapping[str, Limits]) -> Non
     value.
     """
     for name, value in values.items():
-        if isinstance(value, (tuple, list)):
+        choices = limits.get(name)
+        if isinstance(choices, tuple):
+            if value is not None:
+                check_choice(name, value, choices)
+        elif isinstance(value, (tuple, list)):
             most = MAX_ENTRIES.get(name, DEFAULT_MAX_ENTRIES)
             require(len(value) <= most, f"`{name}` has {len(value)} entries; it can have at most {most}.")
             for entry in value:
@@ -177,12 +180,11 @@ def check_values(values: Mapping[str, Any], limits: Mapping[str, Limits]) -> Non
 
 def _check_value(name: str, value: Any, limits: Limits | None) -> None:
     if isinstance(value, (int, float)) and isinstance(limits, Range):
-        check_number(name, value, limits)
+        require(not isinstance(value, bool), f"`{name}` is {value}; it must be a number.")
+        require(limits.contains(value), f"`{name}` is {describe_value(value)}; it must be {limits}.")
     elif isinstance(value, str):
         require(not isinstance(limits, Range), f"`{name}` is {describe_value(value)}; it must be a number.")
         _check_string(name, value)
-        if isinstance(limits, tuple):
-            check_choice(name, value, limits)
 
 
 def _check_string(name: str, value: str) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tinylm.config.training import BATCH, SEEDS
-from tinylm.config.validation import Panel, Range, Setting, check_fields, require
+from tinylm.config.validation import Panel, Range, Setting, check_fields
 from tinylm.errors import UsageError
 from tinylm.generation.generation_config import BeamSearchConfig
 
@@ -109,7 +109,3 @@ class MemorisationConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require(
-            self.min_match <= self.sample_length,
-            f"`min_match` is {self.min_match}; it must be at most `sample_length`, {self.sample_length}.",
-        )

@@ -1,17 +1,15 @@
-"""Settings of generation, and of the server: the options of `tinylm sample`, `chat` and `serve`.
+"""Settings of generation: the options of `tinylm sample` and `chat`.
 
 In the Python API, the default `seed` is 0 and not random.
 """
 
-import contextlib
-import ipaddress
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Self
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 from tinylm.config.training import SEEDS
-from tinylm.config.validation import FRACTION, Panel, Range, Setting, check_fields, require
+from tinylm.config.validation import FRACTION, Panel, Range, Setting, check_fields, check_settings, require
 from tinylm.errors import UsageError
 
 DEFAULT_TEMPERATURE = 0.8  # of a decoder
@@ -138,11 +136,6 @@ class SpeedConfig(EngineSettings):
         bool, Setting("Use the KV cache (default: yes); --no-cache is slow, for comparison.", Panel.MACHINE)
     ] = True
 
-    def for_json(self) -> Self:
-        """These settings for JSON of a schema, which torch generates. Raises UsageError if llama.cpp is required."""
-        require(self.engine != "llama.cpp", '`json_schema` needs `engine="torch"`.')
-        return replace(self, engine="torch")
-
 
 @dataclass(frozen=True, kw_only=True)
 class PromptPolicy:
@@ -172,7 +165,7 @@ class PromptPolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationConfig(SamplingSettings, BeamSearchConfig, SpeedConfig, PromptPolicy):
+class GenerationConfig(PromptPolicy, SpeedConfig, BeamSearchConfig, SamplingSettings):
     """How text is generated for one prompt. Raises UsageError for a value out of range, for an empty `stop`, for
     `stop` with `json_schema`, and as `json_grammar`.
 
@@ -219,63 +212,23 @@ class GenerationConfig(SamplingSettings, BeamSearchConfig, SpeedConfig, PromptPo
     seed: Annotated[int, SEEDS] = 0
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_settings(GenerationConfig, {name: value for name, value in vars(self).items() if name != "stop"})
         require("" not in self.stop, "`stop` is empty; give the text to stop at, or leave it out.")
         require(not self.stop or self.json_schema is None, "`stop` would cut the JSON of `json_schema`; leave it out.")
         if self.json_schema is not None:
             json_grammar(self.json_schema)
+
+    @property
+    def speed(self) -> SpeedConfig:
+        """The engine and the cache. Torch generates JSON of a schema: raises UsageError if llama.cpp is required."""
+        require(self.json_schema is None or self.engine != "llama.cpp", '`json_schema` needs `engine="torch"`.')
+        return SpeedConfig(engine=self.engine if self.json_schema is None else "torch", cache=self.cache)
 
     def sampling(self, default_temperature: float) -> SamplingConfig:
         """The settings of the sampler, with `default_temperature` if no temperature is given."""
         temperature = default_temperature if self.temperature is None else self.temperature
         settings = {field.name: getattr(self, field.name) for field in fields(SamplingSettings)}
         return SamplingConfig(**settings | {"temperature": temperature})
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """Settings of the server. Raises UsageError for a value out of range, and for an open host without a key.
-
-    host, port: the address to listen on; port 0 takes a free one.
-    api_key: required of clients as a bearer token; `None` for none, which is possible on the loopback only.
-    parallel: number of requests that are computed at the same time; others wait.
-    serving_context: tokens of a request and its answer; `None` for the model's context, at most 4,096.
-    """
-
-    host: Annotated[
-        str,
-        Setting("Address to listen on (default: 127.0.0.1, this machine only).", Panel.MACHINE, metavar="HOST"),
-    ] = "127.0.0.1"
-    port: Annotated[
-        int, Setting("Port to listen on; 0 takes a free one (default: 8080).", Panel.MACHINE, Range(0, 65_535))
-    ] = 8080
-    api_key: Annotated[
-        str | None,
-        Setting("Key that clients must send; better given as TINYLM_SERVE_API_KEY.", Panel.MACHINE, metavar="KEY"),
-    ] = None
-    parallel: Annotated[
-        int, Setting("Requests that are computed at the same time (default: 4).", Panel.MACHINE, Range(1, 256))
-    ] = 4
-    serving_context: Annotated[
-        int | None,
-        Setting(
-            "Tokens of a request and its answer (default: the model's context, at most 4096).",
-            Panel.MACHINE,
-            Range(1, 1 << 20),
-        ),
-    ] = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        require(self.api_key != "", "`api_key` is empty; give a key, or leave it out.")
-        if self.api_key is None and not _is_loopback(self.host):
-            raise UsageError(f"`host` {self.host} can be reached from other machines; give an `api_key` as well.")
-
-
-def _is_loopback(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def json_grammar(schema: Mapping[str, Any]) -> str:

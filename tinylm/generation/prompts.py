@@ -7,13 +7,13 @@ import json
 import typing
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from tinylm.config.run import DataConfig
 from tinylm.config.validation import Range, describe_value, limits_of, require
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.generation.generation_config import GenerationConfig, PromptPolicy
+from tinylm.generation.generation_config import BeamSearchConfig, GenerationConfig, PromptPolicy, SpeedConfig
 from tinylm.reporter import Reporter
 from tinylm.text.answer_spans import ChatFormat, without_marks
 from tinylm.text.chat import Conversation, parse_conversation
@@ -21,9 +21,8 @@ from tinylm.text.readers import parse_json_line, require_encodable
 from tinylm.text.tokenizer import MAX_LISTED, Tokenizer, describe_characters
 
 FORMATS = ("text", "jsonl", "lines")
-LINE_SETTINGS = {  # fields of GenerationConfig that a line of JSONL can set
-    *("max_tokens", "num_samples", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "stop", "logprobs"),
-    *("json_schema", "seed"),
+LINE_SETTINGS = {field.name for field in fields(GenerationConfig)} - {  # that a line of JSONL can set
+    field.name for kind in (BeamSearchConfig, SpeedConfig, PromptPolicy) for field in fields(kind)
 }
 LEARNED = 20  # occurrences in the training text, from which on a model continues a separator or a line break well
 NORMAL_FORMS: dict[Literal["NFC", "NFD", "NFKC", "NFKD"], str] = {

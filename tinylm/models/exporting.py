@@ -151,7 +151,6 @@ def _recorded_name(config: AdapterConfig) -> str:
 FORMATS = ("hf", "gguf", "peft")
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 DEFAULT_GGUF_DTYPE = "f16"
-TOLERANCE = 1e-4  # in fp32, relative to the largest absolute logit, or to 1 if that is larger
 
 
 @dataclass(frozen=True)

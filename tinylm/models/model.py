@@ -241,7 +241,7 @@ class Model(TextGenerator):
 
     def continue_encoded(self, encoded: EncodedPrompt, config: GenerationConfig, first_stream: int = 0) -> Continuation:
         """See `TextGenerator.continue_encoded`."""
-        speed = config if config.json_schema is None else config.for_json()
+        speed = config.speed
         engine = self._open_llama_cpp(speed) or self._torch_engine(speed.cache)
         return Continuation(engine, self.tokenizer, [encoded], config, first_stream)
 

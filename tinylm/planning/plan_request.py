@@ -8,9 +8,9 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.presets import SIZES, PresetSettings
 from tinylm.config.run import AdapterConfig, DataConfig
 from tinylm.config.sequence_growth import mean_share
-from tinylm.config.settings import SharedSettings
+from tinylm.config.settings import MachineSettings, SharedSettings
 from tinylm.config.training import MUON_OPTIMIZERS, Budget
-from tinylm.config.validation import check_choice, check_settings
+from tinylm.config.validation import check_settings
 from tinylm.errors import UsageError
 from tinylm.planning.data_shape import DataShape, Rows, TextShape
 from tinylm.planning.recipes import (
@@ -54,7 +54,7 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         check_settings(SharedSettings, self.training)
-        check_choice("compile", self.compile, ("auto", "on", "off"))
+        check_settings(MachineSettings, {"compile": self.compile})
         check_settings(PresetSettings, self.model)
         if self.size != "auto" and self.model.keys() >= SIZES[self.size].keys():
             parts = ", ".join(f"`{name}`" for name in SIZES[self.size])

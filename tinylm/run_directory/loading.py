@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tinylm.config.run import LAST, SECONDS, RunConfig, run_of
+from tinylm.config.run import LAST, TRAINED_SECONDS, RunConfig, run_of
 from tinylm.config.validation import COUNT_FROM_0
 from tinylm.errors import AdapterNotModelError, NoRunError, TinyLMError, UsageError
 from tinylm.run_directory.commit import recover_run
@@ -161,7 +161,7 @@ def summarise(path: Path) -> dict[str, Any]:
             step, seconds = state["step"], state.get("seconds")
             if type(step) is not int or not COUNT_FROM_0.contains(step):
                 raise ValueError(f"its step is {str(step)[:40]}")
-            if seconds is not None and (type(seconds) is not float or not SECONDS.contains(seconds)):
+            if seconds is not None and (type(seconds) is not float or not TRAINED_SECONDS.contains(seconds)):
                 raise ValueError(f"its seconds are {str(seconds)[:40]}")
         saved = file.stat().st_mtime
     except (OSError, ValueError, KeyError, TypeError) as error:

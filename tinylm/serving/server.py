@@ -6,9 +6,9 @@ from typing import Any
 
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.converted_model import GGUF_FOLDER, Conversion
-from tinylm.generation.generation_config import ServerConfig
 from tinylm.generation.llama_cpp import free_cores, import_llama_cpp, kept_signal_handlers
 from tinylm.kernels.allocator import share_heaps
+from tinylm.serving.server_config import ServerConfig
 from tinylm.system.cache_directory import private_folder
 
 # Of a base model: a chat continues the text of its messages, and the page completes texts.

@@ -10,7 +10,7 @@ import numpy as np
 
 from tinylm.config.run import DataConfig
 from tinylm.config.settings import TextSettings
-from tinylm.config.validation import check_settings, describe_value, require
+from tinylm.config.validation import check_settings, declared_settings, describe_value, require
 from tinylm.errors import UsageError
 from tinylm.reporter import Reporter
 from tinylm.system.files import resolve_links, temporary_folder
@@ -65,7 +65,7 @@ class TextSource(TextSettings):
     ignorable: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        check_settings(TextSettings, {name: value for name, value in vars(self).items() if name != "paths"})
+        check_settings(TextSettings, {name: getattr(self, name) for name in declared_settings(TextSettings)})
 
 
 ChatFormatOf = Callable[[TextSource], ChatFormat]  # the format of conversations in a source

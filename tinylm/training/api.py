@@ -34,7 +34,7 @@ JUST_NOW = 0.1  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listeners:
+class CallArguments:
     """The arguments of every function that trains, besides its texts and settings."""
 
     resume: PathLike | None = None
@@ -43,7 +43,7 @@ class Listeners:
 
 
 @dataclass(frozen=True)
-class TrainCall(TrainSettings, Listeners):
+class TrainCall(TrainSettings, CallArguments):
     """The arguments of `train`."""
 
     files: Files = ()
@@ -51,7 +51,7 @@ class TrainCall(TrainSettings, Listeners):
 
 
 @dataclass(frozen=True)
-class AdapterTexts(Listeners):
+class AdapterArguments(CallArguments):
     """The arguments of the functions that train an adapter, besides its settings."""
 
     files: Files = ()
@@ -60,12 +60,12 @@ class AdapterTexts(Listeners):
 
 
 @dataclass(frozen=True)
-class LoRACall(LoRASettings, AdapterTexts):
+class LoRACall(LoRASettings, AdapterArguments):
     """The arguments of `finetune_lora`."""
 
 
 @dataclass(frozen=True)
-class AdapterCall(AdapterSettings, AdapterTexts):
+class AdapterCall(AdapterSettings, AdapterArguments):
     """The arguments of `finetune_adapter`."""
 
 
@@ -85,6 +85,8 @@ def _takes(kind: Callable[P, A]) -> Callable[[Callable[[A], TrainingResult]], Ca
             return function(kind(*args, **settings))
 
         call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__annotations__ = {**types, "return": TrainingResult}
+        del call.__wrapped__
         return call
 
     return decorate
@@ -96,8 +98,8 @@ def train(call: TrainCall) -> TrainingResult:
 
     files: text files, folders, glob patterns, or - for standard input
     out: run directory to write. Default: checkpoints/<name of the first file>.
-    resume: run directory to continue from its last save, in place of a new run; only RESUMABLE_NAMES can change, and
-        with `files`, `val_data` can be given again
+    resume: run directory to continue from its last save, in place of a new run; only length, patience, intervals
+        and `parallel` can change, and with `files`, `val_data` can be given again
     callbacks: functions that are called with each event of `tinylm.training.events`
     reporter: receives notes, warnings and progress. Default: the logger `tinylm`.
 
@@ -129,7 +131,7 @@ def finetune_lora(call: LoRACall) -> TrainingResult:
     The other arguments are the options of `tinylm finetune-lora`, with the same names and defaults; see LoRASettings.
     Files, `resume`, callbacks, the reporter, the result and the errors are those of `train`.
     """
-    return _finetune(call, "lora")
+    return _finetune(call)
 
 
 @_takes(AdapterCall)
@@ -141,15 +143,15 @@ def finetune_adapter(call: AdapterCall) -> TrainingResult:
     The other arguments are the options of `tinylm finetune-adapter`, with the same names and defaults; see
     AdapterSettings. The rest is that of `finetune_lora`.
     """
-    return _finetune(call, "bottleneck")
+    return _finetune(call)
 
 
 Call = TrainCall | LoRACall | AdapterCall
 
 
-def _finetune(call: LoRACall | AdapterCall, kind: str) -> TrainingResult:
+def _finetune(call: LoRACall | AdapterCall) -> TrainingResult:
     if call.resume is not None:
-        return _run(_resume_request(call, kind, _path(call.model)), call)
+        return _run(_resume_request(call, call.kind, _path(call.model)), call)
     return _run(adapter_request(call.files, _path(call.model), _path(call.out), call), call)
 
 

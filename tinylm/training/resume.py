@@ -8,7 +8,7 @@ from pathlib import Path
 from tinylm.adapters.adapter import load_adapter_tensors
 from tinylm.config.duration import format_duration, format_duration_setting
 from tinylm.config.run import RunConfig, new_run_id, run_of
-from tinylm.config.training import SECONDS
+from tinylm.config.training import TIME_BUDGET
 from tinylm.errors import NotTrainedError, OtherRunKindError, TinyLMError, UsageError
 from tinylm.machine.device import choose_device, describe_device
 from tinylm.models.adapter import add_adapter, find_adapters, find_base_model, load_base_model, remember_base
@@ -120,7 +120,7 @@ def _describe_finished(rule: StoppingRule, state: TrainerState, seconds: float) 
         case "time":
             time = rule.budget.time
             assert time is not None
-            longer = min(2 * max(time, math.ceil(seconds + rule.reserve(state))), SECONDS.high)
+            longer = min(2 * max(time, math.ceil(seconds + rule.reserve(state))), TIME_BUDGET.high)
             return (
                 f"it was trained for {format_duration(state.seconds)}, and its `time` of "
                 f"{format_duration_setting(time)} is the total of all its sessions; "

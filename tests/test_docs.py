@@ -227,6 +227,10 @@ def test_the_changes_of_the_worked_example_apply() -> None:
             command = ["patch", "-p1", "--forward", "--dry-run", "--fuzz=0"]
             result = subprocess.run(command, cwd=ROOT, input=block.text, text=True, capture_output=True, timeout=60)
             assert result.returncode == 0, result.stdout
+            for header, hunk in re.findall(r"^(@@ .*)\n((?:[ +-].*\n|\n)+?)(?=@@|--- |\Z)", block.text, re.MULTILINE):
+                old, new = map(int, re.findall(r",(\d+)", header)[:2])  # patch ignores what is after as many lines
+                signs = [line[:1] or " " for line in hunk.splitlines()]
+                assert (len(signs) - signs.count("+"), len(signs) - signs.count("-")) == (old, new), header
 
 
 NEW_OPTION = """

@@ -102,6 +102,7 @@ def test_functions_that_train_take_the_options_of_their_commands() -> None:
             tinylm.train("one.txt", **choices)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no-such-file"):
         tinylm.train(["no-such-file"] * 2000)
+    # What mypy refuses reaches the functions from programs that it does not check.
     with pytest.raises(UsageError, match=r"`lr` is '0.1'; it must be a number\."):
         tinylm.train("one.txt", lr="0.1")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unknown settings: layer, sized"):

@@ -2,6 +2,7 @@ import itertools
 import math
 from collections import Counter
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 import tinylm.generation.sampler as module
 from tests.reference import softmax
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.generation.generation_config import SamplingConfig
+from tinylm.generation.generation_config import GenerationConfig, SamplingConfig
 from tinylm.generation.sampler import (
     Sampler,
     draw,
@@ -232,6 +233,18 @@ def test_a_value_out_of_range_is_an_error_that_names_the_setting() -> None:
         for value in values:
             with pytest.raises(UsageError, match=f"^`{name}` is {value}; it must be "):
                 SamplingConfig(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["engine", "unknown"])
+@pytest.mark.parametrize("value", [None, True, 3, [], "nonsense"])
+def test_a_choice_of_generation_is_one_of_its_words(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"^`{name}` is .*; it must be one of: "):
+        GenerationConfig(**{name: value})
+
+
+def test_a_stop_sequence_may_have_any_length_and_a_nul() -> None:
+    stop = ("\0", "x" * 10_000, *map(str, range(2000)))
+    assert GenerationConfig(stop=stop).stop == stop
 
 
 def test_logits_that_are_no_finite_numbers_are_an_error_and_excluded_tokens_are_not() -> None:

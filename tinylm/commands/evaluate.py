@@ -10,111 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tinylm.commands.console import Console
-from tinylm.commands.option_groups import command_line_flags, option, with_option_groups
+from tinylm.commands.memorisation import MemorisationOptions, check_memorisation_options, print_memorisation
+from tinylm.commands.option_groups import command_line_flags, with_option_groups
 from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions, text_source
 from tinylm.config.settings import ChatSettings, DeviceSettings, TextFileSettings, UnknownCharacterSettings
-from tinylm.config.validation import Panel
 from tinylm.distributed.launch import Launch
 from tinylm.errors import UsageError
-from tinylm.evaluation.evaluation_config import SETTINGS_BY_ARCHITECTURE, EvaluationConfig, MemorisationConfig
+from tinylm.evaluation.evaluation_config import SETTINGS_BY_ARCHITECTURE, EvaluationConfig
 
 if TYPE_CHECKING:
-    from tinylm.analysis.memorisation import CopiedText, Memorisation
     from tinylm.distributed.ranks import Ranks
     from tinylm.evaluation.result import DocumentLoss, Evaluation
     from tinylm.models.model import Model
-    from tinylm.text.corpus_loading import TextSource
-
-
-EXCERPT = 60  # characters of a match in the table
-
-
-@dataclass(frozen=True)
-class MemorisationOptions:
-    """All options of the memorisation test."""
-
-    sampled: MemorisationConfig
-    memorisation: Annotated[
-        bool,
-        option(
-            "Measure how much of the model's samples, and of held-out text, occurs verbatim in its training text.",
-            Panel.MEMORISATION,
-            None,
-            "--memorisation",
-        ),
-    ] = False
-    train_data: Annotated[
-        list[str] | None,
-        option("Training text of a model that has none recorded.", Panel.MEMORISATION, "FILE", "--train-data"),
-    ] = None
-
-
-def check_memorisation_options(ctx: typer.Context, options: MemorisationOptions, *others: object) -> None:
-    """Raise UsageError for an option on the command line that has no effect: without --memorisation, one of `options`;
-    with --memorisation, one of the option groups `others`.
-    """
-    given = command_line_flags(ctx, *(others if options.memorisation else (options,)))
-    if given:
-        flags = ", ".join(given.values())
-        with_or_without = "with" if options.memorisation else "without"
-        raise UsageError(f"{flags} has no effect {with_or_without} --memorisation; leave it out.")
-
-
-def print_memorisation(
-    console: "Console",
-    model: "Model",
-    held_out: "TextSource | None",
-    training: "TextSource | None",
-    options: MemorisationOptions,
-) -> None:
-    """Measure memorisation and print the result. held_out, training: as in `measure_memorisation`.
-
-    Raises the errors of `measure_memorisation`.
-    """
-    from tinylm.analysis.memorisation import measure_memorisation
-
-    result = measure_memorisation(model, held_out, training, options.sampled)
-    if console.as_json:
-        for record in result.to_json():
-            console.record(record)
-        return
-    _print_tables(console, result)
-
-
-def _print_tables(console: "Console", result: "Memorisation") -> None:
-    rows = [
-        (
-            source.source,
-            f"{source.samples:,}",
-            f"{source.characters:,}",
-            f"{100 * source.copied:.1f} %",
-            _interval(source),
-            f"{source.longest:,}",
-        )
-        for source in result.sources
-    ]
-    console.table(("text", "samples", "characters", "copied", "95 % interval", "longest match"), rows)
-    found = [(source.source, match) for source in result.sources for match in source.matches]
-    if not found:
-        return
-    console.result("")
-    longest = [
-        (
-            f"{match.characters:,}",
-            source,
-            f"{match.name}, line {match.line:,}",
-            repr(match.text if len(match.text) <= EXCERPT else match.text[:EXCERPT] + "..."),
-        )
-        for source, match in found
-    ]
-    console.table(("match", "in", "training text", "text"), longest)
-
-
-def _interval(source: "CopiedText") -> str:
-    if source.copied_low is None or source.copied_high is None:
-        return "-"
-    return f"{100 * source.copied_low:.1f} to {100 * source.copied_high:.1f} %"
-
 
 FIRST_OPTIONS = """
 model adapter format train_on batch_size sequence_length stride baselines by_document beams memorisation train_data

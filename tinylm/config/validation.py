@@ -6,7 +6,7 @@ Messages name a setting in backticks, as in `kv_heads`; the command layer replac
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -143,10 +143,13 @@ def limits_in(annotation: Any) -> Limits | None:
     return declared_in(annotation, Range) if setting is None else setting.values
 
 
-def check_fields(values: Any) -> None:
-    """As `check_settings`, for the fields of a dataclass. A choice that cannot be `None` must be given."""
+def check_fields(values: Any, without: Collection[str] = ()) -> None:
+    """As `check_settings`, for the fields of a dataclass. A choice that cannot be `None` must be given.
+
+    without: fields that are texts of any length and content
+    """
     kind: Any = type(values)
-    check_settings(kind, vars(values))
+    check_settings(kind, {name: value for name, value in vars(values).items() if name not in without})
     types = typing.get_type_hints(kind) if any(value is None for value in vars(values).values()) else {}
     for name, limits in limits_of(kind).items():
         if isinstance(limits, tuple) and getattr(values, name) is None and types[name] is str:

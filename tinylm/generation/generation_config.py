@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from tinylm.config.training import SEEDS
-from tinylm.config.validation import FRACTION, Panel, Range, Setting, check_fields, check_settings, require
+from tinylm.config.validation import FRACTION, Panel, Range, Setting, check_fields, require
 from tinylm.errors import UsageError
 
 DEFAULT_TEMPERATURE = 0.8  # of a decoder
@@ -212,7 +212,7 @@ class GenerationConfig(PromptPolicy, SpeedConfig, BeamSearchConfig, SamplingSett
     seed: Annotated[int, SEEDS] = 0
 
     def __post_init__(self) -> None:
-        check_settings(GenerationConfig, {name: value for name, value in vars(self).items() if name != "stop"})
+        check_fields(self, without=("stop",))
         require("" not in self.stop, "`stop` is empty; give the text to stop at, or leave it out.")
         require(not self.stop or self.json_schema is None, "`stop` would cut the JSON of `json_schema`; leave it out.")
         if self.json_schema is not None:

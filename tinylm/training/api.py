@@ -84,6 +84,7 @@ def _takes(kind: Callable[P, A]) -> Callable[[Callable[[A], TrainingResult]], Ca
                 raise TypeError(f"unknown settings: {', '.join(unknown)}")
             return function(kind(*args, **settings))
 
+        # `inspect` and `help` read the attribute, which type checkers do not know.
         call.__signature__ = signature  # type: ignore[attr-defined]
         call.__annotations__ = {**types, "return": TrainingResult}
         del call.__wrapped__

@@ -51,7 +51,7 @@ from tinylm.text.tokenizer import train_char
 from tinylm.training.execution import GraphedModel
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState
-from tinylm.training.trainer import StopTraining, Trainer, TrainerHooks, TrainingJob
+from tinylm.training.trainer import StopTraining, Trainer
 from tinylm.transformer.build import build_model
 from tinylm.transformer.decoder import Decoder
 from tinylm.transformer.stack import Transformer
@@ -93,7 +93,7 @@ def tinylm_step(
     rows: dict[str, Any] = {"batch_size": len(batch), "micro_batch": len(batch)}
     config = TrainingConfig(budget=Budget(steps=NEVER), **rows, **rates, **never)
     task: Any = SimpleNamespace(objective=lambda progress: next_token, batch=lambda number: batch, steps_per_epoch=1)
-    job = TrainingJob(model, task, build_optimizer(model, config, dtype), config, dtype, graphed=graphed)
+    optimizer = build_optimizer(model, config, dtype)
 
     def step() -> int:
         checks = iter(range(steps + 1))
@@ -103,7 +103,18 @@ def tinylm_step(
                 raise StopTraining
 
         state = TrainerState(step=1, micro_batch=len(batch))
-        Trainer(job, state, NoStore(), TrainerHooks(check_stop=stop_after_steps), started=0.0).run()
+        Trainer(
+            model=model,
+            task=task,
+            optimizer=optimizer,
+            config=config,
+            state=state,
+            store=NoStore(),
+            started=0.0,
+            dtype=dtype,
+            graphed=graphed,
+            check_stop=stop_after_steps,
+        ).run()
         return state.micro_batch
 
     return step

@@ -22,7 +22,8 @@ from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Event, Stepped
 from tinylm.training.run import TrainingRun
-from tinylm.training.trainer import Outcome, StopTraining
+from tinylm.training.state import TrainerState
+from tinylm.training.trainer import StopTraining
 from tinylm.transformer.build import build_model
 from tinylm.transformer.stack import Transformer
 
@@ -77,11 +78,11 @@ class RunSession:
         if self.until is not None and self.step >= self.until:
             raise self.end
 
-    def begin(self, config: RunConfig) -> Outcome:
+    def begin(self, config: RunConfig) -> tuple[str, TrainerState]:
         run = RunDirectory.create(self.path, config, TOKENIZER)
         return self._train(run, config, self._model(config), resume_from=None)
 
-    def resume(self, **changes: Any) -> Outcome:
+    def resume(self, **changes: Any) -> tuple[str, TrainerState]:
         """Resume as `tinylm train --resume` does, with other random numbers and a newly built model."""
         torch.manual_seed(99)
         config = read_config(self.path)
@@ -104,7 +105,9 @@ class RunSession:
         add_adapter(base, config.adapter, config.training.seed)
         return base
 
-    def _train(self, run: RunDirectory, config: RunConfig, model: Transformer, resume_from: Any) -> Outcome:
+    def _train(
+        self, run: RunDirectory, config: RunConfig, model: Transformer, resume_from: Any
+    ) -> tuple[str, TrainerState]:
         training = TrainingRun(run, config, model, TOKENIZER, self.tokens, resume_from)
         return training.train(self.report, self.check, started=time.monotonic())
 

@@ -101,7 +101,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     """Weights, optimizer, state, best weights and metrics are equal, with dropout and gradient accumulation."""
     case = CASES[name]
     config = case_config(case, adapter)
-    outcome = RunSession(tmp_path / "straight", tokens).begin(config)
+    stopped_by, state = RunSession(tmp_path / "straight", tokens).begin(config)
 
     first = RunSession(tmp_path / "resumed", tokens, case.until, case.end)
     if case.end is Killed:
@@ -110,16 +110,16 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
         with (tmp_path / "resumed" / "metrics.jsonl").open("a") as metrics:
             metrics.write('{"step": 31, "val_l')
     else:
-        assert first.begin(config).stopped_by == "signal"
+        assert first.begin(config)[0] == "signal"
     saved = last_save(tmp_path / "resumed").state["step"]
-    assert saved <= case.until < outcome.state.step
+    assert saved <= case.until < state.step
     assert (saved == case.until) == (case.end is StopTraining)
 
     second = RunSession(tmp_path / "resumed", tokens)
-    again = second.resume()
-    assert (again.stopped_by, again.state.step) == (outcome.stopped_by, outcome.state.step)
+    again_stopped_by, again = second.resume()
+    assert (again_stopped_by, again.step) == (stopped_by, state.step)
     assert contents(tmp_path / "resumed") == contents(tmp_path / "straight")
-    assert [event.step for event in second.reported(Stepped)] == list(range(saved + 1, outcome.state.step + 1))
+    assert [event.step for event in second.reported(Stepped)] == list(range(saved + 1, state.step + 1))
 
 
 @pytest.mark.parametrize("name", TWO_PASSES)

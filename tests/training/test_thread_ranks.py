@@ -97,7 +97,7 @@ def test_patience_is_decided_by_the_loss_of_all_ranks(monkeypatch: pytest.Monkey
 
         bench = Bench(budget=Budget(steps=50), patience=2, eval_every=1, lr=1e-3, ranks=ranks, validate=validate)
         monkeypatch.setattr(bench.trainer.task, "validation_batches", lambda *_: [random_batch(0, 1)] * 2)
-        return bench.run().stopped_by, bench.state.step, bench.best
+        return bench.run(), bench.state.step, bench.best
 
     one, other = in_ranks(2, train)
     assert one == other == ("patience", 5, [(0, 3.0), (1, 2.0), (3, 1.0)])

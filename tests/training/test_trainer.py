@@ -85,7 +85,8 @@ def test_a_run_of_one_step_has_a_learning_rate_above_zero(monkeypatch: pytest.Mo
     for warmup in (0.0, 0.5, 1.0):
         timed = Clock(monkeypatch).bench(10, 7, 0, 0, warmup=warmup, schedule="linear")
         for bench in (Bench(warmup=warmup, schedule="linear", lr=1e-3), timed):
-            assert bench.run().state.step == 1
+            bench.run()
+            assert bench.state.step == 1
             assert bench.reported(Logged)[0].lr > 1e-4
 
 
@@ -136,8 +137,7 @@ def test_evaluations_and_saves_happen_at_their_intervals_and_at_the_end(
     steps: int, eval_every: int, save_every: int, evaluated: list[int], saved: list[int]
 ) -> None:
     bench = Bench(budget=Budget(steps=steps), eval_every=eval_every, save_every=save_every, lr=1e-3)
-    outcome = bench.run()
-    assert (outcome.stopped_by, outcome.state.step) == ("steps", steps)
+    assert (bench.run(), bench.state.step) == ("steps", steps)
     assert [event.step for event in bench.reported(Evaluated)] == evaluated
     assert bench.saved == saved
 
@@ -156,7 +156,8 @@ def test_averaged_weights_are_validated_and_saved_while_training_continues_with_
 def test_the_best_weights_have_the_lowest_loss_and_the_first_of_equal_ones_is_kept() -> None:
     losses = iter([3.0, 2.0, 2.5, 2.0, 1.9, 4.0])
     bench = Bench(validate=lambda: next(losses), budget=Budget(steps=5), eval_every=1, lr=1e-3)
-    state = bench.run().state
+    bench.run()
+    state = bench.state
     assert bench.best == [(0, 3.0), (1, 2.0), (4, 1.9)]
     assert [event.best for event in bench.reported(Evaluated)] == [True, True, False, False, True, False]
     assert (state.best_loss, state.best_step, state.val_loss) == (1.9, 4, 4.0)
@@ -167,10 +168,9 @@ def test_the_best_weights_have_the_lowest_loss_and_the_first_of_equal_ones_is_ke
 def test_training_stops_after_patience_evaluations_without_improvement(patience: int | None, last: int) -> None:
     losses = iter([5.0, 4.0, 3.0, 3.5, 3.6, 2.9, 3.1, 3.0, 2.95, 3.0, 3.0])
     bench = Bench(validate=lambda: next(losses), budget=Budget(steps=20), eval_every=2, patience=patience, lr=1e-3)
-    outcome = bench.run()
-    assert outcome.stopped_by == ("steps" if patience is None else "patience")
+    assert bench.run() == ("steps" if patience is None else "patience")
     assert [event.step for event in bench.reported(Evaluated)] == list(range(0, last + 2, 2))
-    assert outcome.state.step == bench.saved[-1] == last
+    assert bench.state.step == bench.saved[-1] == last
 
 
 def test_each_step_minimises_the_objective_of_its_progress() -> None:

@@ -21,8 +21,7 @@ def test_a_stop_saves_the_current_step_without_an_evaluation(step: int) -> None:
             raise StopTraining
 
     bench = Bench(check_stop=check_stop, budget=Budget(steps=9), lr=1e-3, eval_every=4, save_every=4)
-    outcome = bench.run()
-    assert (outcome.stopped_by, outcome.state.step) == ("signal", step)
+    assert (bench.run(), bench.state.step) == ("signal", step)
     assert bench.saved == sorted({0, step} | ({4} if step >= 4 else set()))
     assert [event.step for event in bench.reported(Evaluated)] == [0, 4][: 1 + (step >= 4)]
 
@@ -37,7 +36,7 @@ def test_a_stop_during_an_evaluation_saves_the_state_before_it_and_nothing_durin
             return 2.0
 
         bench = Bench(validate=validate, budget=Budget(steps=9), eval_every=4, save_every=100, lr=1e-3)
-        assert bench.run().stopped_by == "signal"
+        assert bench.run() == "signal"
         state = (bench.state.step, bench.state.last_eval_step, bench.state.evals_since_best)
         assert state == ((4, 0, 0) if stopped else (0, -1, 0))
         assert (bench.saved, bench.best) == (saved, [(0, 2.0)] * stopped)
@@ -56,11 +55,10 @@ def test_a_budget_of_time_includes_start_and_exit(
     """Within 5%, with the last evaluation and save, which also follow a start that takes longer than the budget."""
     clock = Clock(monkeypatch)
     bench = clock.bench(budget, step, val, save, started=clock.now - setup)
-    outcome = bench.run()
-    assert outcome.stopped_by == "time"
-    assert bench.saved[-1] == outcome.state.step == bench.reported(Evaluated)[-1].step
+    assert bench.run() == "time"
+    assert bench.saved[-1] == bench.state.step == bench.reported(Evaluated)[-1].step
     if setup > budget:
-        assert outcome.state.step <= 1
+        assert bench.state.step <= 1
         return
     assert 0.95 * budget <= clock.now - 1000 + setup <= 1.05 * budget
     progress = [event.progress for event in bench.reported(Stepped)]

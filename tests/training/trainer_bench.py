@@ -18,7 +18,7 @@ from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Event
 from tinylm.training.execution import GraphedModel
 from tinylm.training.state import TrainerState
-from tinylm.training.trainer import Outcome, Trainer, TrainerHooks, TrainingJob
+from tinylm.training.trainer import Trainer
 from tinylm.transformer.build import build_model
 from tinylm.transformer.decoder import Decoder
 from tinylm.transformer.stack import Transformer
@@ -94,11 +94,20 @@ class Bench:
 
         validation = {"validation_batches": validation_batches, "validation_objective": validation_objective}
         task = SimpleNamespace(batch=batches, objective=lambda progress: objective, steps_per_epoch=1, **validation)
-        job = TrainingJob(self.model, cast(Any, task), optimizer(self.model), self.config, dtype, ranks, graphed)
-
-        self.hooks = TrainerHooks(self.events.append, check)
-        started = vars(trainer_module)["time"].monotonic() if started is None else started
-        self.trainer = Trainer(job, self.state, self, self.hooks, started=started)
+        self.trainer = Trainer(
+            model=self.model,
+            task=cast(Any, task),
+            optimizer=optimizer(self.model),
+            config=self.config,
+            state=self.state,
+            store=self,
+            started=vars(trainer_module)["time"].monotonic() if started is None else started,
+            dtype=dtype,
+            ranks=ranks,
+            graphed=graphed,
+            report=self.events.append,
+            check_stop=check,
+        )
 
     def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
         self.best.append((step, val_loss))
@@ -112,7 +121,7 @@ class Bench:
     def saved_step(self) -> int:
         return self.saved[-1] if self.saved else -1
 
-    def run(self) -> Outcome:
+    def run(self) -> str:
         return self.trainer.run()
 
     def reported(self, kind: type) -> list[Any]:

@@ -218,15 +218,14 @@ def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
             load_notes.step(event.step, event.progress)
 
     with stop_on_signals(session.stop_signals, session.ranks) as stop:
-        outcome = run.train(report, stop.check, started=session.started)
+        stopped_by, state = run.train(report, stop.check, started=session.started)
     session.ranks.gather(None)  # wait until rank 0 has saved the run; if it fails, all ranks fail
-    state = outcome.state
     if state.best_loss is None or state.val_loss is None:
         raise InterruptedRunError("Stopped before the first save; nothing was written.", stop.signal_number)
     return TrainingResult(
         run=run.directory.path,
         history=History.read(run.directory.path),
-        stopped_by=outcome.stopped_by,
+        stopped_by=stopped_by,
         step=state.step,
         epochs=state.step / run.task.steps_per_epoch,
         val_loss=state.val_loss,

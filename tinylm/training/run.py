@@ -45,7 +45,7 @@ from tinylm.training.parallel import load_shards, rank_shard, shard_model
 from tinylm.training.run_store import open_store
 from tinylm.training.sharded_tensors import is_sharded
 from tinylm.training.state import TrainerState, restore_optimizer
-from tinylm.training.trainer import Outcome, Trainer, TrainerHooks, TrainingJob
+from tinylm.training.trainer import Trainer
 from tinylm.transformer.decoder import Decoder
 from tinylm.transformer.stack import Transformer
 
@@ -177,10 +177,11 @@ class TrainingRun:
         check_stop: Callable[[], None] = lambda: None,
         *,
         started: float,
-    ) -> Outcome:
+    ) -> tuple[str, TrainerState]:
         """Train until the budget is used up, the validation loss stops improving, or `check_stop` raises StopTraining.
 
-        Weights, state and metrics are written to the run directory.
+        Weights, state and metrics are written to the run directory. Returns why training ended (see `Trainer.run`), and
+        the state at the end.
 
         report: called with every event
         check_stop: called between steps and between evaluation batches
@@ -238,25 +239,36 @@ class TrainingRun:
                 self.directory.append_sample(dataclasses.asdict(sampled))
                 report(sampled)
 
-        hooks = TrainerHooks(record, check_stop)
-        if self.training.log_gradients:
-            hooks.extra_metrics = lambda: {"gradient_norms": layer_gradient_norms(self.model, self.ranks)}
-
         # The loop
-        graphed = self._capture_graphs(state.micro_batch, report)
-        job = TrainingJob(self.model, self.task, optimizer, self.training, self.runtime.dtype, self.ranks, graphed)
         opened_store = open_store(self.directory, self.config, self.ranks, self.shard, saved_step, state.save_seconds)
-        with self.ranks.peer_errors(), opened_store as store, self._place_threads(hooks):
-            return Trainer(job, state, store, hooks, started=started).run()
+        with self.ranks.peer_errors(), opened_store as store:
+            trainer = Trainer(
+                model=self.model,
+                task=self.task,
+                optimizer=optimizer,
+                config=self.training,
+                state=state,
+                store=store,
+                started=started,
+                dtype=self.runtime.dtype,
+                ranks=self.ranks,
+                graphed=self._capture_graphs(state.micro_batch, report),
+                report=record,
+                check_stop=check_stop,
+            )
+            if self.training.log_gradients:
+                trainer.extra_metrics = lambda: {"gradient_norms": layer_gradient_norms(self.model, self.ranks)}
+            with self._place_threads(trainer):
+                return trainer.run(), state
 
-    def _place_threads(self, hooks: TrainerHooks) -> AbstractContextManager[object]:
+    def _place_threads(self, trainer: Trainer) -> AbstractContextManager[object]:
         """Choose the cores of this process beside busy processes, if it is the only rank and computes on a CPU."""
         threads = torch.get_num_threads()
         if self.runtime.device != "cpu" or self.ranks.size > 1 or not can_place_threads():
             return contextlib.nullcontext()
         meter = LoadMeter()
         placement = ThreadPlacement(meter.read, lambda others: slows_training(others, threads, meter.cores))
-        hooks.step_done = placement.step
+        trainer.step_done = placement.step
         return placement
 
     def _read_optimizer(self, save: LastSave) -> dict[str, Tensor]:

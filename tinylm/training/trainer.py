@@ -61,29 +61,19 @@ class StopTraining(Exception):
     """
 
 
-@dataclass(frozen=True)
-class TrainingJob:
-    """The model, task and optimizer of a training run.
+@dataclass(kw_only=True, eq=False)
+class Trainer:
+    """Trains until the budget is used up, the validation loss stops improving, or `check_stop` raises StopTraining.
+
+    With `config.average`, the averaged weights are validated and saved as the best, while training continues with the
+    current weights.
 
     task: provides the batches and the objective
+    state: updated in place
+    started: `time.monotonic()` from which the training time of this process counts
     dtype: number format of the forward and backward pass, under autocast: fp32, bf16 or fp16
     ranks: the processes that train the model together, each with a replica or a shard of it
     graphed: the model with CUDA graphs, which steps use; `None` without
-    """
-
-    model: Transformer
-    task: Task
-    optimizer: torch.optim.Optimizer
-    config: TrainingConfig
-    dtype: str = "fp32"
-    ranks: Ranks = ONE_RANK
-    graphed: GraphedModel | None = None
-
-
-@dataclass
-class TrainerHooks:
-    """Functions that a trainer calls.
-
     report: receives every event
     check_stop: called between steps and between evaluation batches; raises StopTraining to end training
     extra_metrics: called before the update of a step that is logged, when the gradients are complete; its values are
@@ -91,52 +81,32 @@ class TrainerHooks:
     step_done: called after each step with its tokens and its duration in seconds
     """
 
+    model: Transformer
+    task: Task
+    optimizer: torch.optim.Optimizer
+    config: TrainingConfig
+    state: TrainerState
+    store: Store
+    started: float
+    dtype: str = "fp32"
+    ranks: Ranks = ONE_RANK
+    graphed: GraphedModel | None = None
     report: Callable[[Event], None] = lambda event: None
     check_stop: Callable[[], None] = lambda: None
     extra_metrics: Callable[[], dict[str, Any]] = dict
     step_done: Callable[[int, float], None] = lambda tokens, seconds: None
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """How training ended. `stopped_by` is steps, epochs, time, patience, or signal."""
-
-    stopped_by: str
-    state: TrainerState
-
-
-class Trainer:
-    """Trains until the budget is used up, the validation loss stops improving, or a hook raises StopTraining.
-
-    With `config.average`, the averaged weights are validated and saved as the best, while training continues with the
-    current weights.
-
-    state: updated in place
-    started: `time.monotonic()` from which the training time of this process counts
-    """
-
-    def __init__(
-        self, job: TrainingJob, state: TrainerState, store: Store, hooks: TrainerHooks, *, started: float
-    ) -> None:
-        self.model = job.model
-        self._graphed = job.graphed
-        self.task = job.task
-        self.optimizer = job.optimizer
-        self.config = job.config
-        self.dtype = job.dtype
-        self.ranks = job.ranks
-        self.state = state
-        self.store = store
-        self.hooks = hooks
-        self.device = next(job.model.parameters()).device
-        self._batch = prefetch(job.task.batch, self.device, job.ranks)
-        self._rule = StoppingRule.of(job.config, job.task.steps_per_epoch)
-        self._sharded = is_sharded(job.model)
-        self._average = WeightAverage(job.optimizer, job.config.average) if job.config.average else None
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=job.dtype == "fp16")
+    def __post_init__(self) -> None:
+        state = self.state
+        self.device = self.model.device
+        self._batch = prefetch(self.task.batch, self.device, self.ranks)
+        self._rule = StoppingRule.of(self.config, self.task.steps_per_epoch)
+        self._sharded = is_sharded(self.model)
+        self._average = WeightAverage(self.optimizer, self.config.average) if self.config.average else None
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == "fp16")
         if state.scaler:
             self._scaler.load_state_dict(state.scaler)
-        self._started = started - state.seconds  # so that `_seconds` includes the time of earlier sessions
+        self._started = self.started - state.seconds  # so that `_seconds` includes the time of earlier sessions
         self._progress = 0.0  # the largest so far
         # Step and last_eval_step of the last save that was begun.
         self._saved = (state.step, state.last_eval_step) if state.last_eval_step >= 0 else (-1, -1)
@@ -144,8 +114,10 @@ class Trainer:
         self._pace: float | None = None  # seconds per step, mean of about the last PACE_STEPS
         self._evaluated_pace: float | None = None  # at the last evaluation
 
-    def run(self) -> Outcome:
+    def run(self) -> str:
         """Train, evaluate and save at their intervals and at the end.
+
+        Returns why training ended: steps, epochs, time, patience, or signal.
 
         Raises DivergedError for a loss, gradient or weight that is not finite, after which nothing is saved, and
         TinyLMError if memory runs out at a micro-batch of one sequence (with shards, at any) or in the optimizer, and
@@ -160,7 +132,7 @@ class Trainer:
             stopped_by = "signal"
         if self._saved != (self.state.step, self.state.last_eval_step) and self.state.last_eval_step >= 0:
             self._save()
-        return Outcome(stopped_by, self.state)
+        return stopped_by
 
     def _loop(self) -> str:
         config, state = self.config, self.state
@@ -177,7 +149,7 @@ class Trainer:
             progress = self._current_progress()
             if progress >= 1:
                 return config.budget.kind
-            self.hooks.check_stop()
+            self.check_stop()
             self._step(progress)
 
     def _current_progress(self) -> float:
@@ -223,7 +195,7 @@ class Trainer:
         set_learning_rate(self.optimizer, lr)
         self._scaler.unscale_(self.optimizer)
         logging = (state.step + 1) % config.log_every == 0
-        extra_metrics = self.hooks.extra_metrics() if logging else {}
+        extra_metrics = self.extra_metrics() if logging else {}
         norm = self._update(loss_sum)
         state.step += 1
         state.loss_sum += loss_sum
@@ -234,8 +206,8 @@ class Trainer:
         state.step_seconds += seconds
         self._pace = seconds if self._pace is None else self._pace + (seconds - self._pace) / PACE_STEPS
         self._throughput.add(batch.n_tokens)
-        self.hooks.step_done(batch.n_tokens, seconds)
-        self.hooks.report(Stepped(state.step, progress))
+        self.step_done(batch.n_tokens, seconds)
+        self.report(Stepped(state.step, progress))
         if logging:
             self._log(progress, lr, norm, extra_metrics)
 
@@ -254,7 +226,7 @@ class Trainer:
             | extra_metrics,
         )
         state.loss_sum, state.n_tokens, state.metrics, state.n_sequences = 0.0, 0, {}, 0
-        self.hooks.report(event)
+        self.report(event)
 
     def _allocate_optimizer(self) -> None:
         """Allocate the optimizer's state before any weight changes. Raises TinyLMError if memory runs out."""
@@ -273,8 +245,8 @@ class Trainer:
 
     def _free_memory(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        if self._graphed is not None:
-            self._graphed.release_graphs()  # no smaller micro-batch has one of their shapes
+        if self.graphed is not None:
+            self.graphed.release_graphs()  # no smaller micro-batch has one of their shapes
         empty_cache(self.device)
 
     def _parameters(self) -> list[torch.nn.Parameter]:
@@ -344,7 +316,7 @@ class Trainer:
             self._free_memory()
             restore_rng(rng)
             self.state.micro_batch = -(-self.state.micro_batch // 2)
-            self.hooks.report(
+            self.report(
                 Notice(
                     f"Out of memory: the micro-batch is now {self.state.micro_batch}; the effective batch is still "
                     f"{len(batch) // parts}."
@@ -382,7 +354,7 @@ class Trainer:
     ) -> tuple[float, dict[str, Any]]:
         loss_sum = torch.zeros((), device=self.device)
         metrics: dict[str, Any] = {}
-        model: LanguageModel = self.model if self._graphed is None else self._graphed
+        model: LanguageModel = self.model if self.graphed is None else self.graphed
         n_targets = batch.n_targets  # of all ranks
         self._scaler.scale(loss_sum)  # creates the scale even if this rank gets no rows
         for part, counts in micro_batches(batch, own, rows, self._sharded, self.ranks):
@@ -405,7 +377,7 @@ class Trainer:
             state.evals_since_best = 0 if best else state.evals_since_best + 1
             state.last_eval_step = state.step
             assert state.val_loss is not None
-            self.hooks.report(Evaluated(state.step, state.val_loss, best, self._seconds()))
+            self.report(Evaluated(state.step, state.val_loss, best, self._seconds()))
         state.eval_seconds = time.monotonic() - start
         self._evaluated_pace = self._pace
         self._throughput.exclude(state.eval_seconds)
@@ -443,7 +415,7 @@ class Trainer:
                     self.task.validation_objective,
                     batches,
                     dtype,
-                    lambda tokens: self.hooks.check_stop(),
+                    lambda tokens: self.check_stop(),
                     self.ranks,
                     sharded=self._sharded,
                 ).loss

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 import tinylm
 from tests.shell import story
 from tinylm.config.model import ModelConfig
-from tinylm.config.settings import MachineSettings
-from tinylm.config.training import OBJECTIVES, Budget, ObjectiveKind, TrainingConfig
+from tinylm.config.training import OBJECTIVES, ObjectiveKind, TrainingConfig
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import evaluate_loss
 from tinylm.evaluation.result import Evaluation
@@ -25,13 +24,10 @@ from tinylm.objectives.tasks import NextToken
 from tinylm.report.predictions import score_validation
 from tinylm.run_directory.loading import read_config
 from tinylm.text.batches import Batch, evaluation_batches
-from tinylm.text.corpus_loading import EvaluationTokens, TextSource
+from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.run_tokens import reopen_ids
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.training.pipeline import Session, train_run
-from tinylm.training.starting_point import NewModel
-from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.decoder import Decoder
 
 CONTEXT = 16
@@ -76,15 +72,10 @@ def test_an_objective_of_the_tables_is_trained_and_reported(tmp_path: Path, monk
     (tmp_path / "text").write_text(story(3000))
     monkeypatch.setitem(OBJECTIVES, "last-token", ObjectiveKind("text", ("decoder",)))
     monkeypatch.setitem(TASKS, "last-token", TaskKind(dataset=LastToken, evaluate=evaluate_last))
-    request = TrainingRequest(
-        start=NewModel(choices=SHAPE),
-        text=TextSource(paths=(str(tmp_path / "text"),)),
-        out=tmp_path / "run",
-        training={"objective": "last-token", "batch_size": 4, "eval_every": 3},
-        budget=Budget(steps=3),
-        machine=MachineSettings(device="cpu"),
-    )
-    result = train_run(request, Session())
+    for other in ("next-token", "chat"):  # the first objective that fits is the default
+        monkeypatch.delitem(OBJECTIVES, other)
+    settings: dict[str, Any] = {**SHAPE, "batch_size": 4, "eval_every": 3, "steps": 3, "device": "cpu"}
+    result = tinylm.train(tmp_path / "text", out=tmp_path / "run", **settings)
     resumed = tinylm.train(resume=result.run, steps=6)
     assert (result.step, resumed.step) == (3, 6)
     config = read_config(result.run)

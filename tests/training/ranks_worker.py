@@ -20,7 +20,7 @@ from tinylm.reporter import LogReporter
 from tinylm.training.events import Event, Stepped
 from tinylm.training.pipeline import Session
 from tinylm.training.resume import start_run
-from tinylm.training.training_request import adapter_request, resume_request, train_request
+from tinylm.training.training_request import TrainingRequest
 
 
 def train(runs: list[Any], ranks: Ranks) -> None:
@@ -29,16 +29,15 @@ def train(runs: list[Any], ranks: Ranks) -> None:
         settings = dict(given)
         out = Path(settings.pop("out"))
         stop_at = settings.pop("stop_at", None)
-        request: Any
         if command == "train":
-            request = train_request(files, out, TrainSettings(**settings))
+            request = TrainingRequest(settings=TrainSettings(**settings), files=files, out=out)
         elif command == "resume":
-            kind = {"finetune-lora": "lora", "finetune-adapter": "bottleneck"}.get(files)
-            request = resume_request(out, [], TrainSettings(**settings), adapter_kind=kind)
+            kinds: dict[str, Any] = {"finetune-lora": LoRASettings, "finetune-adapter": AdapterSettings}
+            request = TrainingRequest(settings=kinds.get(files, TrainSettings)(**settings), resume=out)
         else:
             model = Path(settings.pop("model"))
             chosen = LoRASettings if command == "finetune-lora" else AdapterSettings
-            request = adapter_request(files, model, out, chosen(**settings))
+            request = TrainingRequest(settings=chosen(**settings), files=files, model=model, out=out)
 
         def stop(event: Event, stop_at: int | None = stop_at) -> None:
             if isinstance(event, Stepped) and event.step == stop_at:

@@ -48,7 +48,7 @@ from tinylm.training.pipeline import Session
 from tinylm.training.resume import start_run
 from tinylm.training.run import TrainingRun, set_weights_dtype
 from tinylm.training.trainer import StopTraining
-from tinylm.training.training_request import train_request
+from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.build import build_model
 from tinylm.transformer.stack import Transformer
 
@@ -364,6 +364,6 @@ def test_a_save_that_cannot_be_recovered_is_an_error_with_its_path(
 ) -> None:
     refuse = Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
     monkeypatch.setattr(restart, "recover_last", refuse)
-    request = train_request(tmp_path / "text.txt", tmp_path / "run", TrainSettings())
+    request = TrainingRequest(settings=TrainSettings(), files=tmp_path / "text.txt", out=tmp_path / "run")
     with pytest.raises(TinyLMError, match=r"Cannot continue .*run after a restart: Read-only file system\."):
         start_run(request, Session(ranks=Ranks(job="a", restarts=1)))

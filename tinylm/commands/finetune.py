@@ -1,7 +1,5 @@
 """tinylm finetune-lora and finetune-adapter: train an adapter on a frozen base model."""
 
-from pathlib import Path
-
 import typer
 
 from tinylm.commands.option_groups import with_option_groups
@@ -29,7 +27,9 @@ def finetune_lora(
     output: OutputOptions,
 ) -> None:
     """Fine-tune a model with a LoRA adapter (Hu et al. 2021). The base model is not changed."""
-    _finetune(TrainingArguments.of(ctx, corpus, resume, run, reporting, settings), settings, model, output)
+    started = process_start()
+    given = TrainingArguments.of(ctx, corpus, resume, run, reporting, settings, model)
+    run_training(output.console(), given, started=started)
 
 
 @with_option_groups
@@ -48,18 +48,6 @@ def finetune_adapter(
 
     The base model is not changed.
     """
-    _finetune(TrainingArguments.of(ctx, corpus, resume, run, reporting, settings), settings, model, output)
-
-
-def _finetune(
-    given: TrainingArguments, settings: LoRASettings | AdapterSettings, model: Path | None, output: OutputOptions
-) -> None:
     started = process_start()
-
-    from tinylm.training.training_request import adapter_request
-
-    if given.resume is not None:
-        run_training(output.console(), given.resume_request(settings.kind, base=model), given, started=started)
-    else:
-        request = adapter_request(given.files, model, given.out, settings, given.ignorable)
-        run_training(output.console(), request, given, started=started)
+    given = TrainingArguments.of(ctx, corpus, resume, run, reporting, settings, model)
+    run_training(output.console(), given, started=started)

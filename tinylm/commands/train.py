@@ -70,12 +70,4 @@ def train(
     """
     started = process_start()
     given = TrainingArguments.of(ctx, corpus, resume, run, reporting, settings)
-
-    from tinylm.training.training_request import ResumeRequest, TrainingRequest, train_request
-
-    request: TrainingRequest | ResumeRequest
-    if given.resume is not None:
-        request = given.resume_request()
-    else:
-        request = train_request(given.files, given.out, settings, given.ignorable)
-    run_training(output.console(), request, given, started=started)
+    run_training(output.console(), given, started=started)

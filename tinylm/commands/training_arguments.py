@@ -9,12 +9,12 @@ import typer
 
 from tinylm.commands.next_steps import shell_quote
 from tinylm.commands.option_groups import option, options_from_env_or_file, reject_fixed_options
-from tinylm.config.settings import SharedSettings
+from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
 from tinylm.config.validation import Panel
 from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
-    from tinylm.training.training_request import ResumeRequest
+    from tinylm.training.training_request import TrainingRequest
 
 CorpusArgument = Annotated[
     list[str] | None,
@@ -60,22 +60,22 @@ class ReportOptions:
 class TrainingArguments:
     """The arguments of a training command.
 
-    command: for example "tinylm train".
-    files: the texts. resume: the run directory to continue. out: the run directory to write. report: the HTML file in
-        which a report is kept current. log_to: experiment trackers. dry_run: whether to print the plan only.
-    settings: the other options.
-    ignorable: names of the settings from environment variables and the --config file, which are ignored where they do
-        not apply.
+    command: for example "tinylm train"
+    report: the HTML file in which a report is kept current
+    log_to: experiment trackers
+    dry_run: whether to print the plan only
+    The others: see TrainingRequest.
     """
 
     command: str
     files: tuple[str, ...]
     resume: Path | None
+    model: Path | None
     out: Path | None
     report: Path | None
     log_to: tuple[str, ...]
     dry_run: bool
-    settings: SharedSettings
+    settings: TrainSettings | LoRASettings | AdapterSettings
     ignorable: frozenset[str]
 
     @classmethod
@@ -86,7 +86,8 @@ class TrainingArguments:
         resume: Path | None,
         run: Any,
         reporting: ReportOptions,
-        settings: SharedSettings,
+        settings: TrainSettings | LoRASettings | AdapterSettings,
+        model: Path | None = None,
     ) -> Self:
         """Collect the options of a command.
 
@@ -99,10 +100,30 @@ class TrainingArguments:
             raise UsageError(f"Name a text to train on, as in {command} corpus.txt; - is standard input.")
         if resume is not None:
             reject_fixed_options(ctx, "--resume", run)
-        ignorable = options_from_env_or_file(ctx, settings)
-        log_to = tuple(reporting.log_to or ())
         return cls(
-            command, tuple(corpus or ()), resume, run.out, reporting.report, log_to, run.dry_run, settings, ignorable
+            command=command,
+            files=tuple(corpus or ()),
+            resume=resume,
+            model=model,
+            out=run.out if resume is None else None,  # from the environment, it is for new runs
+            report=reporting.report,
+            log_to=tuple(reporting.log_to or ()),
+            dry_run=run.dry_run,
+            settings=settings,
+            ignorable=options_from_env_or_file(ctx, settings),
+        )
+
+    def request(self) -> "TrainingRequest":
+        """The run to train. Raises the errors of TrainingRequest."""
+        from tinylm.training.training_request import TrainingRequest
+
+        return TrainingRequest(
+            settings=self.settings,
+            files=self.files,
+            resume=self.resume,
+            model=self.model,
+            out=self.out,
+            ignorable=self.ignorable,
         )
 
     def line_hint(self) -> str | None:
@@ -121,15 +142,3 @@ class TrainingArguments:
             return None
         command = f"{self.command} {shell_quote(file)} --format lines"
         return f"{file} is a list of short lines. If each is a text of its own, such as a name: {command}"
-
-    def resume_request(self, adapter_kind: str | None = None, base: Path | None = None) -> "ResumeRequest":
-        """The request to continue the run `resume`. adapter_kind, base: as in ResumeRequest.
-
-        Raises UsageError for a setting that cannot change when a run is resumed.
-        """
-        from tinylm.training.training_request import resume_request
-
-        assert self.resume is not None
-        return resume_request(
-            self.resume, self.files, self.settings, self.ignorable, adapter_kind=adapter_kind, base=base
-        )

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tinylm.text.tokenizer import Tokenizer
     from tinylm.training.events import Event
     from tinylm.training.pipeline import TrainingResult
-    from tinylm.training.training_request import ResumeRequest, TrainingRequest
 
 SAMPLE_TOKENS = 120  # of the sample at the end, on a terminal
 SAMPLE_SECONDS, SAMPLE_SHARE = 2.0, 0.02  # the most that it may take, and of a time budget
@@ -46,16 +45,11 @@ def process_start() -> float:
     return time.monotonic() - time.process_time()
 
 
-def run_training(
-    console: Console,
-    request: "TrainingRequest | ResumeRequest",
-    given: TrainingArguments,
-    *,
-    started: float,
-) -> None:
+def run_training(console: Console, given: TrainingArguments, *, started: float) -> None:
     """Train while showing progress; then print the path of the run, or with --json the result.
 
-    given: the command, the report file and the trackers. With `given.dry_run`, only the plan of a new run is printed.
+    With `given.dry_run`, only the plan of a new run is printed.
+
     started: the `time.monotonic()` at which the process started.
 
     Raises UsageError for a report or a tracker that cannot be used, InterruptedRunError if a signal stopped training,
@@ -68,24 +62,25 @@ def run_training(
     from tinylm.report.trackers import TrackerCallback
     from tinylm.training.pipeline import Session, plan_run
     from tinylm.training.resume import start_run
-    from tinylm.training.training_request import TrainingRequest
+
+    request = given.request()
 
     def open_listeners() -> "list[LiveReport | TrackerCallback]":
         trackers = [TrackerCallback(name, console) for name in dict.fromkeys(given.log_to)]
         return [*trackers, *([] if given.report is None else [LiveReport(given.report, console)])]
 
     launch = Launch.of(os.environ)
-    if launch.rank == 0 and isinstance(request, TrainingRequest) and (hint := given.line_hint()) is not None:
+    if launch.rank == 0 and request.resume is None and (hint := given.line_hint()) is not None:
         console.note(hint)
-    if given.dry_run and isinstance(request, TrainingRequest):
+    if given.dry_run and request.resume is None:
         if launch.rank > 0:
             return
         open_listeners()  # raises the errors of training
         torch.set_num_threads(machine_threads(launch))
         prepared = plan_run(request, console, launch)
         show_plan(console, prepared.plan, prepared.config, prepared.trainable_parameters, as_result=True)
-        if request.show_examples:
-            _show_examples(console, prepared.examples(request.show_examples))
+        if given.settings.show_examples:
+            _show_examples(console, prepared.examples(given.settings.show_examples))
         return
     with contextlib.ExitStack() as stack, join_ranks(launch, console) as ranks, TrainingDisplay(console) as display:
         listeners = open_listeners() if ranks.is_first else []

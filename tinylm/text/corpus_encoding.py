@@ -18,6 +18,7 @@ from tinylm.config.settings import TextSettings
 from tinylm.config.validation import check_settings
 from tinylm.errors import TinyLMError, UnknownCharactersError, UsageError
 from tinylm.system.cache_directory import private_folder
+from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import CHAT_ENCODING
 from tinylm.text.compression import Progress, no_progress
@@ -69,6 +70,11 @@ class SplitCorpus:
     def is_drawn(self) -> bool:
         """Whether the validation text is drawn from the records of `corpus`."""
         return self.val_records > 0 and self.val_corpus is None
+
+    @property
+    def chat(self) -> ChatFormat | None:
+        """The format of conversations; `None` for other texts."""
+        return self.corpus.chat if isinstance(self.corpus, ChatCorpus) else None
 
     @property
     def characters(self) -> int:

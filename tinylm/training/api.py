@@ -18,14 +18,7 @@ from tinylm.errors import InterruptedRunError
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.training.pipeline import EventCallback, Session, TrainingResult
 from tinylm.training.resume import start_run
-from tinylm.training.training_request import (
-    Files,
-    ResumeRequest,
-    TrainingRequest,
-    adapter_request,
-    resume_request,
-    train_request,
-)
+from tinylm.training.training_request import Files, TrainingRequest
 
 PathLike = str | Path
 P = ParamSpec("P")
@@ -116,9 +109,7 @@ def train(call: TrainCall) -> TrainingResult:
     that is not finite, TinyLMError if the run cannot be written or does not fit in memory, or if another process fails,
     KeyboardInterrupt for a second Ctrl-C or one before the first save, and TypeError for unknown settings.
     """
-    if call.resume is not None:
-        return _run(_resume_request(call), call)
-    return _run(train_request(call.files, _path(call.out), call), call)
+    return _run(call)
 
 
 @_takes(LoRACall)
@@ -132,7 +123,7 @@ def finetune_lora(call: LoRACall) -> TrainingResult:
     The other arguments are the options of `tinylm finetune-lora`, with the same names and defaults; see LoRASettings.
     Files, `resume`, callbacks, the reporter, the result and the errors are those of `train`.
     """
-    return _finetune(call)
+    return _run(call, call.model)
 
 
 @_takes(AdapterCall)
@@ -144,28 +135,18 @@ def finetune_adapter(call: AdapterCall) -> TrainingResult:
     The other arguments are the options of `tinylm finetune-adapter`, with the same names and defaults; see
     AdapterSettings. The rest is that of `finetune_lora`.
     """
-    return _finetune(call)
+    return _run(call, call.model)
 
 
 Call = TrainCall | LoRACall | AdapterCall
 
 
-def _finetune(call: LoRACall | AdapterCall) -> TrainingResult:
-    if call.resume is not None:
-        return _run(_resume_request(call, call.kind, _path(call.model)), call)
-    return _run(adapter_request(call.files, _path(call.model), _path(call.out), call), call)
-
-
-def _resume_request(call: Call, adapter_kind: str | None = None, base: Path | None = None) -> ResumeRequest:
-    assert call.resume is not None
-    return resume_request(
-        Path(call.resume), call.files, call, out=_path(call.out), adapter_kind=adapter_kind, base=base
-    )
-
-
-def _run(request: TrainingRequest | ResumeRequest, call: Call) -> TrainingResult:
+def _run(call: Call, model: PathLike | None = None) -> TrainingResult:
     launch = Launch.of(os.environ)
     started = _call_start()
+    request = TrainingRequest(
+        settings=call, files=call.files, resume=_path(call.resume), model=_path(model), out=_path(call.out)
+    )
     try:
         reporter = call.reporter or LogReporter()
         with join_ranks(launch, reporter) as ranks:

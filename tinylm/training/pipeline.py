@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from tinylm.config.run import Estimates, RunConfig, TokenizerConfig, new_run_id
 from tinylm.config.training import corpora_of
@@ -33,7 +33,7 @@ from tinylm.training.events import Event, Examples, Planned, Started, Stepped
 from tinylm.training.graceful_stop import stop_on_signals
 from tinylm.training.run import TrainingRun
 from tinylm.training.shared_run import receive_run, share_run
-from tinylm.training.starting_point import InitialModel
+from tinylm.training.starting_point import StartingPoint, default_out, find_source, load_start
 from tinylm.training.training_request import TrainingRequest
 
 if TYPE_CHECKING:
@@ -116,21 +116,18 @@ class TrainingResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """A new run before its directory is written to `out`."""
+    """A new run before its directory is written."""
 
-    out: Path
     plan: Plan
     config: RunConfig
-    model: InitialModel
+    start: StartingPoint
     tokenizer: Tokenizer
     tokens: TokenFolder
 
     @property
     def trainable_parameters(self) -> int:
         """The number of trainable parameters."""
-        if self.model.network is None:
-            return self.plan.parameters
-        return sum(parameter.numel() for parameter in self.model.network.parameters() if parameter.requires_grad)
+        return self.start.trainable_parameters(self.plan.model)
 
     def examples(self, number: int) -> tuple[MarkedText, ...]:
         """The first `number` training conversations, split into text that counts in the loss and text that does not.
@@ -141,15 +138,15 @@ class PreparedRun:
             raise UsageError("`show_examples` is for conversations, and the text has none; leave it out.")
         return marked_examples(ChatTokens(self.tokens.train), self.tokenizer, number)
 
-    def create(self, ranks: Ranks) -> TrainingRun:
+    def create(self, out: Path, ranks: Ranks) -> TrainingRun:
         """Write the new run directory, which appears at `out` with the first save, and build the model.
 
         Raises SaveError if the directory cannot be written.
         """
-        directory = RunDirectory.create(self.out, self.config, self.tokenizer)
+        directory = RunDirectory.create(out, self.config, self.tokenizer)
         if self.config.adapter is not None:
             remember_base(self.config.adapter.base_digest, Path(self.config.adapter.base))
-        network = self.model.build(self.plan.model, self.plan.training.seed)
+        network = self.start.build(self.plan.model, self.plan.training.seed)
         parallel = self.plan.parallel
         return TrainingRun(directory, self.config, network, self.tokenizer, self.tokens, ranks=ranks, parallel=parallel)
 
@@ -159,12 +156,14 @@ def plan_run(request: TrainingRequest, reporter: Reporter, launch: Launch | None
 
     Raises UsageError for settings and files that cannot be used, and TinyLMError for a run that does not fit in memory.
     """
-    setup = _Setup.of(request, reporter, launch or Launch())
-    out = setup.out
-    if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())) and not request.force:
+    launch = launch or Launch()
+    machine = _machine_of(request, reporter, launch)
+    source, out = _paths_of(request, reporter)
+    is_free = not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir()))
+    if not is_free and not request.settings.force:
         reporter.note(f"{out} already exists; set `force` to replace it, or choose another `out`.")
     with temporary_folder() as folder:
-        return setup.prepare(folder)
+        return prepare(request, machine, source, folder, reporter, launch.size)
 
 
 def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
@@ -176,16 +175,111 @@ def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
     """
     if not session.ranks.is_first:
         return train_to_end(receive_run(session.ranks), session)
-    setup = _Setup.of(request, session.reporter, session.ranks.launch, session.ranks.job)
-    with reserve(setup.out, request.force) as staging:
-        prepared = setup.prepare(staging)
+    ranks, reporter = session.ranks, session.reporter
+    machine = _machine_of(request, reporter, ranks.launch)
+    source, out = _paths_of(request, reporter)
+    with reserve(out, request.settings.force) as staging:
+        prepared = prepare(request, machine, source, staging, reporter, ranks.size, ranks.job)
         session.report(Planned(prepared.plan, prepared.config, prepared.trainable_parameters))
-        if request.show_examples:
-            session.report(Examples(prepared.examples(request.show_examples)))
-        run = prepared.create(session.ranks)
+        if request.settings.show_examples:
+            session.report(Examples(prepared.examples(request.settings.show_examples)))
+        run = prepared.create(out, ranks)
         note_sharding(run, session)
-        share_run(run, session.ranks)
+        share_run(run, ranks)
         return train_to_end(run, session)
+
+
+def _machine_of(request: TrainingRequest, reporter: Reporter, launch: Launch) -> Machine:
+    """The machine that the request chooses, with the memory that one process of `launch` may use."""
+    machine = choose_machine(request.settings.device, request.settings.dtype, reporter)
+    if machine.device == "cpu" and machine.free_memory is not None:
+        machine = replace(machine, free_memory=machine.free_memory // launch.local_size)
+    processes = f" in {launch.size} processes" if launch.size > 1 else ""
+    reporter.note(f"On {machine.reasons}{processes}.")
+    return machine
+
+
+def _paths_of(request: TrainingRequest, reporter: Reporter) -> tuple[Path | None, Path]:
+    """The model to load, `None` for a new one, and the run directory to write.
+
+    Raises UsageError if the model does not exist, and if the run would replace it.
+    """
+    source = find_source(request, reporter)
+    out = request.out or default_out(request, source)
+    if source is not None and resolve_links(out) == resolve_links(source):
+        raise UsageError(f"{out} is the base model, which is never written to; choose another `out`.")
+    return source, out
+
+
+def prepare(
+    request: TrainingRequest,
+    machine: Machine,
+    source: Path | None,
+    staging: Path,
+    reporter: Reporter,
+    processes: int = 1,
+    job: str | None = None,
+) -> PreparedRun:
+    """Load the model, read and encode the text, and plan.
+
+    source: the model to load; `None` for a new one
+    staging: the folder for the tokens of standard input
+    processes: number of ranks
+    job: random id of a torchrun command, the same after its restarts (see Rendezvous); `None` without torchrun
+
+    Raises UsageError for settings and text that cannot be used, and TinyLMError if training would run out of memory.
+    """
+    # The model to start from, or the choices for a new one
+    start = load_start(request, source)
+
+    # The text, its split, its tokenizer and its tokens
+    kinds = corpora_of(start.architecture)
+    split = load_text(
+        request.text, staging, kinds[0], reporter, start.chat_format if ChatCorpus.kind in kinds else None
+    )
+    tokenizer = start.fit_tokenizer(split, request.budget.time if request.budget else None, reporter)
+    split = handle_unknown_characters(
+        split, tokenizer, request.text.unknown, reporter, vocabulary_owner=start.vocabulary_owner, model=source
+    )
+    tokens, data = encode_text(split, tokenizer, staging, reporter)
+
+    # The plan, and the configuration of the run
+    plan = plan_training(
+        machine,
+        PlanRequest(
+            data=data,
+            vocab_size=tokenizer.vocab_size,
+            shape=data_shape(data, tokens, tokenizer.end_of_text_id),
+            model=start.choices,
+            training=request.training,
+            budget=request.budget,
+            compile=request.settings.compile,
+            base=start.base,
+            base_loading_bytes=start.loading_bytes,
+            parallel=request.settings.parallel,
+            ranks=processes,
+            adapter=start.adapter,
+        ),
+    )
+    if plan.shortage is not None:
+        raise TinyLMError(plan.shortage)
+    config = RunConfig.new(
+        id=new_run_id(),
+        model=plan.model,
+        tokenizer=TokenizerConfig(
+            kind=tokenizer.kind,
+            sha256=tokenizer.sha256,
+            special=tokenizer.special,
+            chat_template=split.chat.template.source if split.chat else start.chat_template,
+        ),
+        data=data,
+        training=plan.training,
+        runtime=replace(plan.runtime, job=job),
+        adapter=start.adapter,
+        family=start.family,
+        planned=Estimates(steps=plan.steps, seconds=plan.seconds, memory=plan.memory),
+    )
+    return PreparedRun(plan=plan, config=config, start=start, tokenizer=tokenizer, tokens=tokens)
 
 
 def note_sharding(run: TrainingRun, session: Session) -> None:
@@ -254,106 +348,3 @@ def _load_notes(run: TrainingRun, session: Session) -> LoadNotes | None:
         timed=run.training.budget.time is not None,
         planned_steps=None if planned is None else planned.steps,
     )
-
-
-@dataclass(frozen=True)
-class _Setup:
-    """A request, with the machine and the paths.
-
-    source: the model to load; `None` for a new one
-    out: the run directory to write
-    job: random id of a torchrun command, the same after its restarts (see Rendezvous); `None` without torchrun
-    processes: number of ranks
-    """
-
-    request: TrainingRequest
-    machine: Machine
-    source: Path | None
-    out: Path
-    reporter: Reporter
-    job: str | None
-    processes: int
-
-    @classmethod
-    def of(cls, request: TrainingRequest, reporter: Reporter, launch: Launch, job: str | None = None) -> Self:
-        """Choose the machine and the paths.
-
-        Raises UsageError if they cannot be used, and if the run would replace the base model.
-        """
-        machine = choose_machine(request.machine.device, request.machine.dtype, reporter)
-        if machine.device == "cpu" and machine.free_memory is not None:
-            machine = replace(machine, free_memory=machine.free_memory // launch.local_size)
-        processes = f" in {launch.size} processes" if launch.size > 1 else ""
-        reporter.note(f"On {machine.reasons}{processes}.")
-        source = request.start.find_source(reporter)
-        out = request.out or request.start.default_out(source, request.text)
-        if source is not None and resolve_links(out) == resolve_links(source):
-            raise UsageError(f"{out} is the base model, which is never written to; choose another `out`.")
-        return cls(request, machine, source, out, reporter, job, launch.size)
-
-    def prepare(self, staging: Path) -> PreparedRun:
-        """Load the model, read and encode the text, and plan. The tokens of standard input are written to `staging`.
-
-        Raises UsageError for settings and text that cannot be used, and TinyLMError if training would run out of
-        memory.
-        """
-        request, reporter = self.request, self.reporter
-
-        # The model to start from, or the choices for a new one
-        model = request.start.load(self.source, request.training.get("seed", 0))
-
-        # The text, its split and its tokens
-        kinds = corpora_of(model.architecture)
-        choose_chat_format = model.choose_chat_format if ChatCorpus.kind in kinds else None
-        split = load_text(request.text, staging, kinds[0], reporter, choose_chat_format)
-        tokenizer = request.start.fit_tokenizer(model, split, request.budget, reporter)
-        unknown = request.text.unknown
-        split = handle_unknown_characters(
-            split, tokenizer, unknown, reporter, vocabulary_owner=model.vocabulary_owner, model=self.source
-        )
-        tokens, data = encode_text(split, tokenizer, staging, reporter)
-
-        # The plan, and the configuration of the run
-        plan = plan_training(
-            self.machine,
-            PlanRequest(
-                data=data,
-                vocab_size=tokenizer.vocab_size,
-                shape=data_shape(data, tokens, tokenizer.end_of_text_id),
-                model=request.start.choices,
-                training=request.training,
-                budget=request.budget,
-                compile=request.machine.compile,
-                base=model.config,
-                base_loading_bytes=model.loading_bytes,
-                parallel=request.machine.parallel,
-                ranks=self.processes,
-                adapter=model.adapter,
-            ),
-        )
-        if plan.shortage is not None:
-            raise TinyLMError(plan.shortage)
-        config = RunConfig.new(
-            id=new_run_id(),
-            model=plan.model,
-            tokenizer=TokenizerConfig(
-                kind=tokenizer.kind,
-                sha256=tokenizer.sha256,
-                special=tokenizer.special,
-                chat_template=model.chat_template,
-            ),
-            data=data,
-            training=plan.training,
-            runtime=replace(plan.runtime, job=self.job),
-            adapter=model.adapter,
-            family=model.family,
-            planned=Estimates(steps=plan.steps, seconds=plan.seconds, memory=plan.memory),
-        )
-        return PreparedRun(
-            out=self.out,
-            plan=plan,
-            config=config,
-            model=model,
-            tokenizer=tokenizer,
-            tokens=tokens,
-        )

@@ -26,14 +26,14 @@ from tinylm.training.parallel import rank_memory, rank_shard, restore_rows
 from tinylm.training.pipeline import Session, TrainingResult, note_sharding, train_run, train_to_end
 from tinylm.training.run import TrainingRun
 from tinylm.training.shared_run import receive_run, share_run
-from tinylm.training.starting_point import NewAdapter
+from tinylm.training.starting_point import default_out, find_source
 from tinylm.training.state import StoppingRule, TrainerState
-from tinylm.training.training_request import ResumeRequest, TrainingRequest
+from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.stack import Transformer
 
 
-def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
-    """Continue a run with its recorded settings, except for those in the request.
+def resume_run(saved: Path, request: TrainingRequest, session: Session) -> TrainingResult:
+    """Continue the run at `saved` with its recorded settings, except for those in the request.
 
     A run that is finished by its steps, epochs or patience is not trained further; a warning names the setting that
     extends it, and its result is returned.
@@ -44,8 +44,8 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
     """
     if not session.ranks.is_first:
         return train_to_end(receive_run(session.ranks), session)
-    path = run_of(find_run(request.run, session.reporter))
-    base = request.base and find_model(request.base, session.reporter)
+    path = run_of(find_run(saved, session.reporter))
+    base = request.model and find_model(request.model, session.reporter)
     config = read_config(path)
     if config.training is None or config.runtime is None or config.data is None:
         raise NotTrainedError(path)
@@ -63,13 +63,13 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
         free = rank_memory(device, session.ranks)  # before the save is loaded
         save = directory.load_last(config)
         tokenizer = read_tokenizer(path, config)
-        if request.text is None:
+        if not request.paths:
             tokens = reopen_tokens(path, config.data, tokenizer)
         else:
             tokens = encode_recorded_text(
                 path, config.data, tokenizer, request.text, session.reporter, config.tokenizer.chat_template
             )
-        plan = plan_resumed(config, tokens, tokenizer, free, request.parallel, session.ranks.size)
+        plan = plan_resumed(config, tokens, tokenizer, free, request.settings.parallel, session.ranks.size)
         training = replace(config.training, budget=request.budget or config.training.budget, **request.training)
         config = replace(config, training=training, id=config.id or new_run_id())
         state = TrainerState.from_json(save.state)
@@ -138,24 +138,24 @@ def _describe_finished(rule: StoppingRule, state: TrainerState, seconds: float) 
     return None
 
 
-def start_run(request: TrainingRequest | ResumeRequest, session: Session) -> TrainingResult:
+def start_run(request: TrainingRequest, session: Session) -> TrainingResult:
     """Train a new run or resume one. A new run that this torchrun command saved before a restart is resumed.
 
     Raises the errors of `train_run` and `resume_run`, and TinyLMError if the file system fails while an interrupted
     save of that run is recovered.
     """
-    if isinstance(request, TrainingRequest) and session.ranks.is_first and session.ranks.restarts:
+    if request.resume is None and session.ranks.is_first and session.ranks.restarts:
         request = _saved_before_restart(request, session) or request
-    return train_run(request, session) if isinstance(request, TrainingRequest) else resume_run(request, session)
+    return train_run(request, session) if request.resume is None else resume_run(request.resume, request, session)
 
 
-def _saved_before_restart(request: TrainingRequest, session: Session) -> ResumeRequest | None:
-    """A request to resume the run at the path of `request`; `None` if this torchrun command has not saved one there.
+def _saved_before_restart(request: TrainingRequest, session: Session) -> TrainingRequest | None:
+    """A request to resume the run that `request` began; `None` if this torchrun command has not saved one at its path.
 
     Raises TinyLMError if the file system fails while an interrupted save is recovered.
     """
-    source = request.start.find_source(session.reporter)
-    out = request.out or request.start.default_out(source, request.text)
+    source = find_source(request, session.reporter)
+    out = request.out or default_out(request, source)
     try:
         with lock_run(out):
             recover_run(out)
@@ -167,8 +167,5 @@ def _saved_before_restart(request: TrainingRequest, session: Session) -> ResumeR
         raise TinyLMError(f"Cannot continue {out} after a restart: {error.strerror or error}.") from error
     if config.runtime is None or config.runtime.job != session.ranks.job or not (out / "last").is_dir():
         return None
-    base: Path | None = None
-    if isinstance(request.start, NewAdapter):
-        base = request.start.base
-    kind = config.adapter.kind if config.adapter else None
-    return ResumeRequest(run=out, adapter_kind=kind, base=base, parallel=request.machine.parallel)
+    kind = type(request.settings)
+    return TrainingRequest(settings=kind(parallel=request.settings.parallel), resume=out, model=request.model)

@@ -1,7 +1,8 @@
-"""Requests for a new or a resumed training run, made from settings by name."""
+"""What the caller of a training command or function gives: settings, texts and paths."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,6 @@ from tinylm.config.settings import (
     AdapterSettings,
     BudgetSettings,
     LoRASettings,
-    MachineSettings,
-    SharedSettings,
     TextSettings,
     TrainSettings,
     given_settings,
@@ -24,179 +23,98 @@ from tinylm.config.settings import (
 from tinylm.config.training import Budget, TrainingSettings
 from tinylm.errors import UsageError
 from tinylm.text.corpus_loading import TextSource
-from tinylm.training.starting_point import (
-    AdapterMethod,
-    BottleneckMethod,
-    LoRAMethod,
-    NewAdapter,
-    NewModel,
-    StartingPoint,
-    TrainedModel,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingRequest:
-    """A new run.
-
-    start: a new model, the weights of a trained model, or a base model with a new adapter
-    out: run directory to write, by default that of `start.default_out`; `force` replaces an existing run there
-    training: the given fields of TrainingConfig, and `warmup_steps`; other fields are planned
-    budget: by default, training ends when the validation loss stops improving, or after ten minutes
-    show_examples: number of training conversations in the event Examples
-    """
-
-    start: StartingPoint
-    text: TextSource
-    out: Path | None = None
-    force: bool = False
-    training: Mapping[str, Any] = field(default_factory=dict)
-    budget: Budget | None = None
-    machine: MachineSettings = field(default_factory=MachineSettings)
-    show_examples: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResumeRequest:
-    """A run that continues from its last save.
-
-    run: run directory
-    adapter_kind: lora or bottleneck if the run trains an adapter, `None` if it trains a model
-    text: the text of the run, if its encoded tokens are neither in the cache nor in the run
-    base: the base model of an adapter; by default, the one that `find_base_model` finds
-    training: fields of TrainingConfig to change: INTERVAL_NAMES and `patience`
-    budget: replaces that of the run
-    parallel: auto, ddp or fsdp; independent of earlier sessions
-    """
-
-    run: Path
-    adapter_kind: str | None = None
-    text: TextSource | None = None
-    base: Path | None = None
-    training: Mapping[str, Any] = field(default_factory=dict)
-    budget: Budget | None = None
-    parallel: str = "auto"
-
 
 Files = str | Path | Sequence[str | Path]
 
 
-def train_request(
-    files: Files, out: Path | None, settings: TrainSettings, ignorable: Collection[str] = ()
-) -> TrainingRequest:
-    """A request to train a model.
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest:
+    """A run to train, new or resumed.
 
+    settings: those of a model, or of an adapter on `model`
+    files: the texts. To resume a run, they are needed only if its encoded tokens are neither in the cache nor in it.
+    resume: the run directory to continue; `None` for a new run
+    model: the base model of an adapter. Default: the newest model; to resume, the one that `find_base_model` finds.
+    out: run directory to write. Default: see `default_out`.
     ignorable: names of settings that are ignored where they do not apply, such as those from the environment
 
     Raises UsageError for settings that contradict each other, or that do not apply and are not ignorable.
     """
-    chosen = given_settings(settings)
-    init_from, extend_vocab = chosen.get("init_from"), chosen.get("extend_vocab", False)
-    if init_from is not None:
-        fixed = {"tokenizer", "vocab_size", *MODEL_NAMES}
-        chosen = reject_fixed_settings(chosen, "init_from", fixed, ignorable)
-    elif extend_vocab:
-        raise UsageError("`extend_vocab` extends the vocabulary of an existing model; name it with `init_from`.")
-    if chosen.get("unknown") == "skip" and "unknown" not in ignorable:
-        if extend_vocab:
+
+    settings: TrainSettings | LoRASettings | AdapterSettings
+    files: Files = ()
+    resume: Path | None = None
+    model: Path | None = None
+    out: Path | None = None
+    ignorable: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        given = self.given
+        self.budget  # noqa: B018, raises an error for several budgets
+        if self.resume is not None:
+            return
+        if not self.paths:
+            raise UsageError("There is no text to train on; name files or folders, or - for standard input.")
+        if given.get("extend_vocab") and "init_from" not in given:
+            raise UsageError("`extend_vocab` extends the vocabulary of an existing model; name it with `init_from`.")
+        if isinstance(self.settings, TrainSettings) and given.get("unknown") == "skip":
+            self._check_skipping()
+
+    def _check_skipping(self) -> None:
+        if "unknown" in self.ignorable:
+            return
+        if "extend_vocab" in self.given:
             raise UsageError('`extend_vocab` and `unknown="skip"` contradict each other; give one of them.')
-        if init_from is None and chosen.get("tokenizer") in (None, "auto", "char", "bpe"):
+        if "init_from" not in self.given and self.given.get("tokenizer") in (None, "auto", "char", "bpe"):
             raise UsageError(
                 "`unknown` is for a given vocabulary, that of `init_from` or of `tokenizer=PATH`; leave it out."
             )
-    start: StartingPoint
-    if init_from is not None:
-        start = TrainedModel(run=Path(init_from), extend_vocab=extend_vocab)
-    else:
-        choices = _select(chosen, MODEL_NAMES)
-        if "local_layers" in choices:
-            choices["local_layers"] = tuple(choices["local_layers"])
-        start = NewModel(choices=choices, **_select(chosen, ("tokenizer", "vocab_size")))
-    return _request(start, files, out, chosen, ignorable)
 
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """The settings that differ from their defaults and apply, by name."""
+        given = given_settings(self.settings)
+        if self.resume is not None:
+            given |= {} if self.out is None else {"out": self.out}
+            resumable = RESUMABLE_NAMES | ({"val_data"} if self.paths else set())
+            return reject_fixed_settings(given, "resume", given.keys() - resumable, self.ignorable)
+        if "init_from" in given:
+            fixed = {"tokenizer", "vocab_size", *MODEL_NAMES}
+            return reject_fixed_settings(given, "init_from", fixed, self.ignorable)
+        return given
 
-def adapter_request(
-    files: Files,
-    model: Path | None,
-    out: Path | None,
-    settings: LoRASettings | AdapterSettings,
-    ignorable: Collection[str] = (),
-) -> TrainingRequest:
-    """A request to train a LoRA adapter or bottleneck adapters on `model`; otherwise as `train_request`."""
-    chosen = given_settings(settings)
-    method: AdapterMethod
-    if isinstance(settings, LoRASettings):
-        if isinstance(settings.target, str):
-            chosen["target"] = (settings.target,)
-        parts = ("rank", "alpha", "rank_stabilised", "share_b", "dropout", "target")
-        method = LoRAMethod(**_select(chosen, parts))
-    else:
-        method = BottleneckMethod(**_select(chosen, ("bottleneck", "dropout")))
-    return _request(NewAdapter(method=method, base=model), files, out, chosen, ignorable)
+    def select(self, names: Collection[str]) -> dict[str, Any]:
+        """The given settings with these names."""
+        return {name: value for name, value in self.given.items() if name in names}
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The texts, as `TextSource.paths`."""
+        return (str(self.files),) if isinstance(self.files, str | Path) else tuple(map(str, self.files))
 
-def _request(
-    start: StartingPoint, files: Files, out: Path | None, chosen: Mapping[str, Any], ignorable: Collection[str]
-) -> TrainingRequest:
-    paths = _file_paths(files)
-    if not paths:
-        raise UsageError("There is no text to train on; name files or folders, or - for standard input.")
-    return TrainingRequest(
-        start=start,
-        text=TextSource(paths=paths, ignorable=frozenset(ignorable), **_select(chosen, names_of(TextSettings))),
-        out=out,
-        force=chosen.get("force", False),
-        training=_select(chosen, names_of(TrainingSettings) | {"warmup_steps"}),
-        budget=_budget(chosen),
-        machine=MachineSettings(**_select(chosen, names_of(MachineSettings))),
-        **_select(chosen, ("show_examples",)),
-    )
+    @property
+    def text(self) -> TextSource:
+        """The texts, and how they are read."""
+        return TextSource(paths=self.paths, ignorable=self.ignorable, **self.select(names_of(TextSettings)))
 
+    @cached_property
+    def budget(self) -> Budget | None:
+        """The given budget. By default, training ends when the validation loss stops improving, or after ten minutes.
 
-def resume_request(
-    run: Path,
-    files: Files,
-    settings: SharedSettings,
-    ignorable: Collection[str] = (),
-    *,
-    out: Path | None = None,
-    adapter_kind: str | None = None,
-    base: Path | None = None,
-) -> ResumeRequest:
-    """A request to continue `run`, with `out` for its error only. `adapter_kind` and `base` are as in ResumeRequest.
+        Raises UsageError for more than one of steps, epochs and time, or an invalid time.
+        """
+        values = self.select(names_of(BudgetSettings))
+        if isinstance(values.get("time"), str):
+            values["time"] = parse_duration(values["time"])
+        return Budget(**values) if values else None
 
-    files: the text of the run, if its encoded tokens are neither in the cache nor in the run
-    settings: only RESUMABLE_NAMES, and with `files` also `val_data`
+    @property
+    def training(self) -> dict[str, Any]:
+        """The given fields of TrainingConfig, and `warmup_steps`; for a resumed run, those that may change."""
+        names = names_of(TrainingSettings) | {"warmup_steps"}
+        return self.select(names if self.resume is None else INTERVAL_NAMES | {"patience"})
 
-    Raises UsageError for any other setting that is given, unless its name is in `ignorable`, and for settings that
-    contradict each other.
-    """
-    paths = _file_paths(files)
-    resumable = RESUMABLE_NAMES | ({"val_data"} if paths else set())
-    given = given_settings(settings) | ({} if out is None else {"out": out})
-    chosen = reject_fixed_settings(given, "resume", given.keys() - resumable, ignorable)
-    return ResumeRequest(
-        run=run,
-        adapter_kind=adapter_kind,
-        text=TextSource(paths=paths, val_data=chosen.get("val_data")) if paths else None,
-        base=base,
-        training=_select(chosen, INTERVAL_NAMES | {"patience"}),
-        budget=_budget(chosen),
-        **_select(chosen, ("parallel",)),
-    )
-
-
-def _file_paths(files: Files) -> tuple[str, ...]:
-    return (str(files),) if isinstance(files, str | Path) else tuple(str(file) for file in files)
-
-
-def _select(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name in names}
-
-
-def _budget(chosen: Mapping[str, Any]) -> Budget | None:
-    """The given budget, if any. Raises UsageError for more than one of steps, epochs and time, or an invalid time."""
-    values = _select(chosen, names_of(BudgetSettings))
-    if isinstance(values.get("time"), str):
-        values["time"] = parse_duration(values["time"])
-    return Budget(**values) if values else None
+    @property
+    def adapter_kind(self) -> str | None:
+        """lora or bottleneck; `None` for a model."""
+        return None if isinstance(self.settings, TrainSettings) else self.settings.kind

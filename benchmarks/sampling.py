@@ -281,7 +281,7 @@ def tinylm(engine: str, job: Job) -> Choices:
     from tinylm.generation.generation_config import GenerationConfig
     from tinylm.generation.prompts import EncodedPrompt
     from tinylm.generation.text_generator import TextGenerator
-    from tinylm.models.open_generator import open_generator
+    from tinylm.models.load import open_generator
     from tinylm.reporter import SilentReporter
 
     quantize = "int8" if job.kind == "q8_0" else "none"

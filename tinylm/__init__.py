@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tinylm.models.exporting import export_model as export_model
+    from tinylm.models.load import load as load
     from tinylm.models.model import Model as Model
-    from tinylm.models.model import load as load
     from tinylm.models.open import import_model as import_model
     from tinylm.training.api import finetune_adapter as finetune_adapter
     from tinylm.training.api import finetune_lora as finetune_lora
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _MODULES = {  # module of each public name, imported on first use (PEP 562)
-    "load": "tinylm.models.model",
+    "load": "tinylm.models.load",
     "Model": "tinylm.models.model",
     "train": "tinylm.training.api",
     "finetune_lora": "tinylm.training.api",

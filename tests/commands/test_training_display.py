@@ -144,6 +144,6 @@ def test_training_ends_with_a_sample_and_the_next_command(tmp_path: Path, monkey
     assert shown.stderr.endswith(f"{title}\n{sample}{use}\n")
     assert [result.stdout for result in (quiet, logged, shown)] == [f"{run}\n"] * 3
     assert not any(text in result.stderr for text in (title, "To use it") for result in (quiet, logged))
-    monkeypatch.setattr("tinylm.models.model.load", Mock(side_effect=MemoryError))
+    monkeypatch.setattr("tinylm.models.load.load", Mock(side_effect=MemoryError))
     failed = run_ok(*command)
     assert failed.stdout == f"{run}\n" and failed.stderr.endswith(f"{use}\n") and title not in failed.stderr

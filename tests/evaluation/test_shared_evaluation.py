@@ -10,7 +10,7 @@ from tests.shell import story
 from tests.thread_ranks import in_ranks
 from tests.trained_runs import pairs_file
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.models.model import load
+from tinylm.models.load import load
 from tinylm.text.corpus_loading import TextSource
 
 

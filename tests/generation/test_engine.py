@@ -35,7 +35,7 @@ from tinylm.generation.generator import Engine, TorchEngine
 from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p, softmax
-from tinylm.models import model as loaded_model
+from tinylm.models import load as loading
 from tinylm.reporter import SilentReporter
 from tinylm.system import files
 from tinylm.text.tokenizer import Tokenizer
@@ -75,8 +75,8 @@ def opened(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[Any]:
     """The arguments of each call of `load`, which opens a model's own files."""
-    calls, load = [], loaded_model.load
-    monkeypatch.setattr(loaded_model, "load", lambda *args, **options: (calls.append(args), load(*args, **options))[1])
+    calls, load = [], loading.load
+    monkeypatch.setattr(loading, "load", lambda *args, **options: (calls.append(args), load(*args, **options))[1])
     return calls
 
 
@@ -253,9 +253,7 @@ def test_a_damaged_record_and_a_missing_file_are_replaced(
 
 
 def test_generation_from_a_converted_file_does_not_import_torch() -> None:
-    modules = (
-        "tinylm.commands.sample, tinylm.commands.chat, tinylm.models.open_generator, tinylm.generation.chat_session"
-    )
+    modules = "tinylm.commands.sample, tinylm.commands.chat, tinylm.models.load, tinylm.generation.chat_session"
     code = f"import sys, {modules}\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=CHILD_LIMIT, env=environment())
 

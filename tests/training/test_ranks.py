@@ -20,7 +20,7 @@ from tests.shell import child_process, records, run_child, run_ok, story
 from tests.trained_runs import pairs_file
 from tests.training.ranks_worker import train
 from tinylm.distributed.ranks import ONE_RANK
-from tinylm.models.model import load
+from tinylm.models.load import load
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.layout import weights_file
 from tinylm.run_directory.loading import read_config

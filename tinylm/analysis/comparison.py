@@ -20,7 +20,8 @@ from tinylm.evaluation.loop import default_batch_size, token_losses
 from tinylm.evaluation.result import choose_units
 from tinylm.evaluation.text import sums_between
 from tinylm.kernels.allocator import keep_freed_blocks
-from tinylm.models.model import Model, load
+from tinylm.models.load import load
+from tinylm.models.model import Model
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.compression import Progress, no_progress

@@ -94,7 +94,7 @@ def chat(
 ) -> None:
     """Talk to a chat model in the terminal: questions from standard input, answers on standard output."""
     from tinylm.generation.chat_session import ChatSession
-    from tinylm.models.open_generator import open_generator
+    from tinylm.models.load import open_generator
 
     console = output.console()
     config = GenerationConfig(

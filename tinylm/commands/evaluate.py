@@ -106,7 +106,7 @@ def _load_on_each_rank(model: Path | None, adapters: list[str], ranks: "Ranks", 
 
     model: `None` loads the base of the adapters or, without adapters, the model that is the newest for rank 0.
     """
-    from tinylm.models.model import load
+    from tinylm.models.load import load
 
     if ranks.is_first:
         loaded = load(model, adapters=adapters, **settings)

@@ -76,7 +76,7 @@ def sample(
     output: OutputOptions,
 ) -> None:
     """Generate text with a model: continue a prompt, fill its masks (encoders) or translate it (encoder-decoders)."""
-    from tinylm.models.open_generator import open_generator
+    from tinylm.models.load import open_generator
 
     console = output.console()
     printing = replace(options.printing, echo=bool(options.printing.echo)) if options.prompt.chat else options.printing

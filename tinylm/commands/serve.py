@@ -30,7 +30,7 @@ def serve(
     output: OutputOptions,
 ) -> None:
     """Serve a model to other programs (OpenAI's API) and to the browser. Ctrl-C ends the server."""
-    from tinylm.models.open_generator import open_for_serving
+    from tinylm.models.load import open_for_serving
     from tinylm.serving.server import start_server
     from tinylm.system.process_signals import WAIT_SECONDS, end_at_next_signal
 

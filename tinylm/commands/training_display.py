@@ -274,7 +274,7 @@ class TrainingDisplay:
 
 def _sample(result: "TrainingResult", config: RunConfig) -> str:
     """The beginning of a text by the saved weights; "" for an adapter, whose base may be large, and without time."""
-    from tinylm.models.model import load
+    from tinylm.models.load import load
     from tinylm.reporter import SilentReporter
 
     assert config.training is not None and config.runtime is not None

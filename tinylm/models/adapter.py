@@ -2,20 +2,25 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
+from typing import Self
 
 from tinylm.adapters.adapter import Adapter, load_adapter_tensors
 from tinylm.adapters.bottleneck import add_bottlenecks
 from tinylm.adapters.lora import add_lora
 from tinylm.config.run import LAST, AdapterConfig, DataConfig, RunConfig, run_of
+from tinylm.config.validation import describe_value
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.foreign import is_foreign
 from tinylm.formats.peft import EMBEDDING, is_adapter_folder, read_adapter, read_base_name
 from tinylm.models.open import open_model
 from tinylm.models.peft_adapter import add_foreign_adapter, family_of, require_tied
+from tinylm.reporter import Reporter
+from tinylm.run_directory.find_run import find_run, path_exists
 from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE
 from tinylm.run_directory.loading import LoadedModel, read_config, read_weights
 from tinylm.run_directory.weights import read_header
@@ -26,6 +31,7 @@ from tinylm.transformer.stack import Transformer
 
 BASES = "bases"  # in the cache
 MAX_PATH_BYTES = 1 << 14
+MAX_ADAPTER_SCALE = 1000
 MAX_SEARCHED_RUNS = 1000  # per folder, when a base model or adapters are searched for
 
 ADAPTERS: dict[str, Callable[[Transformer, AdapterConfig, int], dict[str, Adapter]]] = {
@@ -40,6 +46,26 @@ class AdapterSpec:
 
     path: Path
     scale: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str, reporter: Reporter) -> Self:
+        """Parse the path or name of an adapter, with an optional scale after `=`.
+
+        Raises UsageError for a scale that is out of range, and for an adapter that does not exist.
+        """
+        path, _, scale = text.rpartition("=")
+        if not path or path_exists(Path(text)) or path_exists(CHECKPOINTS / text):
+            return cls(find_run(Path(text), reporter))
+        try:
+            number = float(scale)
+        except ValueError:
+            number = math.nan
+        if not abs(number) <= MAX_ADAPTER_SCALE:
+            raise UsageError(
+                f"`adapter` {text[:200]}: {describe_value(scale)} is not a number from -{MAX_ADAPTER_SCALE} to "
+                f"{MAX_ADAPTER_SCALE}; write it as in {path[:200]}=0.5."
+            )
+        return cls(find_run(Path(path), reporter), number)
 
 
 @dataclass(frozen=True)

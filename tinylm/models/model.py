@@ -1,7 +1,6 @@
 """A trained model in memory: `load` it from a run or from a foreign file, then generate, evaluate or compute logits."""
 
 import copy
-import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.training import corpora_of, objective_for
-from tinylm.config.validation import check_choice, describe_value, require
+from tinylm.config.validation import require
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
@@ -41,16 +40,9 @@ from tinylm.kernels.allocator import keep_freed_blocks
 from tinylm.machine.device import (
     DTYPES,
     autocast,
-    choose_device,
-    choose_inference_dtype,
-    describe_device,
-    weights_dtype,
 )
-from tinylm.models.adapter import AdapterSpec, LoadedAdapter, load_adapted_model, set_adapter_scale
-from tinylm.models.open import find_model, open_model
+from tinylm.models.adapter import LoadedAdapter, set_adapter_scale
 from tinylm.reporter import LogReporter, Reporter
-from tinylm.run_directory.find_run import find_run, newest_model, path_exists
-from tinylm.run_directory.layout import CHECKPOINTS
 from tinylm.text.answer_spans import ChatFormat, chat_format, read_template
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template import CHATML
@@ -94,7 +86,7 @@ class Model(TextGenerator):
 
     def __post_init__(self) -> None:
         self._describe_training(self.adapters[0] if self.adapters else self.config)
-        self._prepared: _PreparedNetwork | None = None
+        self._prepared: Model | None = None  # for generation by torch: this model, or a copy
         self._switches_adapters = False
         self._llama_cpp: dict[tuple[Any, ...], LlamaCpp | None] = {}  # by engine, cache and adapter scales
 
@@ -301,21 +293,23 @@ class Model(TextGenerator):
             self._prepare(in_place=True)
         return engine
 
-    def _prepare(self, in_place: bool = False) -> "_PreparedNetwork":
-        """The network for generation by torch, prepared at first use."""
+    def _prepare(self, in_place: bool = False) -> "Model":
+        """The model with its network converted, fused and quantized for generation by torch, made at first use."""
         if self._prepared is not None:
             return self._prepared
-        network, adapters = self.network, self.adapters
+        prepared = self
         if not in_place:
             # Fusing replaces tensors, so the copy can share those of the original; only a conversion of the number
             # format changes them in place.
-            converts = any(parameter.dtype != DTYPES[self.dtype] for parameter in network.parameters())
-            tensors = () if converts else (*network.parameters(), *network.buffers())
-            network, adapters = copy.deepcopy((network, adapters), {id(tensor): tensor for tensor in tensors})
-        network.to(DTYPES[self.dtype])
-        fuse_model(network, int8=self.quantize == "int8")
-        self._prepared = _PreparedNetwork(network, adapters)
-        return self._prepared
+            converts = any(parameter.dtype != DTYPES[self.dtype] for parameter in self.network.parameters())
+            tensors = () if converts else (*self.network.parameters(), *self.network.buffers())
+            shared = {id(tensor): tensor for tensor in tensors}
+            network, adapters = copy.deepcopy((self.network, self.adapters), shared)
+            prepared = replace(self, network=network, adapters=adapters)
+        prepared.network.to(DTYPES[self.dtype])
+        fuse_model(prepared.network, int8=self.quantize == "int8")
+        self._prepared = prepared
+        return prepared
 
     def _engine_weights(self) -> EngineWeights:
         is_plain = self.quantize == "none" and not self.adapters
@@ -347,7 +341,7 @@ class Model(TextGenerator):
 
     def _open_llama_cpp(self, speed: SpeedConfig) -> LlamaCpp | None:
         """The model in llama.cpp, opened at first use, or `None` if torch is to be used."""
-        if self._prepared is not None and self._prepared.network is self.network:
+        if self._prepared is self:
             require(
                 speed.engine != "llama.cpp",
                 '`engine="llama.cpp"` is not possible: the model was prepared for torch; load it again.',
@@ -473,82 +467,3 @@ class Model(TextGenerator):
         except TinyLMError as error:
             self.reporter.warn(f"Baselines that need the training text are left out: {error}")
             return None
-
-
-@dataclass(frozen=True)
-class _PreparedNetwork:
-    """A network that is converted, fused and quantized for generation, and the adapters on this copy."""
-
-    network: Transformer
-    adapters: tuple[LoadedAdapter, ...]
-
-
-def load(
-    path: str | Path | None = None,
-    *,
-    adapters: Sequence[str | Path] = (),
-    device: str = "auto",
-    dtype: str = "auto",
-    quantize: str = "none",
-    reporter: Reporter | None = None,
-) -> Model:
-    """Load a trained model, with adapters on it, for inference.
-
-    path: a run directory or its name under checkpoints/, a Hugging Face folder, hf:OWNER/NAME[@REVISION], or a GGUF
-        file. Default: the base model of the adapters, or without adapters the newest model under checkpoints/.
-    adapters: run directories or names of adapters, all trained on the same base model, or folders of PEFT adapters; if
-        all are PEFT adapters, `path` is required. "DIR=0.5" applies the adapter with a scale of 0.5.
-    device: auto (CUDA, then MPS, then the CPU), cuda, mps or cpu.
-    dtype: fp32, bf16, fp16 or auto: that of 16-bit weights; for fp32 weights, bf16 on CUDA where the device computes in
-        it, else fp32.
-    quantize: none, or int8 weights for generation, which are smaller, and faster on a CPU.
-    reporter: receives notes and warnings. Default: the logger `tinylm`.
-
-    Raises UsageError for a setting, a path or an adapter that cannot be used, and TinyLMError for damaged files, for
-    adapters that were trained on another base model, and for a failed download.
-    """
-    reporter = reporter or LogReporter()
-    check_choice("quantize", quantize, ("none", "int8"))
-    check_choice("dtype", dtype, ("auto", *DTYPES))
-    chosen_device = choose_device(device)
-    run = None if path is None else find_model(Path(path), reporter)
-    loaded: Sequence[LoadedAdapter] = ()
-    if adapters:
-        specs = [_parse_adapter(str(adapter), reporter) for adapter in adapters]
-        network, config, tokenizer, loaded = load_adapted_model(specs, run, chosen_device.value)
-        for adapter in loaded:
-            if adapter.note is not None:
-                reporter.note(adapter.note)
-        run = specs[0].path
-    else:
-        run = run or newest_model(reporter)
-        network, config, tokenizer, _ = open_model(run, chosen_device.value)
-    chosen_dtype = choose_inference_dtype(dtype, chosen_device.value, weights_dtype(network))
-    note = (
-        f"On {describe_device(chosen_device.value)}: {chosen_device.reason}; {chosen_dtype.value}: "
-        f"{chosen_dtype.reason}."
-    )
-    reporter.note(note)
-    if weights_dtype(network) != torch.float32:  # fp32 weights are converted by autocast or for generation
-        network.to(DTYPES[chosen_dtype.value])
-    return Model(run, network, config, tokenizer, chosen_dtype.value, quantize, tuple(loaded), reporter, note)
-
-
-def _parse_adapter(text: str, reporter: Reporter) -> AdapterSpec:
-    """Parse the path or name of an adapter, with an optional scale after `=`.
-
-    Raises UsageError for a scale that is out of range, and for an adapter that does not exist.
-    """
-    path, _, scale = text.rpartition("=")
-    if not path or path_exists(Path(text)) or path_exists(CHECKPOINTS / text):
-        return AdapterSpec(find_run(Path(text), reporter))
-    try:
-        number = float(scale)
-    except ValueError:
-        number = math.nan
-    if not abs(number) <= MAX_ADAPTER_SCALE:
-        raise UsageError(
-            f"`adapter` {text[:200]}: {describe_value(scale)} is not a number from -{MAX_ADAPTER_SCALE} to "
-            f"{MAX_ADAPTER_SCALE}; write it as in {path[:200]}=0.5."
-        )
-    return AdapterSpec(find_run(Path(path), reporter), number)

@@ -10,7 +10,7 @@ from tinylm import __version__
 from tinylm.config.duration import format_duration
 from tinylm.config.run import RunConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.models.model import load
+from tinylm.models.load import load
 from tinylm.planning.cost import parameters_by_part
 from tinylm.report.curves import number, read_curves, read_samples
 from tinylm.report.predictions import ModelOptions, describe_model

@@ -104,7 +104,7 @@ class TrainingResult:
 
         If the run trained an adapter, load it on its base model.
         """
-        from tinylm.models.model import load
+        from tinylm.models.load import load
 
         return load(self.run) if self.base is None else load(self.base, adapters=[self.run])
 

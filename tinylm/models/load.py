@@ -1,9 +1,13 @@
-"""Opening a model for generation. Does not import torch if the cache has a converted file for llama.cpp."""
+"""Loading a model: `load` for any use, `open_generator` for generation, and `open_for_serving` for `tinylm serve`.
+
+The last two do not import torch if the cache has a converted file for llama.cpp.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tinylm.config.validation import check_choice
 from tinylm.formats.hub import is_reference
 from tinylm.generation.converted_model import (
     GGUF_FOLDER,
@@ -19,7 +23,64 @@ from tinylm.run_directory.find_run import find_run, newest_model
 from tinylm.system.cache_directory import is_private, private_folder
 
 if TYPE_CHECKING:
+    from tinylm.models.adapter import LoadedAdapter
     from tinylm.models.model import Model
+
+
+def load(
+    path: str | Path | None = None,
+    *,
+    adapters: Sequence[str | Path] = (),
+    device: str = "auto",
+    dtype: str = "auto",
+    quantize: str = "none",
+    reporter: Reporter | None = None,
+) -> "Model":
+    """Load a trained model, with adapters on it, for inference.
+
+    path: a run directory or its name under checkpoints/, a Hugging Face folder, hf:OWNER/NAME[@REVISION], or a GGUF
+        file. Default: the base model of the adapters, or without adapters the newest model under checkpoints/.
+    adapters: run directories or names of adapters, all trained on the same base model, or folders of PEFT adapters; if
+        all are PEFT adapters, `path` is required. "DIR=0.5" applies the adapter with a scale of 0.5.
+    device: auto (CUDA, then MPS, then the CPU), cuda, mps or cpu.
+    dtype: fp32, bf16, fp16 or auto: that of 16-bit weights; for fp32 weights, bf16 on CUDA where the device computes in
+        it, else fp32.
+    quantize: none, or int8 weights for generation, which are smaller, and faster on a CPU.
+    reporter: receives notes and warnings. Default: the logger `tinylm`.
+
+    Raises UsageError for a setting, a path or an adapter that cannot be used, and TinyLMError for damaged files, for
+    adapters that were trained on another base model, and for a failed download.
+    """
+    from tinylm.machine.device import DTYPES, choose_device, choose_inference_dtype, describe_device, weights_dtype
+    from tinylm.models.adapter import AdapterSpec, load_adapted_model
+    from tinylm.models.model import Model
+    from tinylm.models.open import find_model, open_model
+
+    reporter = reporter or LogReporter()
+    check_choice("quantize", quantize, ("none", "int8"))
+    check_choice("dtype", dtype, ("auto", *DTYPES))
+    chosen_device = choose_device(device)
+    run = None if path is None else find_model(Path(path), reporter)
+    loaded: Sequence[LoadedAdapter] = ()
+    if adapters:
+        specs = [AdapterSpec.parse(str(adapter), reporter) for adapter in adapters]
+        network, config, tokenizer, loaded = load_adapted_model(specs, run, chosen_device.value)
+        for adapter in loaded:
+            if adapter.note is not None:
+                reporter.note(adapter.note)
+        run = specs[0].path
+    else:
+        run = run or newest_model(reporter)
+        network, config, tokenizer, _ = open_model(run, chosen_device.value)
+    chosen_dtype = choose_inference_dtype(dtype, chosen_device.value, weights_dtype(network))
+    note = (
+        f"On {describe_device(chosen_device.value)}: {chosen_device.reason}; {chosen_dtype.value}: "
+        f"{chosen_dtype.reason}."
+    )
+    reporter.note(note)
+    if weights_dtype(network) != DTYPES["fp32"]:  # fp32 weights are converted by autocast or for generation
+        network.to(DTYPES[chosen_dtype.value])
+    return Model(run, network, config, tokenizer, chosen_dtype.value, quantize, tuple(loaded), reporter, note)
 
 
 def open_generator(
@@ -49,8 +110,6 @@ def open_generator(
             _find(path, reporter)
             reporter.note(converted.note)
             return converted
-    from tinylm.models.model import load
-
     model = load(path, adapters=adapters, device=device, dtype=dtype, quantize=quantize, reporter=reporter)
     engine = model.prepare_generation(speed, switches_adapters=switches_adapters)
     if key is not None and engine is not None:
@@ -79,8 +138,6 @@ def open_for_serving(
         if record is not None and is_private(file := private_folder(GGUF_FOLDER) / Path(record.gguf).name):
             mark_used(file)
             return _find(path, reporter).stem, record
-    from tinylm.models.model import load
-
     model = load(path, adapters=adapters, device="cpu", quantize=quantize, reporter=reporter)
     record = model.convert_for_serving()
     if key is not None:

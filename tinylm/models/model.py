@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.training import corpora_of, objective_for
 from tinylm.config.validation import require
 from tinylm.distributed.ranks import ONE_RANK, Ranks
-from tinylm.errors import TinyLMError, UsageError
+from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
 from tinylm.evaluation.task_kinds import TASKS, TaskKind
@@ -36,26 +35,20 @@ from tinylm.generation.llama_cpp import LlamaCpp
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
 from tinylm.generation.text_generator import TextGenerator
 from tinylm.generation.translate import translate
-from tinylm.kernels.allocator import keep_freed_blocks
 from tinylm.machine.device import (
     DTYPES,
     autocast,
 )
 from tinylm.models.adapter import LoadedAdapter, set_adapter_scale
+from tinylm.models.evaluation import evaluate_model
 from tinylm.reporter import LogReporter, Reporter
-from tinylm.text.answer_spans import ChatFormat, chat_format, read_template
-from tinylm.text.chat_corpus import ChatCorpus
-from tinylm.text.chat_template import CHATML
-from tinylm.text.corpus_loading import EvaluationTokens, TextSource, evaluation_source, evaluation_tokens
-from tinylm.text.run_tokens import reopen_ids
-from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.answer_spans import chat_format
+from tinylm.text.corpus_loading import TextSource, evaluation_source
 from tinylm.text.tokenizer import MASK, Tokenizer
 from tinylm.transformer.decoder import Decoder
 from tinylm.transformer.encoder import Encoder
 from tinylm.transformer.encoder_decoder import EncoderDecoder
 from tinylm.transformer.stack import Transformer
-
-MAX_ADAPTER_SCALE = 1000
 
 Ids = Sequence[Sequence[int]] | Tensor
 
@@ -404,8 +397,7 @@ class Model(TextGenerator):
         reading = {"format": format, "text_key": text_key, "encoding": encoding, "unknown": unknown}
         reading |= {"chat_template": chat_template, "train_on": train_on}
         with evaluation_source(files, text, corpora_of(self.architecture)[0], reading) as source:
-            encoded = self._evaluation_tokens(source, ranks)
-        return self._evaluate_tokens(encoded, config, ranks)
+            return evaluate_model(self, source, config, ranks)
 
     def task_kind(self, corpus: str) -> TaskKind:
         """The task for a kind of corpus: that of training if it fits, else the default for the architecture.
@@ -414,56 +406,8 @@ class Model(TextGenerator):
         """
         return TASKS[objective_for(self.architecture, corpus, self.objective)]
 
-    def _evaluate_tokens(self, text: EvaluationTokens, config: EvaluationConfig, ranks: Ranks) -> Evaluation:
-        torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
-        keep_freed_blocks()
-        task = self.task_kind(text.kind)
-        result = task.evaluate(self.network, self.tokenizer, text, config, self.dtype, self.reporter, ranks)
-        if not config.baselines or task.baselines is None:
-            return result
-        scores = None
-        if ranks.is_first:
-            scores = task.baselines(self.tokenizer, text.codes, self._training_tokens(), self.reporter)
-        return replace(result, baselines=ranks.first(scores))
-
-    def _evaluation_tokens(self, source: TextSource | None, ranks: Ranks) -> EvaluationTokens:
-        """The encoded text, on all ranks."""
-        ranks.require_device(self.network.device.type)
-        if not ranks.is_first:
-            ranks.wait()
-            kind, *others = ranks.first(None)
-            return EvaluationTokens(kind, ranks.broadcast({})["codes"].numpy(), *others)
-        text = self._encode(source)
-        ranks.announce()
-        if ranks.size > 1:
-            ranks.first([text.kind, list(text.names), text.document_end])
-            ranks.broadcast({"codes": torch.from_numpy(np.array(text.codes))})
-        return text
-
-    def _encode(self, source: TextSource | None) -> EvaluationTokens:
-        kinds = corpora_of(self.architecture)
-        chat = self._evaluation_chat_format if ChatCorpus.kind in kinds else None
-        return evaluation_tokens(source, self.path, self.data, self.tokenizer, kinds[0], self.reporter, chat)
-
     @property
     def chat_template(self) -> str | None:
         """The source of the chat template: that of the first adapter with one, else the model's own; `None` without."""
         templates = [adapter.chat_template for adapter in self.adapters] + [super().chat_template]
         return next(filter(None, templates), None)
-
-    def _evaluation_chat_format(self, text: TextSource) -> ChatFormat:
-        source = read_template(text.chat_template) if text.chat_template else self.chat_template or CHATML
-        return chat_format(source, self.tokenizer, text.train_on or "assistant")
-
-    def _training_tokens(self) -> Tokens | None:
-        """Tokens of the training text; `None`, with a warning, if there are none or they cannot be read."""
-        if self.data is None:
-            self.reporter.warn(f"{self.path} has no training text of its own, so baselines that need it are left out.")
-            return None
-        try:
-            tokens = reopen_ids(self.path, self.data, self.tokenizer, "train")
-            tokens[:1]  # checks the first token file; the baselines read no other
-            return tokens
-        except TinyLMError as error:
-            self.reporter.warn(f"Baselines that need the training text are left out: {error}")
-            return None

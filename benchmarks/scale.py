@@ -50,8 +50,7 @@ from tinylm.distributed.ranks import ONE_RANK, Ranks, join_ranks
 from tinylm.machine.device import autocast
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
-from tinylm.training.parallel import shard_model, sum_gradients
-from tinylm.training.sharded_tensors import full
+from tinylm.training.parallel import full, shard_model, sum_gradients
 from tinylm.transformer.build import build_model
 from tinylm.transformer.decoder import Decoder
 

@@ -29,9 +29,8 @@ from tinylm.training import run as run_module
 from tinylm.training.events import Evaluated, Event, Logged, Notice
 from tinylm.training.execution import GraphedModel, capture_graphs, checkpoint_activations, compile_layers
 from tinylm.training.optimizer import build_optimizer
-from tinylm.training.parallel import shard_model
+from tinylm.training.parallel import full, shard_model
 from tinylm.training.pipeline import TrainingResult
-from tinylm.training.sharded_tensors import full
 from tinylm.training.state import capture_rng, restore_rng
 from tinylm.transformer.build import build_model
 from tinylm.transformer.decoder import Decoder

@@ -24,8 +24,8 @@ from tinylm.run_directory import directory
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.text.token_files import TokenFolder
-from tinylm.training import background_save
-from tinylm.training.background_save import BackgroundSaver
+from tinylm.training import run_store
+from tinylm.training.run_store import BackgroundSaver
 
 SMALL = {"a": torch.ones(3)}
 INTERVALS = {"budget": Budget(steps=40), "eval_every": 10, "save_every": 4, "log_every": 5}
@@ -33,7 +33,7 @@ INTERVALS = {"budget": Budget(steps=40), "eval_every": 10, "save_every": 4, "log
 
 @pytest.fixture
 def in_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_save, "MIN_BYTES", 0)
+    monkeypatch.setattr(run_store, "MIN_BYTES", 0)
 
 
 def last_step(path: Path) -> int:
@@ -69,8 +69,8 @@ def test_a_small_save_or_one_without_memory_for_copies_is_written_at_once(
         refused = RuntimeError(
             "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 12 bytes."
         )
-        monkeypatch.setattr(background_save, "MIN_BYTES", 0)
-        monkeypatch.setattr(background_save, "free_memory", lambda device: 200 if "two" in short_of else None)
+        monkeypatch.setattr(run_store, "MIN_BYTES", 0)
+        monkeypatch.setattr(run_store, "free_memory", lambda device: 200 if "two" in short_of else None)
         monkeypatch.setattr(torch, "empty_like", Mock(side_effect=refused))
     threads = []
     with BackgroundSaver() as saver:
@@ -81,7 +81,7 @@ def test_a_small_save_or_one_without_memory_for_copies_is_written_at_once(
 def test_a_run_is_the_same_to_the_bit(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(optimizer="muon", average=0.1, **INTERVALS)
     expected = contents(begin("at once", config).path)
-    monkeypatch.setattr(background_save, "MIN_BYTES", 0)
+    monkeypatch.setattr(run_store, "MIN_BYTES", 0)
     writers = set()
     save_last = RunDirectory.save_last
 

@@ -19,7 +19,7 @@ from tinylm.errors import SaveError
 from tinylm.run_directory import directory
 from tinylm.run_directory.directory import RunDirectory, ShardOnlyRun
 from tinylm.run_directory.tensor_files import WHOLE, Shard
-from tinylm.training import background_save
+from tinylm.training import run_store
 from tinylm.training.run_store import RunStore, open_store
 from tinylm.training.state import TrainerState, optimizer_tensors
 
@@ -61,7 +61,7 @@ def saving(path: Path, ranks: Ranks, sharded: bool = True) -> Iterator[tuple[Run
 @pytest.fixture
 def writing(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """Saves are written in the background. The side effect is called with each file before it is written."""
-    monkeypatch.setattr(background_save, "MIN_BYTES", 0)
+    monkeypatch.setattr(run_store, "MIN_BYTES", 0)
     write_tensors, before = directory.write_tensors, Mock()
     monkeypatch.setattr(directory, "write_tensors", lambda path, *rest: (before(path), write_tensors(path, *rest)))
     return before

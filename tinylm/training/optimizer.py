@@ -18,7 +18,7 @@ from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import UsageError
 from tinylm.kernels.optimizers import Adam, AdamW, Optimizer
 from tinylm.training.muon import Muon, NorMuon
-from tinylm.training.sharded_tensors import is_sharded, local
+from tinylm.training.parallel import is_sharded, local
 from tinylm.transformer.block import PreNormBlock
 
 

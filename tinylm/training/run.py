@@ -41,9 +41,8 @@ from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Sampled, metrics_record
 from tinylm.training.execution import GraphedModel, capture_graphs, checkpoint_activations, compile_layers
 from tinylm.training.optimizer import build_optimizer, layer_gradient_norms
-from tinylm.training.parallel import load_shards, rank_shard, shard_model
+from tinylm.training.parallel import is_sharded, load_shards, rank_shard, shard_model
 from tinylm.training.run_store import open_store
-from tinylm.training.sharded_tensors import is_sharded
 from tinylm.training.state import TrainerState, restore_optimizer
 from tinylm.training.trainer import Trainer
 from tinylm.transformer.decoder import Decoder

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.config.validation import MAX_COUNT
 from tinylm.errors import TinyLMError
-from tinylm.training.sharded_tensors import as_shard, local
+from tinylm.training.parallel import as_shard, local
 
 # The fields of the state of a GradScaler, which torch converts to float32 and int32, and their largest values.
 SCALER_LIMITS: dict[str, float] = {

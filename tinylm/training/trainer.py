@@ -23,8 +23,7 @@ from tinylm.text.batches import Batch, prefetch
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
 from tinylm.training.execution import GraphedModel
 from tinylm.training.optimizer import WeightAverage, allocate_state, learning_rate, set_learning_rate
-from tinylm.training.parallel import micro_batches, release_gathered, sum_gradients, weights_finite
-from tinylm.training.sharded_tensors import full, is_sharded
+from tinylm.training.parallel import full, is_sharded, micro_batches, release_gathered, sum_gradients, weights_finite
 from tinylm.training.state import StoppingRule, TrainerState, capture_rng, restore_rng
 from tinylm.transformer.stack import Transformer
 

@@ -1,80 +1,142 @@
 """The evaluation of a model on a text: the text is read and encoded on rank 0, and all ranks share the work."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from tinylm.config.training import corpora_of
-from tinylm.distributed.ranks import Ranks
+from tinylm.config.training import corpora_of, objective_for
+from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import TinyLMError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
+from tinylm.evaluation.task_kinds import TASKS, TaskKind
+from tinylm.generation.text_generator import TextGenerator
 from tinylm.kernels.allocator import keep_freed_blocks
 from tinylm.text.answer_spans import ChatFormat, chat_format, read_template
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template import CHATML
-from tinylm.text.corpus_loading import EvaluationTokens, TextSource, evaluation_tokens
+from tinylm.text.corpus_loading import EvaluationTokens, TextSource, evaluation_source, evaluation_tokens
 from tinylm.text.run_tokens import reopen_ids
 from tinylm.text.sharded_tokens import Tokens
-
-if TYPE_CHECKING:
-    from tinylm.models.model import Model
+from tinylm.transformer.stack import Transformer
 
 
-def evaluate_model(model: "Model", source: TextSource | None, config: EvaluationConfig, ranks: Ranks) -> Evaluation:
-    """The metrics of the model on a text. source: `None` for the validation text of the run.
+class EvaluatedModel(TextGenerator):
+    """A model that is evaluated on texts. Its attributes are those of `tinylm.Model`."""
 
-    All ranks call this together. Raises the errors of `Model.evaluate`.
-    """
-    text = _shared_tokens(model, source, ranks)
-    torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
-    keep_freed_blocks()
-    task = model.task_kind(text.kind)
-    result = task.evaluate(model.network, model.tokenizer, text, config, model.dtype, model.reporter, ranks)
-    if not config.baselines or task.baselines is None:
-        return result
-    scores = None
-    if ranks.is_first:
-        scores = task.baselines(model.tokenizer, text.codes, _training_tokens(model), model.reporter)
-    return replace(result, baselines=ranks.first(scores))
+    path: Path
+    network: Transformer
+    dtype: str
+    objective: str | None
 
+    def evaluate(
+        self,
+        files: str | Path | Sequence[str | Path] | TextSource | None = None,
+        *,
+        text: str | None = None,
+        batch_size: int | None = None,
+        sequence_length: int | None = None,
+        stride: int | None = None,
+        baselines: bool = False,
+        by_document: bool = False,
+        beams: int = 5,
+        length_penalty: float = 1.0,
+        bleu_tokenize: str | None = None,
+        format: str = "auto",
+        text_key: str | None = None,
+        encoding: str = "utf-8",
+        unknown: str = "error",
+        chat_template: str | None = None,
+        train_on: str | None = None,
+        ranks: Ranks = ONE_RANK,
+    ) -> Evaluation:
+        """Loss, perplexity and further metrics on a text, or on the answers of conversations; for an encoder-decoder,
+        on pairs.
 
-def _shared_tokens(model: "Model", source: TextSource | None, ranks: Ranks) -> EvaluationTokens:
-    """The encoded text, on all ranks."""
-    ranks.require_device(model.network.device.type)
-    if not ranks.is_first:
-        ranks.wait()
-        kind, *others = ranks.first(None)
-        return EvaluationTokens(kind, ranks.broadcast({})["codes"].numpy(), *others)
-    text = _encode(model, source)
-    ranks.announce()
-    if ranks.size > 1:
-        ranks.first([text.kind, list(text.names), text.document_end])
-        ranks.broadcast({"codes": torch.from_numpy(np.array(text.codes))})
-    return text
+        files: files, folders, glob patterns, or - for standard input; or a TextSource, which also sets how they are
+            read. Default: the validation text of the run.
+        text: the text itself, in place of files (pairs: a source, a tab and a target per line).
+        batch_size, sequence_length, stride, baselines, by_document, beams, length_penalty, bleu_tokenize: see
+            EvaluationConfig.
+        format, text_key, encoding, unknown, chat_template, train_on: how files are read; see TextSource.
+        ranks: from `tinylm.distributed.ranks.join_ranks`. Each rank has the model and calls this method with the same
+            arguments. The ranks share the work and get the same result. Only rank 0 reads files.
 
+        The loss is computed under autocast to `dtype`, from fp32 weights if the model has them.
 
-def _encode(model: "Model", source: TextSource | None) -> EvaluationTokens:
-    def format_of(text: TextSource) -> ChatFormat:
-        template = read_template(text.chat_template) if text.chat_template else model.chat_template or CHATML
-        return chat_format(template, model.tokenizer, text.train_on or "assistant")
+        Raises UsageError for a setting, a text or a file that cannot be used, and TinyLMError for damaged data.
+        """
+        config = EvaluationConfig(
+            batch_size=batch_size,
+            stride=stride,
+            baselines=baselines,
+            beams=beams,
+            length_penalty=length_penalty,
+            bleu_tokenize=bleu_tokenize,
+            sequence_length=sequence_length,
+            by_document=by_document,
+        )
+        config.check_architecture(self.architecture)
+        reading = {"format": format, "text_key": text_key, "encoding": encoding, "unknown": unknown}
+        reading |= {"chat_template": chat_template, "train_on": train_on}
+        with evaluation_source(files, text, corpora_of(self.architecture)[0], reading) as source:
+            return self._evaluate(source, config, ranks)
 
-    kinds = corpora_of(model.architecture)
-    chat = format_of if ChatCorpus.kind in kinds else None
-    return evaluation_tokens(source, model.path, model.data, model.tokenizer, kinds[0], model.reporter, chat)
+    def task_kind(self, corpus: str) -> TaskKind:
+        """The task for a kind of corpus: that of training if it fits, else the default for the architecture.
 
+        Raises UsageError if the architecture has no objective for this kind.
+        """
+        return TASKS[objective_for(self.architecture, corpus, self.objective)]
 
-def _training_tokens(model: "Model") -> Tokens | None:
-    """Tokens of the training text; `None`, with a warning, if there are none or they cannot be read."""
-    if model.data is None:
-        model.reporter.warn(f"{model.path} has no training text of its own, so baselines that need it are left out.")
-        return None
-    try:
-        tokens = reopen_ids(model.path, model.data, model.tokenizer, "train")
-        tokens[:1]  # checks the first token file; the baselines read no other
-        return tokens
-    except TinyLMError as error:
-        model.reporter.warn(f"Baselines that need the training text are left out: {error}")
-        return None
+    def _evaluate(self, source: TextSource | None, config: EvaluationConfig, ranks: Ranks) -> Evaluation:
+        text = self._shared_tokens(source, ranks)
+        torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
+        keep_freed_blocks()
+        task = self.task_kind(text.kind)
+        result = task.evaluate(self.network, self.tokenizer, text, config, self.dtype, self.reporter, ranks)
+        if not config.baselines or task.baselines is None:
+            return result
+        scores = None
+        if ranks.is_first:
+            scores = task.baselines(self.tokenizer, text.codes, self._training_tokens(), self.reporter)
+        return replace(result, baselines=ranks.first(scores))
+
+    def _shared_tokens(self, source: TextSource | None, ranks: Ranks) -> EvaluationTokens:
+        """The encoded text, on all ranks."""
+        ranks.require_device(self.network.device.type)
+        if not ranks.is_first:
+            ranks.wait()
+            kind, *others = ranks.first(None)
+            return EvaluationTokens(kind, ranks.broadcast({})["codes"].numpy(), *others)
+        text = self._encode(source)
+        ranks.announce()
+        if ranks.size > 1:
+            ranks.first([text.kind, list(text.names), text.document_end])
+            ranks.broadcast({"codes": torch.from_numpy(np.array(text.codes))})
+        return text
+
+    def _encode(self, source: TextSource | None) -> EvaluationTokens:
+        def format_of(text: TextSource) -> ChatFormat:
+            template = read_template(text.chat_template) if text.chat_template else self.chat_template or CHATML
+            return chat_format(template, self.tokenizer, text.train_on or "assistant")
+
+        kinds = corpora_of(self.architecture)
+        chat = format_of if ChatCorpus.kind in kinds else None
+        return evaluation_tokens(source, self.path, self.data, self.tokenizer, kinds[0], self.reporter, chat)
+
+    def _training_tokens(self) -> Tokens | None:
+        """Tokens of the training text; `None`, with a warning, if there are none or they cannot be read."""
+        if self.data is None:
+            self.reporter.warn(f"{self.path} has no training text of its own, so baselines that need it are left out.")
+            return None
+        try:
+            tokens = reopen_ids(self.path, self.data, self.tokenizer, "train")
+            tokens[:1]  # checks the first token file; the baselines read no other
+            return tokens
+        except TinyLMError as error:
+            self.reporter.warn(f"Baselines that need the training text are left out: {error}")
+            return None

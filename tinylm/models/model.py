@@ -11,13 +11,8 @@ import torch
 from torch import Tensor
 
 from tinylm.config.run import DataConfig, RunConfig
-from tinylm.config.training import corpora_of, objective_for
 from tinylm.config.validation import require
-from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import UsageError
-from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.result import Evaluation
-from tinylm.evaluation.task_kinds import TASKS, TaskKind
 from tinylm.formats.foreign import is_gguf
 from tinylm.generation.continuation import Continuation, Sample
 from tinylm.generation.converted_model import Conversion
@@ -33,17 +28,15 @@ from tinylm.generation.generation_config import (
 from tinylm.generation.generator import TorchEngine
 from tinylm.generation.llama_cpp import LlamaCpp
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
-from tinylm.generation.text_generator import TextGenerator
 from tinylm.generation.translate import translate
 from tinylm.machine.device import (
     DTYPES,
     autocast,
 )
 from tinylm.models.adapter import LoadedAdapter, set_adapter_scale
-from tinylm.models.evaluation import evaluate_model
+from tinylm.models.evaluation import EvaluatedModel
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.text.answer_spans import chat_format
-from tinylm.text.corpus_loading import TextSource, evaluation_source
 from tinylm.text.tokenizer import MASK, Tokenizer
 from tinylm.transformer.decoder import Decoder
 from tinylm.transformer.encoder import Encoder
@@ -54,7 +47,7 @@ Ids = Sequence[Sequence[int]] | Tensor
 
 
 @dataclass(eq=False, repr=False)
-class Model(TextGenerator):
+class Model(EvaluatedModel):
     """A trained model with its tokenizer and adapters. Made by `load`.
 
     path: run directory, Hugging Face folder or GGUF file of the model; with adapters, path of the first adapter.
@@ -345,66 +338,6 @@ class Model(TextGenerator):
         if key not in self._llama_cpp:
             self._llama_cpp[key] = open_llama_cpp(self._engine_weights(), speed, self.reporter)
         return self._llama_cpp[key]
-
-    def evaluate(
-        self,
-        files: str | Path | Sequence[str | Path] | TextSource | None = None,
-        *,
-        text: str | None = None,
-        batch_size: int | None = None,
-        sequence_length: int | None = None,
-        stride: int | None = None,
-        baselines: bool = False,
-        by_document: bool = False,
-        beams: int = 5,
-        length_penalty: float = 1.0,
-        bleu_tokenize: str | None = None,
-        format: str = "auto",
-        text_key: str | None = None,
-        encoding: str = "utf-8",
-        unknown: str = "error",
-        chat_template: str | None = None,
-        train_on: str | None = None,
-        ranks: Ranks = ONE_RANK,
-    ) -> Evaluation:
-        """Loss, perplexity and further metrics on a text, or on the answers of conversations; for an encoder-decoder,
-        on pairs.
-
-        files: files, folders, glob patterns, or - for standard input; or a TextSource, which also sets how they are
-            read. Default: the validation text of the run.
-        text: the text itself, in place of files (pairs: a source, a tab and a target per line).
-        batch_size, sequence_length, stride, baselines, by_document, beams, length_penalty, bleu_tokenize: see
-            EvaluationConfig.
-        format, text_key, encoding, unknown, chat_template, train_on: how files are read; see TextSource.
-        ranks: from `tinylm.distributed.ranks.join_ranks`. Each rank has the model and calls this method with the same
-            arguments. The ranks share the work and get the same result. Only rank 0 reads files.
-
-        The loss is computed under autocast to `dtype`, from fp32 weights if the model has them.
-
-        Raises UsageError for a setting, a text or a file that cannot be used, and TinyLMError for damaged data.
-        """
-        config = EvaluationConfig(
-            batch_size=batch_size,
-            stride=stride,
-            baselines=baselines,
-            beams=beams,
-            length_penalty=length_penalty,
-            bleu_tokenize=bleu_tokenize,
-            sequence_length=sequence_length,
-            by_document=by_document,
-        )
-        config.check_architecture(self.architecture)
-        reading = {"format": format, "text_key": text_key, "encoding": encoding, "unknown": unknown}
-        reading |= {"chat_template": chat_template, "train_on": train_on}
-        with evaluation_source(files, text, corpora_of(self.architecture)[0], reading) as source:
-            return evaluate_model(self, source, config, ranks)
-
-    def task_kind(self, corpus: str) -> TaskKind:
-        """The task for a kind of corpus: that of training if it fits, else the default for the architecture.
-
-        Raises UsageError if the architecture has no objective for this kind.
-        """
-        return TASKS[objective_for(self.architecture, corpus, self.objective)]
 
     @property
     def chat_template(self) -> str | None:

@@ -34,9 +34,9 @@ from measure import describe_machine, run_tinylm, table
 from training import build_nanogpt, peer_step, random_batch, tinylm_step
 
 from tinylm.commands.console import Console
-from tinylm.config.duration import parse_duration
 from tinylm.config.model import ModelConfig
 from tinylm.config.presets import make_model_config
+from tinylm.config.settings import parse_duration
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import generate
@@ -47,8 +47,8 @@ from tinylm.objectives.loss import next_token
 from tinylm.planning.cost import training_flops
 from tinylm.text.batches import Batch
 from tinylm.training.execution import capture_graphs, compile_layers
+from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
-from tinylm.transformer.decoder import Decoder
 
 CORPUS = Path(__file__).parent.parent / "data" / "corpus.txt"
 STEPS = 10  # of training, per measured time

@@ -133,7 +133,7 @@ class Subject:
 
 def environment(name: str) -> dict[str, str]:
     """The environment variables of a program, with its OpenMP spin count."""
-    from tinylm.kernels.openmp_spin import SPIN_COUNT, SPIN_VARIABLES, choose_spin_count
+    from tinylm.kernels.process import SPIN_COUNT, SPIN_VARIABLES, choose_spin_count
 
     values = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     if not any(variable in values for variable in SPIN_VARIABLES):
@@ -277,8 +277,8 @@ class MissingError(Exception):
 
 def tinylm(engine: str, job: Job) -> Choices:
     """`tinylm sample` from an open model, sampling at its default temperature; it chooses its threads itself."""
-    from tinylm.generation.converted_model import ConvertedModel
     from tinylm.generation.generation_config import GenerationConfig
+    from tinylm.generation.llama_cpp import ConvertedModel
     from tinylm.generation.prompts import EncodedPrompt
     from tinylm.generation.text_generator import TextGenerator
     from tinylm.models.load import open_generator

@@ -51,8 +51,8 @@ from tinylm.machine.device import autocast
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
 from tinylm.training.parallel import full, shard_model, sum_gradients
+from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
-from tinylm.transformer.decoder import Decoder
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 VOCABULARY = 50_000  # of wide models

@@ -40,8 +40,8 @@ from tinylm.config.training import Budget, TrainingConfig
 from tinylm.formats.family import ForeignModel
 from tinylm.formats.huggingface import write_folder
 from tinylm.kernels import onednn
-from tinylm.kernels.allocator import keep_freed_blocks, set_thresholds
 from tinylm.kernels.cpu_features import computes_bf16
+from tinylm.kernels.process import keep_freed_blocks, set_thresholds
 from tinylm.machine.device import DTYPES, autocast
 from tinylm.machine.measure import choose_machine
 from tinylm.objectives.loss import next_token
@@ -52,9 +52,8 @@ from tinylm.training.execution import GraphedModel
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState
 from tinylm.training.trainer import StopTraining, Trainer
+from tinylm.transformer.architectures import Decoder, Transformer
 from tinylm.transformer.build import build_model
-from tinylm.transformer.decoder import Decoder
-from tinylm.transformer.stack import Transformer
 
 PEER, NANOGPT, MODERN = "transformers GPT-2", "nanoGPT", "tinylm modern"
 PRODUCTS = {"fp32": "matrix products in fp32", "bf16": "matrix products in bf16"}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tinylm.kernels.openmp_spin import wake_up_entry
+from tinylm.kernels.process import wake_up_entry
 from tinylm.machine.measure import COMPARED_DTYPES, Machine, layer_seconds_entry, matmul_rates_entry
 
 MATMUL_RATE = 1e11  # FLOP/s

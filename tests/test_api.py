@@ -23,7 +23,7 @@ from tinylm.commands.train import train
 from tinylm.config.run import RunConfig
 from tinylm.distributed.ranks import Ranks
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.kernels.openmp_spin import choose_spin_count
+from tinylm.kernels.process import choose_spin_count
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.training import resume
 from tinylm.training.events import Evaluated, Event, Logged, Planned, Started, Stepped

@@ -32,8 +32,8 @@ from tinylm.training.optimizer import build_optimizer
 from tinylm.training.parallel import full, shard_model
 from tinylm.training.pipeline import TrainingResult
 from tinylm.training.state import capture_rng, restore_rng
+from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
-from tinylm.transformer.decoder import Decoder
 
 # In the other tests, warnings are errors; those of torch about GPUs differ between GPUs.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

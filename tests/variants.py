@@ -11,7 +11,7 @@ from torch import nn
 
 from tinylm.config.model import ModelConfig, RopeScaling
 from tinylm.config.presets import PRESETS
-from tinylm.transformer.norm import UnitOffsetRMSNorm
+from tinylm.transformer.layers import UnitOffsetRMSNorm
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'tinylm' has no attribute {name!r}")
     begun = time.monotonic()
     if "torch" not in sys.modules:
-        from tinylm.kernels.openmp_spin import set_spin_count
+        from tinylm.kernels.process import set_spin_count
 
         set_spin_count()
     value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)

@@ -84,8 +84,7 @@ def _set_torch_environment() -> None:
     Called before torch is imported: OpenMP reads its variables when it is loaded.
     """
     from tinylm.errors import TinyLMError
-    from tinylm.kernels.compiler_cache import use_private_folders
-    from tinylm.kernels.openmp_spin import set_spin_count
+    from tinylm.kernels.process import set_spin_count, use_private_folders
 
     set_spin_count()
     with contextlib.suppress(TinyLMError):  # raised again when something is compiled

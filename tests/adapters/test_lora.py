@@ -16,8 +16,8 @@ from tinylm.adapters.lora import TARGETS, LoRALinear, add_lora, check_merged, ma
 from tinylm.config.run import AdapterConfig
 from tinylm.errors import UsageError
 from tinylm.models.adapter import set_adapter_scale
+from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
-from tinylm.transformer.decoder import Decoder
 
 EVERYWHERE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 12]])

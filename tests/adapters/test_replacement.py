@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from tinylm.adapters.adapter import Replacement
 from tinylm.adapters.lora import LoRALinear, merge_lora
-from tinylm.adapters.replacement import Replacement
-from tinylm.transformer.norm import LayerNorm, RMSNorm, UnitOffsetRMSNorm
+from tinylm.transformer.layers import LayerNorm, RMSNorm, UnitOffsetRMSNorm
 
 torch.manual_seed(0)
 MODULES: dict[str, nn.Module] = {

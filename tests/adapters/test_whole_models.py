@@ -12,16 +12,14 @@ from torch import Tensor
 
 from tests import reference_parts
 from tests.variants import every_variant, randomised, small
-from tinylm.adapters.adapter import adapter_layers, adapter_tensors, load_adapter_tensors
+from tinylm.adapters.adapter import adapter_layers, adapter_tensors, load_adapter_tensors, unwrapped_name
 from tinylm.adapters.bottleneck import add_bottlenecks, sublayers
-from tinylm.adapters.inject import unwrapped_name
 from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, add_lora, merge_lora, target_modules
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig
 from tinylm.models.adapter import set_adapter_scale
+from tinylm.transformer.architectures import EncoderDecoder, Transformer
 from tinylm.transformer.build import build_model
-from tinylm.transformer.encoder_decoder import EncoderDecoder
-from tinylm.transformer.stack import Transformer
 
 RANK, ALPHA = 3, 5.0
 IDS = [[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8]]

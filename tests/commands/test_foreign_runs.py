@@ -23,8 +23,7 @@ from tinylm.errors import TinyLMError
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights
 from tinylm.run_directory.metrics_log import iterate_metrics
-from tinylm.run_directory.tensor_files import read_tensors, write_tensors
-from tinylm.run_directory.weights import read_header, write_weights
+from tinylm.run_directory.weights import read_header, read_tensors, write_tensors, write_weights
 from tinylm.text.run_tokens import reopen_tokens
 from tinylm.training.state import TrainerState
 

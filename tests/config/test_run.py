@@ -20,9 +20,8 @@ from tinylm.config import run as run_config
 from tinylm.config import training as training_config
 from tinylm.config.model import ARCHITECTURES, ROPE_SCALINGS, ModelConfig, RopeScaling
 from tinylm.config.run import AdapterConfig, DataConfig, RunConfig, RuntimeConfig, SpecialTokens, TokenizerConfig
-from tinylm.config.serialization import from_json, non_defaults
 from tinylm.config.training import OBJECTIVES, Budget, TrainingConfig, corpora_of, objective_for
-from tinylm.config.validation import Range, check_settings, limits_of
+from tinylm.config.validation import Range, check_settings, from_json, limits_of, non_defaults
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.transformer.build import build_empty_model, build_model
 

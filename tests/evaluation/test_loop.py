@@ -12,11 +12,11 @@ from tests.training.trainer_bench import rows_at_most, watched
 from tests.variants import randomised, small
 from tinylm.errors import TinyLMError
 from tinylm.evaluation.loop import EvaluationLoss, evaluate_loss
-from tinylm.evaluation.masked import masked_losses_and_accuracy
+from tinylm.evaluation.text import masked_losses_and_accuracy
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import evaluation_batches, masked_evaluation_batches
+from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
-from tinylm.transformer.decoder import Decoder
 
 CONFIG = small(context=8, dropout=0.5)
 TOKENS = np.random.default_rng(0).integers(0, CONFIG.vocab_size, 30).astype(np.uint8)

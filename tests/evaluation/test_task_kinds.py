@@ -28,7 +28,7 @@ from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.run_tokens import reopen_ids
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.decoder import Decoder
+from tinylm.transformer.architectures import Decoder
 
 CONTEXT = 16
 SHAPE = {"layers": 1, "heads": 2, "width": 16, "context": CONTEXT}

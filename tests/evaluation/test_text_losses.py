@@ -13,19 +13,16 @@ from tests.text.test_chat_batches import random_tokens
 from tests.variants import randomised, small
 from tinylm.distributed.ranks import ONE_RANK
 from tinylm.evaluation.baselines import baseline_bits_per_byte
-from tinylm.evaluation.bootstrap import ratio_interval
-from tinylm.evaluation.chat import evaluate_chat
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.masked import evaluate_masked
+from tinylm.evaluation.loop import TextLosses, text_losses
 from tinylm.evaluation.pairs import evaluate_pairs
-from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, first_bytes, first_pairs
-from tinylm.evaluation.text import evaluate_text
-from tinylm.evaluation.text_losses import TextLosses, text_losses
+from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, first_bytes, first_pairs, ratio_interval
+from tinylm.evaluation.text import evaluate_chat, evaluate_masked, evaluate_text
 from tinylm.objectives.loss import next_token_losses, sequence_to_sequence_losses
 from tinylm.reporter import LogReporter
 from tinylm.text.chat_batches import ChatRows
 from tinylm.text.corpus_loading import EvaluationTokens
-from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
+from tinylm.text.pairs import PairTokens, pair_evaluation_batches
 from tinylm.text.tokenizer import train_bpe, train_char
 from tinylm.transformer.build import build_model
 

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
 
 from tinylm.formats.family import ForeignModel
+from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_empty_model
-from tinylm.transformer.decoder import Decoder
 
 VOCABULARY = 300  # 8 more than the ids of the tokenizer
 CONTEXT = 64

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.formats.peers import CASES, CONTEXT, ids, load, save_peer
-from tinylm.formats.family_choice import resolve
+from tinylm.formats.families import resolve
 from tinylm.formats.huggingface import read_folder, write_folder
 
 TOLERANCE = 1e-4  # of logits whose standard deviation is about 1 to 10

@@ -17,9 +17,8 @@ from tests.variants import small
 from tinylm.config.model import ModelConfig, RopeScaling
 from tinylm.errors import UsageError
 from tinylm.formats import family
-from tinylm.formats.families import FAMILIES, convert
+from tinylm.formats.families import FAMILIES, choose_family, convert
 from tinylm.formats.family import ExportedTensors
-from tinylm.formats.family_choice import choose_family
 from tinylm.formats.foreign_config import WITHOUT_EFFECT
 from tinylm.transformer.build import build_model
 

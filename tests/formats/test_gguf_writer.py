@@ -24,8 +24,8 @@ from tinylm.formats.gguf_reader import open_gguf, read_gguf
 from tinylm.formats.gguf_tokenizer import ReadTokenizer
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
+from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
-from tinylm.transformer.decoder import Decoder
 
 SIZES: dict[str, Any] = {"layers": 2, "heads": 4, "kv_heads": 2, "width": 64, "ffn_width": 96, "context": 48}
 CHARACTERS = train_char("".join(dict.fromkeys("aehlotw THEL'sd0123456789 \n.,!?中文👍é")))

@@ -18,7 +18,7 @@ from tinylm.formats.gguf_reader import read_gguf
 from tinylm.formats.gguf_tokenizer import PRE_TOKENIZERS
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.text.tokenizer import train_bpe, train_char
-from tinylm.transformer.decoder import Decoder
+from tinylm.transformer.architectures import Decoder
 
 TOLERANCE = 2e-3  # of log-probabilities, with weights and a cache of 32 bits
 GELU = 2e-2  # of models with GELU, which llama.cpp looks up in a table of 16-bit numbers (GGML_GELU_FP16)

@@ -13,8 +13,8 @@ import tinylm
 from tests.formats.peers import CONTEXT, VOCABULARY, save_peer
 from tests.text.templates import LLAMA_2
 from tinylm.errors import UsageError
-from tinylm.generation.chat_session import ChatSession
 from tinylm.generation.generation_config import GenerationConfig
+from tinylm.generation.text_generator import ChatSession
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}a:{% endif %}"

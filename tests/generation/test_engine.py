@@ -27,14 +27,13 @@ from tests.shell import CHILD_LIMIT, assert_error, environment, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
-from tinylm.generation import converted_model, engine, llama_cpp
-from tinylm.generation.continuation import Continuation
-from tinylm.generation.converted_model import conversion_key, open_converted
+from tinylm.generation import engine, llama_cpp
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.generator import Engine, TorchEngine
-from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp
+from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, conversion_key, open_converted
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p, softmax
+from tinylm.generation.text_generator import Continuation
 from tinylm.models import load as loading
 from tinylm.reporter import SilentReporter
 from tinylm.system import files
@@ -60,7 +59,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(files, "SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(converted_model, "GPU_DEVICE_FILES", ())
+    monkeypatch.setattr(llama_cpp, "GPU_DEVICE_FILES", ())
     return tmp_path / "cache" / "gguf"
 
 
@@ -221,7 +220,7 @@ def test_a_model_is_identified_by_its_files_whatever_their_times_and_sizes(
     with monkeypatch.context() as patch:
         patch.setattr(files, "SETTLED_SECONDS", 3600.0)
         assert conversion_key(run, "cpu", "auto", "none") is None
-    monkeypatch.setattr(converted_model, "GPU_DEVICE_FILES", (str(tmp_path),))
+    monkeypatch.setattr(llama_cpp, "GPU_DEVICE_FILES", (str(tmp_path),))
     assert conversion_key(run, "auto", "auto", "none") is None
     assert conversion_key(run, "cpu", "auto", "none") == key
     (run / "model.safetensors").rename(tmp_path / "elsewhere")
@@ -253,7 +252,7 @@ def test_a_damaged_record_and_a_missing_file_are_replaced(
 
 
 def test_generation_from_a_converted_file_does_not_import_torch() -> None:
-    modules = "tinylm.commands.sample, tinylm.commands.chat, tinylm.models.load, tinylm.generation.chat_session"
+    modules = "tinylm.commands.sample, tinylm.commands.chat, tinylm.models.load, tinylm.generation.text_generator"
     code = f"import sys, {modules}\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=CHILD_LIMIT, env=environment())
 

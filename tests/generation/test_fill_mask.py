@@ -3,8 +3,8 @@ import torch
 
 from tests.variants import randomised, small
 from tinylm.generation.fill_mask import predict_masks
+from tinylm.transformer.architectures import Encoder
 from tinylm.transformer.build import build_model
-from tinylm.transformer.encoder import Encoder
 
 MASK = 12
 IDS = [3, MASK, 4, 1, MASK, 9]

@@ -11,8 +11,8 @@ from tests.variants import VARIANTS, randomised, small
 from tinylm.config.model import ModelConfig
 from tinylm.generation.generator import generate, window_start
 from tinylm.generation.sampler import Sampler
+from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
-from tinylm.transformer.decoder import Decoder
 
 STEPS = 40  # past the context of 24, and past two hops
 PROMPTS = ([3], [1, 2, 3, 4, 5, 6, 7], list(range(12)) * 2, [i % 13 for i in range(41)])

@@ -16,10 +16,10 @@ from tests.shell import assert_error, records, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.generation.continuation import Continuation, Sample
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.generator import TorchEngine
 from tinylm.generation.prompts import EncodedPrompt
+from tinylm.generation.text_generator import Continuation, Sample
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 ASCII = "\n" + "".join(map(chr, range(32, 127)))

@@ -9,13 +9,13 @@ import pytest
 import tinylm
 import tinylm.training.run
 from tinylm.analysis import comparison
-from tinylm.kernels import allocator
+from tinylm.kernels import process
 from tinylm.models import evaluation
 
 PROGRAM = """
 import resource
 import torch
-from tinylm.kernels.allocator import keep_freed_blocks, return_large_blocks
+from tinylm.kernels.process import keep_freed_blocks, return_large_blocks
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -43,7 +43,7 @@ print(faults() - before)
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not Path("/proc/self/statm").exists() or not hasattr(allocator.ctypes.CDLL(None), "mallopt"),
+    not Path("/proc/self/statm").exists() or not hasattr(process.ctypes.CDLL(None), "mallopt"),
     reason="needs Linux with glibc",
 )
 def test_freed_blocks_are_returned_or_kept_and_used_again_without_new_pages() -> None:
@@ -54,9 +54,9 @@ def test_freed_blocks_are_returned_or_kept_and_used_again_without_new_pages() ->
 
 
 def test_a_c_library_without_the_settings_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
-    assert not allocator.keep_freed_blocks()
-    assert not allocator.return_large_blocks()
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: object())
+    assert not process.keep_freed_blocks()
+    assert not process.return_large_blocks()
 
 
 def test_training_evaluation_and_comparison_keep_freed_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

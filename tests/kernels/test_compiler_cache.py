@@ -10,7 +10,7 @@ import pytest
 
 from tests.shell import ROOT, run_child
 from tinylm.errors import TinyLMError
-from tinylm.kernels.compiler_cache import FOLDERS, prepare_compiler, use_private_folders
+from tinylm.kernels.process import FOLDERS, prepare_compiler, use_private_folders
 from tinylm.machine.device import can_compile
 
 # A process that compiles layers and prints the paths of all files that it opened for writing, folders

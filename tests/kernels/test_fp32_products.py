@@ -10,7 +10,7 @@ from tests.variants import small
 from tinylm.kernels import cpu_features, fp32_products, onednn
 from tinylm.kernels.fp32_products import MIN_ROWS
 from tinylm.transformer.build import build_model
-from tinylm.transformer.linear import Linear, linear
+from tinylm.transformer.layers import Linear, linear
 
 EPSILONS = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 

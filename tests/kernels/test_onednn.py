@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.kernels.absent import NamespaceWithout, loaded_again
 from tinylm.kernels import cpu_features, onednn
 from tinylm.kernels.onednn import MIN_ROWS
-from tinylm.transformer.linear import Linear
+from tinylm.transformer.layers import Linear
 
 needs_onednn = pytest.mark.skipif(not onednn._AVAILABLE, reason="this torch has no oneDNN")
 

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from tinylm.__main__ import TORCH_COMMANDS, main
-from tinylm.kernels import openmp_spin
-from tinylm.kernels.compiler_cache import FOLDERS
-from tinylm.kernels.openmp_spin import NO_SPIN, SLOW_WAKE_UP, SPIN_COUNT, choose_spin_count
+from tinylm.kernels import process
+from tinylm.kernels.process import FOLDERS, NO_SPIN, SLOW_WAKE_UP, SPIN_COUNT, choose_spin_count
 
 two_cores = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores"
@@ -38,9 +37,9 @@ def test_threads_spin_where_a_wake_up_takes_long(times: float, spins: int, monke
         measured.append((core, other))
         return SLOW_WAKE_UP * (times if len(measured) == 3 else 2 + len(measured))
 
-    monkeypatch.setattr(openmp_spin, "_wake_up_seconds", wake_up_seconds)
+    monkeypatch.setattr(process, "_wake_up_seconds", wake_up_seconds)
     assert choose_spin_count() == choose_spin_count() == spins
-    assert measured == [(2, 5)] * openmp_spin.SERIES
+    assert measured == [(2, 5)] * process.SERIES
 
 
 @pytest.mark.usefixtures("cores")
@@ -52,7 +51,7 @@ def test_threads_do_not_spin_where_nothing_can_be_measured(monkeypatch: pytest.M
             patch.setattr(owner, name, Mock(side_effect=error), raising=False)
             assert choose_spin_count() == NO_SPIN
         assert threading.active_count() == before
-    monkeypatch.setattr(openmp_spin, "_wake_up_seconds", lambda *cores: 1.0)
+    monkeypatch.setattr(process, "_wake_up_seconds", lambda *cores: 1.0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
     assert choose_spin_count() == NO_SPIN
     monkeypatch.delattr(os, "sched_getaffinity")
@@ -67,17 +66,17 @@ def test_a_measurement_is_half_of_a_round_trip_and_leaves_nothing_behind(monkeyp
         return threading.active_count(), os.sched_getaffinity(0), len(list(Path("/proc/self/fd").iterdir()))
 
     before, cores = resources(), sorted(os.sched_getaffinity(0))
-    assert 0 < openmp_spin._wake_up_seconds(cores[0], cores[-1]) < 1
+    assert 0 < process._wake_up_seconds(cores[0], cores[-1]) < 1
     assert resources() == before
     seconds = iter(range(0, 1000, 3))
     monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
-    assert openmp_spin._wake_up_seconds(cores[0], cores[0], rounds=3) == 1.5
+    assert process._wake_up_seconds(cores[0], cores[0], rounds=3) == 1.5
 
 
 @pytest.fixture
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unset the variables that `main` sets, and restore them afterwards."""
-    monkeypatch.setattr(openmp_spin, "choose_spin_count", lambda: 77)
+    monkeypatch.setattr(process, "choose_spin_count", lambda: 77)
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", *FOLDERS):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

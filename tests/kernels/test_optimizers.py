@@ -11,7 +11,7 @@ import torch
 
 from tests.kernels.absent import loaded_again
 from tests.shell import TINY, run_child, story
-from tinylm.kernels import optimizers
+from tinylm.kernels import without_compiler
 
 TRAINING = """
 import sys
@@ -39,10 +39,10 @@ def test_training_does_not_import_the_compiler_if_nothing_is_compiled(
 @pytest.fixture(params=["unwrapped", "nothing to unwrap"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     if request.param == "unwrapped":
-        return optimizers
+        return without_compiler
     for name in ("add_param_group", "zero_grad"):
         monkeypatch.setattr(torch.optim.Optimizer, name, inspect.unwrap(getattr(torch.optim.Optimizer, name)))
-    return loaded_again(optimizers)
+    return loaded_again(without_compiler)
 
 
 def test_updates_equal_those_of_the_optimizers_of_torch(kernel: ModuleType) -> None:

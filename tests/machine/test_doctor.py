@@ -18,7 +18,7 @@ from tinylm.kernels import cpu_features
 from tinylm.machine import doctor
 from tinylm.machine.doctor import LOW_DISK, OPTIONAL_PACKAGES, computation_error, diagnose
 from tinylm.machine.measure import COMPARED_DTYPES, matmul_rates_entry
-from tinylm.planning.largest_models import largest_models
+from tinylm.planning.plan import largest_models
 from tinylm.reporter import LogReporter
 
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from tests.machines import LAYER_SECONDS, MATMUL_RATE
 from tests.shell import TINY, child_process, run_ok, story
 from tinylm.config.run import RuntimeConfig
+from tinylm.machine import measure as machine_load
 from tinylm.machine import measure as module
-from tinylm.machine import processor_load as machine_load
 from tinylm.machine.doctor import diagnose
-from tinylm.machine.processor_load import LoadMeter, LoadNotes, slows_training
+from tinylm.machine.measure import LoadMeter, LoadNotes, slows_training
 from tinylm.reporter import LogReporter
 
 posix_clock = pytest.mark.skipif(sys.platform == "win32", reason="thread time has a resolution of 16 ms there")

@@ -18,8 +18,8 @@ from tests.formats.peers import EOS, SMALL, VOCABULARY, save_peer, save_tokenize
 from tests.published import published
 from tests.shell import story
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.generation.chat_session import ChatSession
 from tinylm.generation.generation_config import GenerationConfig
+from tinylm.generation.text_generator import ChatSession
 from tinylm.models.open import import_model, open_model
 from tinylm.reporter import LogReporter
 from tinylm.run_directory import directory

@@ -10,7 +10,7 @@ import torch
 import tinylm
 from tests.formats.peers import edit_json, make_peer, save_peer
 from tests.formats.peft_adapters import TOKENS, make_adapter
-from tinylm.adapters.replacement import Replacement
+from tinylm.adapters.adapter import Replacement
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.models.merge import merge_adapter
 from tinylm.models.open import open_model

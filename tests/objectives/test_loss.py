@@ -10,15 +10,14 @@ from torch import Tensor
 from tests import reference, reference_parts
 from tests.variants import randomised, small
 from tinylm.config.model import ModelConfig
-from tinylm.kernels.compiler_cache import prepare_compiler
+from tinylm.kernels.process import prepare_compiler
 from tinylm.machine.device import can_compile
 from tinylm.objectives import loss as module
 from tinylm.objectives.loss import Loss, masked_token, next_token, next_two_tokens, sequence_to_sequence
 from tinylm.text.batches import Batch
+from tinylm.transformer.architectures import Decoder, Output
 from tinylm.transformer.build import build_model
-from tinylm.transformer.cross_entropy import CrossEntropy
-from tinylm.transformer.decoder import Decoder
-from tinylm.transformer.stack import Output
+from tinylm.transformer.layers import CrossEntropy
 
 
 def decoder(config: ModelConfig) -> Decoder:

@@ -9,10 +9,9 @@ import numpy as np
 from tests.machines import machine
 from tinylm.config.run import AdapterConfig, DataConfig
 from tinylm.machine.measure import Machine
-from tinylm.planning.data_shape import PairShape
 from tinylm.planning.plan import Plan, plan_training
-from tinylm.planning.plan_request import PlanRequest
-from tinylm.text.pair_batches import PairContexts
+from tinylm.planning.plan_request import PairShape, PlanRequest
+from tinylm.text.pairs import PairContexts
 
 
 def data(train_tokens: int) -> DataConfig:

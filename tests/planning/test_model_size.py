@@ -15,7 +15,7 @@ from tinylm.config.training import Budget
 from tinylm.errors import UsageError
 from tinylm.planning import recipes
 from tinylm.planning.cost import matrix_parameters
-from tinylm.planning.model_size import choose_dropout, choose_sizes, training_tokens
+from tinylm.planning.plan import choose_dropout, choose_sizes, training_tokens
 from tinylm.planning.plan_request import PlanRequest
 
 

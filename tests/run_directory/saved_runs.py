@@ -11,7 +11,7 @@ from tinylm.config.run import DataConfig, RunConfig, RuntimeConfig, TokenizerCon
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, restore_model
-from tinylm.run_directory.tensor_files import Shard
+from tinylm.run_directory.weights import Shard
 from tinylm.text.tokenizer import train_char
 from tinylm.transformer.build import build_model
 

@@ -23,8 +23,7 @@ from tinylm.text.batches import (
     masked_evaluation_batches,
 )
 from tinylm.text.corpus_encoding import split_corpus
-from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
-from tinylm.text.pairs import Pair
+from tinylm.text.pairs import Pair, PairTokens, pair_evaluation_batches
 from tinylm.text.token_files import encode_stream
 from tinylm.text.tokenizer import train_char
 

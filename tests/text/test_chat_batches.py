@@ -9,7 +9,7 @@ from tests.variants import randomised, small
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
 from tinylm.text.chat_batches import ChatRows, chat_evaluation_batches, describe_left_out, pack, require_usable
-from tinylm.text.chat_tokens import ChatTokens
+from tinylm.text.chat_corpus import ChatTokens
 from tinylm.transformer.build import build_model
 
 

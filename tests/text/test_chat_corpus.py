@@ -21,12 +21,11 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import LogReporter
 from tinylm.text.answer_spans import ChatFormat, chat_format, read_template, template_tokens
 from tinylm.text.chat import Conversation, parse_conversation, read_conversations
-from tinylm.text.chat_corpus import ChatCorpus
+from tinylm.text.chat_corpus import ChatCorpus, ChatTokens, marked_examples
 from tinylm.text.chat_template import CHATML
-from tinylm.text.chat_tokens import ChatTokens, marked_examples
 from tinylm.text.corpus_encoding import SplitCorpus, draw_records, encode_split
 from tinylm.text.corpus_loading import TextSource, encode_recorded_text, load_text
-from tinylm.text.format_detection import is_chat
+from tinylm.text.file_selection import is_chat
 from tinylm.text.run_tokens import reopen_ids, reopen_tokens
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer

@@ -18,8 +18,8 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.prompts import encode_conversation
 from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import Conversation
+from tinylm.text.chat_corpus import CHAT_ENCODING, ChatTokens, encode_example, ids_of
 from tinylm.text.chat_template import CHATML
-from tinylm.text.chat_tokens import CHAT_ENCODING, ChatTokens, encode_example, ids_of
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 TEMPLATES = {"chatml": CHATML, "llama-2": LLAMA_2, "llama-3": LLAMA_3, "qwen": QWEN}

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from tests.text.corpora import read_documents, require_errors, write_file
 from tinylm.errors import UsageError
-from tinylm.text import format_detection
+from tinylm.text import file_selection
 from tinylm.text.corpus import find_corpus
-from tinylm.text.file_selection import describe_skipped
-from tinylm.text.format_detection import HEAD_BYTES, is_json, is_list, is_text, other_encoding
+from tinylm.text.file_selection import HEAD_BYTES, describe_skipped, is_json, is_list, is_text, other_encoding
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
 
@@ -229,7 +228,7 @@ def test_known_binary_formats_are_not_text_in_any_encoding() -> None:
         b"a.txt".ljust(257, b"\0") + b"ustar\x0000": "a tar archive",
         b"PAR1\x15\x04": "a Parquet file",
     }
-    assert {head: format_detection.binary_format(head) for head in names} == names
+    assert {head: file_selection.binary_format(head) for head in names} == names
     for head in names:
         for encoding in ("utf-8", "latin-1"):
             assert not is_text(head, encoding) and other_encoding(head, encoding) is None, head
@@ -243,7 +242,7 @@ def test_json_and_a_single_object_are_detected() -> None:
     assert [text for text in records if not is_json(text)] + [text for text in others if is_json(text)] == []
     single = ('{\n  "name": "x"\n}', '{"name":\n "x"}')
     others = ('{"text": "a"}\n{"text": "b"}\n', '{"text": "a"}', '{"text": "cut off here', '[\n{"text": "a"}]')
-    assert [format_detection.is_single_json_object(text) for text in (*single, *others)] == [True] * 2 + [False] * 4
+    assert [file_selection.is_single_json_object(text) for text in (*single, *others)] == [True] * 2 + [False] * 4
 
 
 NAMES = "Ada\nTom\nNell van Hask\nJonas\nBess\n" * 8

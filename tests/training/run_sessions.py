@@ -24,8 +24,8 @@ from tinylm.training.events import Event, Stepped
 from tinylm.training.run import TrainingRun
 from tinylm.training.state import TrainerState
 from tinylm.training.trainer import StopTraining
+from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import build_model
-from tinylm.transformer.stack import Transformer
 
 TOKENIZER = train_char("abcdef .").with_mask_token()
 SIZES: dict[str, Any] = {"context": 8, "layers": 1, "width": 8, "heads": 2, "kv_heads": 1, "ffn_width": 8}

@@ -14,8 +14,8 @@ from tinylm.machine.device import autocast
 from tinylm.objectives.loss import masked_token, next_token, sequence_to_sequence
 from tinylm.text.batches import Batch
 from tinylm.training.execution import checkpoint_activations
+from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import build_model
-from tinylm.transformer.stack import Transformer
 
 DROPOUT = {"dropout": 0.2, "attention_dropout": 0.2}
 OBJECTIVES = {"decoder": next_token, "encoder": masked_token, "encoder-decoder": sequence_to_sequence}

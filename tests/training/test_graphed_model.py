@@ -25,8 +25,8 @@ from tinylm.training import run as run_module
 from tinylm.training.events import Event, Logged, Notice
 from tinylm.training.execution import GraphedModel, capture_graphs
 from tinylm.training.run import TrainingRun
+from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
-from tinylm.transformer.decoder import Decoder
 
 
 def test_a_graph_serves_its_shape_and_the_model_all_other_inputs() -> None:

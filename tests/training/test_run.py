@@ -29,11 +29,10 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.loop import evaluate_loss
 from tinylm.kernels import thread_placement
 from tinylm.machine.device import DTYPES
-from tinylm.machine.processor_load import LoadMeter
+from tinylm.machine.measure import LoadMeter
 from tinylm.models.adapter import add_adapter
 from tinylm.objectives.loss import next_token
-from tinylm.planning.memory import TrainingMemory
-from tinylm.planning.memory_plan import MemoryPlan
+from tinylm.planning.memory import MemoryPlan, TrainingMemory
 from tinylm.planning.plan import ResumedPlan
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.recipes import MEMORY_ERROR, MEMORY_SHARE
@@ -49,8 +48,8 @@ from tinylm.training.resume import start_run
 from tinylm.training.run import TrainingRun, set_weights_dtype
 from tinylm.training.trainer import StopTraining
 from tinylm.training.training_request import TrainingRequest
+from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import build_model
-from tinylm.transformer.stack import Transformer
 
 
 @pytest.fixture(scope="module")

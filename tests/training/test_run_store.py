@@ -18,7 +18,7 @@ from tinylm.distributed.ranks import Ranks
 from tinylm.errors import SaveError
 from tinylm.run_directory import directory
 from tinylm.run_directory.directory import RunDirectory, ShardOnlyRun
-from tinylm.run_directory.tensor_files import WHOLE, Shard
+from tinylm.run_directory.weights import WHOLE, Shard
 from tinylm.training import run_store
 from tinylm.training.run_store import RunStore, open_store
 from tinylm.training.state import TrainerState, optimizer_tensors

@@ -18,8 +18,7 @@ from tests.training.trainer_bench import (
     with_auxiliary,
 )
 from tinylm.config.presets import make_model_config
-from tinylm.config.sequence_growth import SEQUENCE_GROWTHS, mean_share, window_parts
-from tinylm.config.training import Budget
+from tinylm.config.training import SEQUENCE_GROWTHS, Budget, mean_share, window_parts
 from tinylm.errors import UsageError
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.planning.recipes import EVALUATION_SHARE, MATMUL_EFFICIENCY

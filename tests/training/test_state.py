@@ -15,8 +15,8 @@ from tinylm.config.training import MUON_OPTIMIZERS, TrainingConfig
 from tinylm.errors import TinyLMError
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState, optimizer_tensors, restore_optimizer
+from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
-from tinylm.transformer.decoder import Decoder
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 

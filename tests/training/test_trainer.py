@@ -26,7 +26,7 @@ from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch
 from tinylm.training.events import Evaluated, Logged, Stepped
 from tinylm.training.optimizer import layer_gradient_norms, learning_rate
-from tinylm.transformer.decoder import Decoder
+from tinylm.transformer.architectures import Decoder
 
 # Accumulation.
 

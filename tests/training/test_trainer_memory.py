@@ -25,7 +25,7 @@ from tinylm.text.batches import Batch
 from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Notice
 from tinylm.training.optimizer import WeightAverage, build_optimizer
-from tinylm.transformer.decoder import Decoder
+from tinylm.transformer.architectures import Decoder
 
 
 def out_of_memory(*_: object, **__: object) -> Any:

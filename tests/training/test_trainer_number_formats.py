@@ -14,7 +14,7 @@ from tests.training.trainer_bench import CONFIG, Bench, assert_same, trained, va
 from tests.variants import randomised
 from tinylm.config.training import Budget
 from tinylm.errors import DivergedError
-from tinylm.kernels.optimizers import AdamW
+from tinylm.kernels.without_compiler import AdamW
 from tinylm.machine.device import DTYPES
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch
@@ -23,8 +23,8 @@ from tinylm.training.events import Logged
 from tinylm.training.muon import Muon
 from tinylm.training.optimizer import MuonAdamW, layer_matrices
 from tinylm.training.state import TrainerState
+from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
-from tinylm.transformer.decoder import Decoder
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

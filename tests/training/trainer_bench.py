@@ -19,9 +19,8 @@ from tinylm.training.events import Event
 from tinylm.training.execution import GraphedModel
 from tinylm.training.state import TrainerState
 from tinylm.training.trainer import Trainer
+from tinylm.transformer.architectures import Decoder, Transformer
 from tinylm.transformer.build import build_model
-from tinylm.transformer.decoder import Decoder
-from tinylm.transformer.stack import Transformer
 
 CONFIG = small(context=6, layers=1, width=8, heads=2, kv_heads=1, ffn_width=8)
 SETTINGS: dict[str, Any] = {"budget": Budget(steps=1), "batch_size": 6, "micro_batch": 6, "lr": 1.0, "min_lr": 0.0}

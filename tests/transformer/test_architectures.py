@@ -15,7 +15,7 @@ from tinylm.config.model import ModelConfig
 from tinylm.objectives.loss import sequence_to_sequence
 from tinylm.text.batches import Batch
 from tinylm.transformer.build import build_model, count_parameters
-from tinylm.transformer.moe import RoutedExperts
+from tinylm.transformer.feedforward import RoutedExperts
 
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8, 1, 12, 0]]
 ENCODED = [[3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8], [6]]

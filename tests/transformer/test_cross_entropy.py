@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests import reference, reference_parts
-from tinylm.transformer.cross_entropy import IGNORED, CrossEntropy
+from tinylm.transformer.layers import IGNORED, CrossEntropy
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])

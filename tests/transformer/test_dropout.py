@@ -5,12 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.variants import randomised, small
+from tinylm.transformer.architectures import CacheShape, Decoder, Embeddings
 from tinylm.transformer.attention import DotProduct, Heads, SelfAttention
 from tinylm.transformer.block import ParallelBlock, PostNormBlock, PreNormBlock, SandwichNormBlock
 from tinylm.transformer.build import build_model
-from tinylm.transformer.decoder import CacheShape, Decoder
 from tinylm.transformer.position import Position
-from tinylm.transformer.stack import Embeddings
 
 
 class Ones(nn.Module):

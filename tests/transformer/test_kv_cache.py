@@ -5,7 +5,7 @@ from torch import Tensor
 from tests.transformer.test_architectures import exact
 from tests.variants import every_variant, small
 from tinylm.config.model import ModelConfig
-from tinylm.transformer.decoder import Decoder
+from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.kv_cache import KVCache
 
 LENGTH = 12

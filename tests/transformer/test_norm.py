@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from tests import reference
-from tinylm.transformer.norm import LayerNorm, RMSNorm, UnitOffsetRMSNorm
+from tinylm.transformer.layers import LayerNorm, RMSNorm, UnitOffsetRMSNorm
 
 
 def test_a_norm_equals_its_formula_with_and_without_gain_and_bias() -> None:

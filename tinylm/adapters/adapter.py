@@ -1,7 +1,9 @@
-"""The base class of adapter layers, and their tensors by name."""
+"""Adapter layers: the base class, their tensors by name, the replacement of modules, and new parameters of a module."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,3 +61,93 @@ def _parameters(layers: Mapping[str, Adapter]) -> dict[str, nn.Parameter]:
         for name, layer in layers.items()
         for part, parameter in layer.trainable_parameters().items()
     }
+
+
+def replace_modules(
+    model: nn.Module, matches: Callable[[str, nn.Module], bool], replace: Callable[[str, nn.Module], nn.Module]
+) -> list[str]:
+    """Replace each module for which `matches(name, module)` holds with `replace(name, module)`, in place.
+
+    Names are dotted paths from the model. Matches must not be nested. Returns the names of the replaced modules.
+    """
+    names = [name for name, module in model.named_modules() if matches(name, module)]
+    for name in names:
+        parent_name, _, attribute = name.rpartition(".")
+        parent = model.get_submodule(parent_name)
+        setattr(parent, attribute, replace(name, getattr(parent, attribute)))
+    return names
+
+
+def unwrapped_name(name: str) -> str:
+    """A module's name without the parts `base` that adapters around the module or its parents have added."""
+    return ".".join(part for part in name.split(".") if part != "base")
+
+
+class Replacement(Adapter):
+    """f(x) + s (f'(x) - f0(x)) with s = `adapter_scale`.
+
+    f is `base`, f0 is the module below all adapters, and f' is f0 with the new parameters. The outputs of linear
+    layers, norms and embeddings are linear in their parameters, so the updates of several adapters add up.
+    """
+
+    def __init__(self, base: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__(base)
+        plain = self._plain()
+        tensors = {id(tensor): tensor for tensor in (*plain.parameters(), *plain.buffers())}
+        self.replacement = copy.deepcopy(plain, tensors)  # shares the parameters that are not replaced
+        for name, value in parameters.items():
+            old = getattr(plain, name)
+            new = nn.Parameter(value.to(old.device, old.dtype, copy=True), requires_grad=False)
+            setattr(self.replacement, name, new)
+        self.names = tuple(parameters)
+
+    def _plain(self) -> nn.Module:
+        module = self.base
+        while isinstance(module, Adapter):
+            module = module.base
+        return module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out); token ids (...) -> (..., D) for an embedding."""
+        if not self.adapter_scale:
+            return self.base(x)
+        plain = self._plain()
+        if self.adapter_scale == 1.0 and self.base is plain:
+            return self.replacement(x)
+        return self.base(x) + self.adapter_scale * (self.replacement(x) - plain(x))
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight of `base` with the update of this layer, in the shape of the base module's weight.
+
+        On an embedding, the weight of `base` includes the updates of the adapters below; on a linear layer with a LoRA
+        below, it does not.
+        """
+        weight: Any = self.base.weight
+        if not self.adapter_scale or "weight" not in self.names:
+            return weight
+        plain: Any = self._plain().weight
+        replacement: Any = self.replacement.weight
+        if self.adapter_scale == 1.0 and self.base is self._plain():
+            return replacement
+        return weight + self.adapter_scale * (replacement - plain)
+
+    @property
+    def num_embeddings(self) -> int:
+        """Number of rows of an embedding."""
+        return self._plain().num_embeddings  # type: ignore[return-value]  # mypy: Tensor | Module
+
+    def merged(self) -> nn.Module:
+        """The base module with the update at `adapter_scale` merged into it. `base` must not be an adapter."""
+        plain = self._plain()
+        assert self.base is plain
+        with torch.no_grad():
+            for name in self.names:
+                old, new = getattr(plain, name), getattr(self.replacement, name)
+                value = new if self.adapter_scale == 1.0 else old + self.adapter_scale * (new - old)
+                setattr(plain, name, nn.Parameter(value, requires_grad=False))
+        return plain
+
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that replace those of the base."""
+        return {name: getattr(self.replacement, name) for name in self.names}

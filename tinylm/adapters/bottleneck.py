@@ -5,11 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinylm.adapters.adapter import Adapter, trained_dtype
-from tinylm.adapters.inject import replace_modules, unwrapped_name
+from tinylm.adapters.adapter import Adapter, replace_modules, trained_dtype, unwrapped_name
 from tinylm.config.run import AdapterConfig
+from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.feedforward import gelu
-from tinylm.transformer.stack import Transformer
 
 SUBLAYERS = ("attention", "cross_attention", "feedforward")
 

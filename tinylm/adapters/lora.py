@@ -10,14 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinylm.adapters.adapter import Adapter, trained_dtype
-from tinylm.adapters.inject import replace_modules, unwrapped_name
-from tinylm.adapters.replacement import Replacement
+from tinylm.adapters.adapter import Adapter, Replacement, replace_modules, trained_dtype, unwrapped_name
 from tinylm.config.run import AdapterConfig
 from tinylm.config.validation import check_choice
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.transformer.moe import RoutedExperts
-from tinylm.transformer.stack import Transformer
+from tinylm.transformer.architectures import Transformer
+from tinylm.transformer.feedforward import RoutedExperts
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

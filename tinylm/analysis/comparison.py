@@ -15,11 +15,10 @@ import numpy as np
 
 from tinylm.config.validation import require
 from tinylm.errors import AdapterNotModelError, UsageError
-from tinylm.evaluation.bootstrap import ratio_interval
 from tinylm.evaluation.loop import default_batch_size, token_losses
-from tinylm.evaluation.result import choose_units
+from tinylm.evaluation.result import choose_units, ratio_interval
 from tinylm.evaluation.text import sums_between
-from tinylm.kernels.allocator import keep_freed_blocks
+from tinylm.kernels.process import keep_freed_blocks
 from tinylm.models.load import load
 from tinylm.models.model import Model
 from tinylm.reporter import LogReporter, Reporter
@@ -31,7 +30,7 @@ from tinylm.text.decoding import decoded_stream
 from tinylm.text.run_tokens import reopen_ids
 from tinylm.text.token_files import MAX_CHUNK
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.decoder import Decoder
+from tinylm.transformer.architectures import Decoder
 
 
 class PositionedTokens(NamedTuple):

@@ -17,8 +17,8 @@ from tinylm.analysis.copied_text import Documents, Match, find_matches
 from tinylm.config.run import DataConfig
 from tinylm.config.validation import require
 from tinylm.errors import UsageError
-from tinylm.evaluation.bootstrap import ratio_interval
 from tinylm.evaluation.evaluation_config import MemorisationConfig
+from tinylm.evaluation.result import ratio_interval
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.prompts import EncodedPrompt, start_tokens
 from tinylm.models.model import Model
@@ -28,7 +28,7 @@ from tinylm.text.corpus import STANDARD_INPUT, Corpus, Stream
 from tinylm.text.corpus_loading import TextSource, opened_corpus
 from tinylm.text.decoding import decoded_stream
 from tinylm.text.run_tokens import reopen_ids
-from tinylm.transformer.decoder import Decoder
+from tinylm.transformer.architectures import Decoder
 
 ROWS = 64  # texts generated as one batch
 REPORTED_MATCHES = 3

@@ -29,7 +29,7 @@ from tinylm.generation.generation_config import (
 )
 
 if TYPE_CHECKING:
-    from tinylm.generation.chat_session import ChatSession
+    from tinylm.generation.text_generator import ChatSession
 
 FIRST_OPTIONS = """
 model adapter system temperature top_k top_p repeat_penalty max_tokens stop seed quantize engine device quiet json
@@ -93,7 +93,7 @@ def chat(
     output: OutputOptions,
 ) -> None:
     """Talk to a chat model in the terminal: questions from standard input, answers on standard output."""
-    from tinylm.generation.chat_session import ChatSession
+    from tinylm.generation.text_generator import ChatSession
     from tinylm.models.load import open_generator
 
     console = output.console()

@@ -38,7 +38,7 @@ def doctor(
     is 1 only if something does not work.
     """
     from tinylm.machine.doctor import OPTIONAL_PACKAGES, diagnose
-    from tinylm.planning.largest_models import largest_models
+    from tinylm.planning.plan import largest_models
 
     console = output.console()
     diagnosis = diagnose(device, console, refresh=refresh)

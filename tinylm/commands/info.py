@@ -18,11 +18,11 @@ from tinylm.commands.console import Console
 from tinylm.commands.next_steps import shell_quote, use_commands
 from tinylm.commands.option_groups import complete_runs, with_option_groups
 from tinylm.commands.options import OutputOptions, print_fields
-from tinylm.config.duration import format_duration
 from tinylm.config.run import RunConfig, RuntimeConfig
+from tinylm.config.settings import format_duration
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.report.curves import MAX_NUMBER
-from tinylm.run_directory.find_run import newest_model
+from tinylm.run_directory.layout import newest_model
 
 BRAILLE = 0x2800  # the character without dots
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # the bit of a dot, by row and column in a character
@@ -128,7 +128,7 @@ def compare_records(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 def _compared_settings(record: dict[str, Any]) -> dict[str, str]:
     """The settings of a run by dotted names, without its id, digests and INCIDENTAL settings."""
-    from tinylm.report.collect import DIGESTS, flatten
+    from tinylm.report.page import DIGESTS, flatten
 
     flat = flatten(record["config"] | {"id": None} if "config" in record else {"adapter": record["adapter"]})
     return {

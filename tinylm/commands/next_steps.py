@@ -19,7 +19,7 @@ from tinylm.errors import (
     TinyLMError,
     UnknownCharactersError,
 )
-from tinylm.run_directory.find_run import path_exists
+from tinylm.run_directory.layout import path_exists
 from tinylm.system.files import is_link, read_json
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from tinylm.commands.option_sources import append_sources, warn_about_unknown_va
 from tinylm.commands.suggestions import reject_addresses
 from tinylm.config.validation import Setting, annotations_of, check_values, declared_in, limits_in
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.run_directory.find_run import run_names
-from tinylm.run_directory.layout import MODEL_FILE
+from tinylm.run_directory.layout import MODEL_FILE, run_names
 
 Command = Callable[..., None]
 COMMAND_LINE = "tinylm.command_line"  # key in `ctx.meta` of the words of the command line

@@ -9,7 +9,7 @@ from tinylm.commands.option_groups import complete_runs, option, with_option_gro
 from tinylm.commands.options import OutputOptions
 from tinylm.config.validation import Panel
 from tinylm.errors import TinyLMError
-from tinylm.run_directory.find_run import find_run, newest_model
+from tinylm.run_directory.layout import find_run, newest_model
 
 
 @with_option_groups
@@ -49,8 +49,7 @@ def report(
 
     The file needs no network. An existing file is replaced.
     """
-    from tinylm.report.collect import collect_report
-    from tinylm.report.page import write_page
+    from tinylm.report.page import collect_report, write_page
     from tinylm.report.predictions import ModelOptions
 
     console = output.console()

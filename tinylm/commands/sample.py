@@ -18,12 +18,12 @@ from tinylm.config.settings import DeviceSettings
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import UsageError
 from tinylm.generation.generation_config import GenerationConfig, is_sampled, settings_without_effect
-from tinylm.run_directory.find_run import path_exists
+from tinylm.run_directory.layout import path_exists
 
 if TYPE_CHECKING:
-    from tinylm.generation.continuation import Continuation, Sample
     from tinylm.generation.fill_mask import FilledPrompt
     from tinylm.generation.prompts import Prompt
+    from tinylm.generation.text_generator import Continuation, Sample
     from tinylm.models.model import Model
 
 STANDARD_INPUT = "-"

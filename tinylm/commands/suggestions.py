@@ -11,7 +11,7 @@ import typer
 
 from tinylm.commands.console import long_flag
 from tinylm.errors import UsageError
-from tinylm.run_directory.find_run import path_exists
+from tinylm.run_directory.layout import path_exists
 
 MAX_SUGGESTIONS = 3
 NEARNESS = 0.75  # of similar names, as difflib measures it

@@ -128,7 +128,7 @@ class TrainingArguments:
 
     def line_hint(self) -> str | None:
         """A note with the command for texts of one line each, if the corpus is a file that looks like such a list."""
-        from tinylm.text.format_detection import HEAD_BYTES, decode_head, is_list
+        from tinylm.text.file_selection import HEAD_BYTES, decode_head, is_list
 
         if len(self.files) != 1 or self.settings.format != "auto" or Path(self.files[0]).suffix not in ("", ".txt"):
             return None

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Self
 from tinylm.commands.console import Console, shorten_number
 from tinylm.commands.next_steps import shell_quote, use_commands
 from tinylm.commands.training_arguments import TrainingArguments
-from tinylm.config.duration import format_duration
 from tinylm.config.run import LAST, RunConfig
-from tinylm.config.sequence_growth import SEQUENCE_GROWTHS
+from tinylm.config.settings import format_duration
+from tinylm.config.training import SEQUENCE_GROWTHS
 from tinylm.distributed.launch import Launch
 from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError
 from tinylm.system.process_signals import TERMINATION_SIGNALS
 
 if TYPE_CHECKING:
     from tinylm.planning.plan import Plan
-    from tinylm.text.chat_tokens import MarkedText
+    from tinylm.text.chat_corpus import MarkedText
     from tinylm.text.tokenizer import Tokenizer
     from tinylm.training.events import Event
     from tinylm.training.pipeline import TrainingResult

@@ -18,9 +18,7 @@ from typing import Annotated, Any, Self
 
 from tinylm import __version__
 from tinylm.config.model import ModelConfig
-from tinylm.config.sequence_growth import check_sequence_growth
-from tinylm.config.serialization import from_json
-from tinylm.config.training import OBJECTIVES, TrainingConfig
+from tinylm.config.training import OBJECTIVES, TrainingConfig, check_sequence_growth
 from tinylm.config.validation import (
     COUNT_FROM_0,
     COUNT_FROM_1,
@@ -30,6 +28,7 @@ from tinylm.config.validation import (
     check_fields,
     check_settings,
     describe_value,
+    from_json,
     require,
 )
 from tinylm.errors import TinyLMError, UsageError

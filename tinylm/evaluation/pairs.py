@@ -10,18 +10,17 @@ import numpy as np
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.loop import default_batch_size
+from tinylm.evaluation.loop import default_batch_size, text_losses
 from tinylm.evaluation.result import Evaluation, first_pairs
-from tinylm.evaluation.text_losses import text_losses
 from tinylm.generation.translate import SOURCES_PER_BATCH, search_targets
 from tinylm.machine.device import DTYPES
 from tinylm.objectives.loss import sequence_to_sequence_losses
 from tinylm.reporter import Reporter
 from tinylm.text.corpus_loading import EvaluationTokens
-from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
+from tinylm.text.pairs import PairTokens, pair_evaluation_batches
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.encoder_decoder import EncoderDecoder
+from tinylm.transformer.architectures import EncoderDecoder
 
 SACREBLEU_MISSING = "BLEU and chrF need sacrebleu: pip install sacrebleu"
 

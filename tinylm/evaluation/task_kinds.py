@@ -10,12 +10,10 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.training import TrainingConfig
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.evaluation.baselines import baseline_bits_per_byte
-from tinylm.evaluation.chat import evaluate_chat
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.masked import evaluate_masked
 from tinylm.evaluation.pairs import baseline_bleu, evaluate_pairs
 from tinylm.evaluation.result import Evaluation, pair_excerpt, text_excerpt, token_excerpt
-from tinylm.evaluation.text import evaluate_text
+from tinylm.evaluation.text import evaluate_chat, evaluate_masked, evaluate_text
 from tinylm.objectives.tasks import Chat, MaskedToken, NextToken, SequenceToSequence, Task
 from tinylm.reporter import Reporter
 from tinylm.text.corpus_loading import EvaluationTokens

@@ -1,21 +1,31 @@
-"""Evaluation of a decoder on a text: each token but the first is scored once, given earlier tokens of a window."""
+"""Evaluation on a text or on conversations: of a decoder by the next token, of an encoder by masked tokens.
+
+On a text, a decoder scores each token but the first once, given earlier tokens of a window; on conversations, it scores
+tokens such as those of answers. The masks of an encoder are the same in every evaluation.
+"""
 
 import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import UsageError
-from tinylm.evaluation.bootstrap import MIN_UNITS, ratio_interval
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.loop import EvaluationLoss, default_batch_size, token_losses
-from tinylm.evaluation.result import MIN_BLOCK, DocumentLoss, Evaluation, choose_units
+from tinylm.evaluation.loop import EvaluationLoss, TextLosses, default_batch_size, text_losses, token_losses
+from tinylm.evaluation.result import MIN_BLOCK, MIN_UNITS, DocumentLoss, Evaluation, choose_units, ratio_interval
+from tinylm.objectives.loss import LanguageModel, next_token_losses
 from tinylm.reporter import Reporter
-from tinylm.text.batches import evaluation_batches
+from tinylm.text.batches import Batch, evaluation_batches, masked_evaluation_batches
+from tinylm.text.chat_batches import chat_evaluation_batches, describe_left_out, require_usable, worth_packing
+from tinylm.text.chat_corpus import ChatTokens
 from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.decoder import Decoder
+from tinylm.transformer.architectures import Decoder, Encoder
 
 
 def evaluate_text(
@@ -125,3 +135,109 @@ def _document_losses(
             )
         )
     return tuple(documents)
+
+
+def evaluate_chat(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    text: EvaluationTokens,
+    config: EvaluationConfig,
+    dtype: str,
+    reporter: Reporter,
+    ranks: Ranks = ONE_RANK,
+) -> Evaluation:
+    """Loss of `model` on the scored tokens of conversations with its confidence interval, and bits per character and
+    byte of their text.
+
+    text: codes of conversations, see `tinylm.text.chat_corpus`. Those longer than the context are cut, with a warning.
+    dtype: autocast dtype. ranks: the processes that share the work; all return the same result.
+
+    Raises UsageError if no token within the context is scored, and for settings that apply to plain text only.
+    """
+    given = [f"`{name}`" for name in ("sequence_length", "stride", "baselines", "by_document") if getattr(config, name)]
+    if given:
+        raise UsageError(f"{', '.join(given)} is for plain text, not for conversations; leave it out.")
+    tokens, context = ChatTokens(text.codes), model.context
+    require_usable(tokens, context, "evaluated")
+    for sentence in describe_left_out(tokens, context, "evaluated"):
+        reporter.warn(sentence)
+    scored = tokens.scored_ids(context)
+    rows, packed = config.batch_size or default_batch_size(context), worth_packing(tokens, context)
+    batches = chat_evaluation_batches(tokens, context, rows, packed)
+    with reporter.counting("scoring", len(scored), "tokens") as advance:
+        losses = text_losses(model, batches, next_token_losses, dtype, advance, ranks)
+    result = losses.total
+    characters, size = tokenizer.decoded_size(scored)
+    return Evaluation(
+        loss=result.loss,
+        perplexity=result.perplexity,
+        bits_per_character=result.bits_per(characters),
+        bits_per_byte=result.bits_per(size),
+        tokens=result.tokens,
+        characters=characters,
+        bytes=size,
+        **losses.shuffled_groups().interval("conversations", reporter),
+    )
+
+
+def evaluate_masked(
+    model: Encoder,
+    tokenizer: Tokenizer,
+    text: EvaluationTokens,
+    config: EvaluationConfig,
+    dtype: str,
+    reporter: Reporter,
+    ranks: Ranks = ONE_RANK,
+) -> Evaluation:
+    """Loss, perplexity and accuracy of `model` on masked tokens of a text, with a confidence interval of the loss.
+
+    dtype: autocast dtype. ranks: the processes that share the work; all return the same result.
+
+    Raises UsageError for fewer than 2 tokens.
+    """
+    tokens = text.codes
+    if len(tokens) < 2:
+        raise UsageError(
+            f"The text has fewer than 2 tokens ({len(tokens)}), and a masked token needs another one; give more text."
+        )
+    rows = config.batch_size or default_batch_size(model.context)
+    batches = masked_evaluation_batches(tokens, model.context, rows, tokenizer.mask_id, tokenizer.vocab_size)
+    with reporter.counting("scoring", None, "masked tokens") as advance:
+        losses, accuracy = masked_losses_and_accuracy(model, batches, dtype, advance, ranks)
+    result, blocks = losses.total, losses.blocks()
+    of = "windows" if len(blocks.nats) == len(losses.nats) else "blocks of consecutive windows"
+    return Evaluation(
+        loss=result.loss,
+        perplexity=result.perplexity,
+        accuracy=accuracy,
+        tokens=result.tokens,
+        **blocks.interval(of, reporter),
+    )
+
+
+def masked_losses_and_accuracy(
+    model: Encoder,
+    batches: Iterable[Batch],
+    dtype: str,
+    progress: Callable[[int], None],
+    ranks: Ranks = ONE_RANK,
+) -> tuple[TextLosses, float]:
+    """The losses of the masked tokens of each window, and the fraction of masked tokens whose logit is the largest.
+
+    Arguments and errors: see `token_losses`.
+    """
+    correct = 0
+
+    def losses_of(model: LanguageModel, batch: Batch) -> Tensor:
+        nonlocal correct
+        assert batch.mask is not None
+        output, targets = model(batch.ids), batch.targets[batch.mask]  # (N,)
+        logits = model.logits(output.hidden[batch.mask])  # (N, V)
+        precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        losses = F.cross_entropy(precise, targets, reduction="none")
+        # Counted last: a batch that runs out of memory above is repeated in parts, and must not be counted twice.
+        correct += int((logits.argmax(dim=-1) == targets).sum())
+        return losses
+
+    losses = text_losses(model, batches, losses_of, dtype, progress, ranks)
+    return losses, sum(ranks.gather(correct)) / losses.total.tokens

@@ -108,8 +108,8 @@ class Family:
 
     name: `model_type` of its config.json; architecture: its class for causal language models in transformers.
     read_config: converts a config.json to fields of ModelConfig. write_config: converts a ModelConfig with all defaults
-        filled in (see `family_choice.resolve`) to fields of a config.json; settings that the family cannot represent
-        are lost (see `family_choice.choose_family`).
+        filled in (see `families.resolve`) to fields of a config.json; settings that the family cannot represent
+        are lost (see `families.choose_family`).
     prefix: of the names of the base model's tensors; absent in files saved from the base class.
     without_effect: fields of its config that do not change the logits.
     unused_tensors: regular expressions of the names of stored buffers that are computed from the config.

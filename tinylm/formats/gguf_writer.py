@@ -17,9 +17,8 @@ from torch import Tensor
 
 from tinylm.config.model import ModelConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.formats.families import find_family
+from tinylm.formats.families import choose_family, find_family, resolve
 from tinylm.formats.family import ExportedTensors, Family, ForeignModel, convert_tensors
-from tinylm.formats.family_choice import choose_family, resolve
 from tinylm.formats.gguf_architectures import BY_FAMILY, ROPE_FACTORS, Architecture, llama3_factors
 from tinylm.formats.gguf_header import TENSOR_TYPES, Metadata, TensorInfo
 from tinylm.formats.gguf_reader import FLOAT_TYPES, GGUFFile, open_gguf, read_config, read_model

@@ -6,23 +6,20 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinylm.adapters.adapter import Adapter, adapter_layers
+from tinylm.adapters.adapter import Adapter, Replacement, adapter_layers
 from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, merge_lora
-from tinylm.adapters.replacement import Replacement
 from tinylm.config.run import RunConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.family import ForeignModel
 from tinylm.formats.gguf_reader import open_gguf
 from tinylm.formats.gguf_writer import write_gguf
-from tinylm.generation.converted_model import GGUF_FOLDER, LAYOUT, mark_used
 from tinylm.generation.generation_config import SpeedConfig
-from tinylm.generation.llama_cpp import LlamaCpp, import_llama_cpp
+from tinylm.generation.llama_cpp import GGUF_FOLDER, LAYOUT, LlamaCpp, import_llama_cpp, mark_used
 from tinylm.reporter import Reporter
 from tinylm.run_directory.weights import digest
 from tinylm.system.cache_directory import is_private, private_folder
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.decoder import Decoder
-from tinylm.transformer.stack import Transformer
+from tinylm.transformer.architectures import Decoder, Transformer
 
 GGUF_TYPES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 MERGEABLE = (LoRALinear, LoRAEmbedding, Replacement)

@@ -8,7 +8,7 @@ import torch
 
 from tinylm.errors import UsageError
 from tinylm.text.tokenizer import MASK, Tokenizer
-from tinylm.transformer.encoder import Encoder
+from tinylm.transformer.architectures import Encoder
 
 DEFAULT_CANDIDATES = 5
 

@@ -6,15 +6,13 @@ Except with int8, the outputs stay the same up to rounding.
 import torch
 from torch import Tensor, nn
 
-from tinylm.adapters.inject import replace_modules, unwrapped_name
+from tinylm.adapters.adapter import replace_modules, unwrapped_name
 from tinylm.kernels import int8
+from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.attention import SelfAttention
-from tinylm.transformer.feedforward import GatedFeedForward
-from tinylm.transformer.linear import Linear
-from tinylm.transformer.norm import LayerNorm, RMSNorm, UnitOffsetRMSNorm
+from tinylm.transformer.feedforward import GatedFeedForward, Routing
+from tinylm.transformer.layers import LayerNorm, Linear, RMSNorm, UnitOffsetRMSNorm
 from tinylm.transformer.position import Rotation, rotate
-from tinylm.transformer.routing import Routing
-from tinylm.transformer.stack import Transformer
 
 
 class Int8Linear(nn.Module):

@@ -20,19 +20,19 @@ dropout_bits       | CPU                                       | 1.17 to 1.41 ti
                    |                                           | of training with dropout (005)     |
 int8               | CPU,                                      | a matrix-vector product takes 0.1  | weights converted
                    | `torch.ops.aten._weight_int8pack_mm`      | to 0.6 times as long as fp32 (013) | for each product
-compiler_cache     | `torch._inductor.codecache._HEADER_DIR`,  | security: other users cannot write | no precompiled
-                   | `_HEADER_LOCK_DIR`                        | to the compilers' caches (020)     | headers
-optimizers         | wrappers of `torch.optim` methods that    | first loss after 1.8 s instead of  | the methods with
-                   | `inspect.unwrap` removes                  | 3.9 s, with force_eager (018)      | their wrappers
-force_eager        | `Module._compiled_call_impl`, to discard  | see optimizers                     | all compiled code
-                   | compiled code                             |                                    | runs eagerly
+without_compiler   | wrappers of `torch.optim` methods that    | first loss after 1.8 s instead of  | the methods with
+                   | `inspect.unwrap` removes;                 | 3.9 s (018)                        | their wrappers;
+                   | `Module._compiled_call_impl`, to discard  |                                    | compiled code runs
+                   | compiled code                             |                                    | eagerly
 cpu_features       | `torch.cpu.get_capabilities`, or in older | fp32 on CPUs where bf16 has 0.55   | fp32; Intel CPUs
                    | versions `torch.cpu._is_*_supported`      | of its speed; MKL on Intel's (015) | by /proc/cpuinfo
-openmp_spin        | Linux, GNU libgomp                        | 10,000 -> 17,600 tokens/s where    | no spinning
+process, OpenMP    | Linux, GNU libgomp                        | 10,000 -> 17,600 tokens/s where    | no spinning
                    |                                           | wake-ups are slow (015)            |
-allocator          | Linux, glibc's `mallopt`                  | short runs take 0.8 to 0.95 times  | the C library's
+process, malloc    | Linux, glibc's `mallopt`                  | short runs take 0.8 to 0.95 times  | the C library's
                    |                                           | as long (036); a sharded rank      | own thresholds
                    |                                           | needs less than a replica (028)    |
+process, caches    | `torch._inductor.codecache._HEADER_DIR`,  | security: other users cannot write | no precompiled
+                   | `_HEADER_LOCK_DIR`                        | to the compilers' caches (020)     | headers
 thread_placement   | Linux, GNU libgomp                        | 4,000 -> 12,000 tokens/s beside a  | all cores
                    |                                           | busy process (042)                 |
 """

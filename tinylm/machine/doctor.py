@@ -19,7 +19,7 @@ from torch import Tensor
 from tinylm import __version__
 from tinylm.config.presets import make_model_config
 from tinylm.errors import TinyLMError
-from tinylm.kernels.openmp_spin import (
+from tinylm.kernels.process import (
     SPIN_VARIABLES,
     can_measure_wake_up,
     choose_spin_count,
@@ -36,14 +36,15 @@ from tinylm.machine.device import (
 )
 from tinylm.machine.measure import (
     COMPARED_DTYPES,
+    LoadMeter,
     Machine,
     choose_machine,
     layer_seconds_entry,
     matmul_rates_entry,
     measure_layer_seconds,
     measure_matmul_rates,
+    slows_training,
 )
-from tinylm.machine.processor_load import LoadMeter, slows_training
 from tinylm.reporter import Reporter
 from tinylm.system.cache_directory import SUBFOLDERS, cache_root, measure_usage, private_folder
 from tinylm.system.machine_profile import identify_processor, usable_cores

@@ -20,14 +20,13 @@ from tinylm.formats.peft import EMBEDDING, is_adapter_folder, read_adapter, read
 from tinylm.models.open import open_model
 from tinylm.models.peft_adapter import add_foreign_adapter, family_of, require_tied
 from tinylm.reporter import Reporter
-from tinylm.run_directory.find_run import find_run, path_exists
-from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE
+from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE, find_run, path_exists
 from tinylm.run_directory.loading import LoadedModel, read_config, read_weights
 from tinylm.run_directory.weights import read_header
 from tinylm.system.cache_directory import cache_root, is_private_entry, private_folder
 from tinylm.system.files import is_link, read_bytes, replacing, resolve_links
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.stack import Transformer
+from tinylm.transformer.architectures import Transformer
 
 BASES = "bases"  # in the cache
 MAX_PATH_BYTES = 1 << 14

@@ -14,14 +14,14 @@ from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
 from tinylm.evaluation.task_kinds import TASKS, TaskKind
 from tinylm.generation.text_generator import TextGenerator
-from tinylm.kernels.allocator import keep_freed_blocks
+from tinylm.kernels.process import keep_freed_blocks
 from tinylm.text.answer_spans import ChatFormat, chat_format, read_template
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template import CHATML
 from tinylm.text.corpus_loading import EvaluationTokens, TextSource, evaluation_source, evaluation_tokens
 from tinylm.text.run_tokens import reopen_ids
 from tinylm.text.sharded_tokens import Tokens
-from tinylm.transformer.stack import Transformer
+from tinylm.transformer.architectures import Transformer
 
 
 class EvaluatedModel(TextGenerator):

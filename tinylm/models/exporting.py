@@ -29,11 +29,11 @@ from tinylm.models.adapter import AdapterSpec, load_adapter, load_base_model, se
 from tinylm.models.open import find_model, open_model
 from tinylm.models.peft_adapter import family_of
 from tinylm.reporter import LogReporter, Reporter
-from tinylm.run_directory.find_run import find_run, newest_model
+from tinylm.run_directory.layout import find_run, newest_model
 from tinylm.run_directory.loading import LoadedModel, read_config, restore_model
 from tinylm.system.files import open_regular, resolve_links, write_text
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.stack import Transformer
+from tinylm.transformer.architectures import Transformer
 
 TOLERANCE = 1e-4  # relative to the largest absolute logit, or to 1 if that is larger
 _HUB_SNAPSHOT = re.compile(r".*[/\\]models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\][^/\\]+")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from tinylm.config.validation import check_choice
 from tinylm.formats.hub import is_reference
-from tinylm.generation.converted_model import (
+from tinylm.generation.generation_config import SpeedConfig
+from tinylm.generation.llama_cpp import (
     GGUF_FOLDER,
     Conversion,
     ConvertedModel,
@@ -17,9 +18,8 @@ from tinylm.generation.converted_model import (
     mark_used,
     open_converted,
 )
-from tinylm.generation.generation_config import SpeedConfig
 from tinylm.reporter import LogReporter, Reporter, SilentReporter
-from tinylm.run_directory.find_run import find_run, newest_model
+from tinylm.run_directory.layout import find_run, newest_model
 from tinylm.system.cache_directory import is_private, private_folder
 
 if TYPE_CHECKING:

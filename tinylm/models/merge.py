@@ -8,8 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from tinylm.adapters.adapter import Replacement
 from tinylm.adapters.lora import check_merged, merge_lora, probe_logits
-from tinylm.adapters.replacement import Replacement
 from tinylm.config.run import AdapterConfig, DataConfig, RunConfig
 from tinylm.config.validation import check_choice
 from tinylm.errors import NotMergeableError, TinyLMError, UsageError
@@ -28,7 +28,7 @@ from tinylm.models.open import find_model, open_model
 from tinylm.reporter import Reporter
 from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
-from tinylm.run_directory.find_run import find_run
+from tinylm.run_directory.layout import find_run
 from tinylm.run_directory.loading import LoadedModel, load_model, read_weights
 from tinylm.run_directory.weights import Weights
 from tinylm.system.files import resolve_links

@@ -14,8 +14,6 @@ from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import require
 from tinylm.errors import UsageError
 from tinylm.formats.foreign import is_gguf
-from tinylm.generation.continuation import Continuation, Sample
-from tinylm.generation.converted_model import Conversion
 from tinylm.generation.engine import GGUF_TYPES, EngineWeights, convert, is_exact, open_llama_cpp, reason_against
 from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
 from tinylm.generation.fuse_layers import fuse_model
@@ -26,8 +24,9 @@ from tinylm.generation.generation_config import (
     settings_without_effect,
 )
 from tinylm.generation.generator import TorchEngine
-from tinylm.generation.llama_cpp import LlamaCpp
+from tinylm.generation.llama_cpp import Conversion, LlamaCpp
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
+from tinylm.generation.text_generator import Continuation, Sample
 from tinylm.generation.translate import translate
 from tinylm.machine.device import (
     DTYPES,
@@ -38,10 +37,7 @@ from tinylm.models.evaluation import EvaluatedModel
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.text.answer_spans import chat_format
 from tinylm.text.tokenizer import MASK, Tokenizer
-from tinylm.transformer.decoder import Decoder
-from tinylm.transformer.encoder import Encoder
-from tinylm.transformer.encoder_decoder import EncoderDecoder
-from tinylm.transformer.stack import Transformer
+from tinylm.transformer.architectures import Decoder, Encoder, EncoderDecoder, Transformer
 
 Ids = Sequence[Sequence[int]] | Tensor
 

@@ -15,8 +15,7 @@ from tinylm.formats.peft import is_adapter_folder
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
-from tinylm.run_directory.find_run import find_run
-from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE
+from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE, find_run
 from tinylm.run_directory.loading import LoadedModel, load_model, restore_model
 from tinylm.run_directory.weights import Weights, check_weights_file
 from tinylm.system.files import resolve_links

@@ -6,18 +6,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tinylm.adapters.adapter import Adapter, trained_dtype
-from tinylm.adapters.inject import unwrapped_name
+from tinylm.adapters.adapter import Adapter, Replacement, trained_dtype, unwrapped_name
 from tinylm.adapters.lora import LoRAEmbedding, LoRALinear
-from tinylm.adapters.replacement import Replacement
 from tinylm.config.run import RunConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.formats.families import FAMILIES
+from tinylm.formats.families import FAMILIES, choose_family
 from tinylm.formats.family import Family
-from tinylm.formats.family_choice import choose_family
 from tinylm.formats.peft import EMBEDDING, OUTPUT, ForeignAdapter, LowRank
-from tinylm.transformer.linear import Linear
-from tinylm.transformer.stack import Transformer
+from tinylm.transformer.architectures import Transformer
+from tinylm.transformer.layers import Linear
 
 # Largest difference between weights of the base and the copies that PEFT saved, relative to the largest weight of the
 # module; more than the rounding of bf16.

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tinylm.text.batches import Batch
-from tinylm.transformer.cross_entropy import IGNORED, CrossEntropy, log_softmax
-from tinylm.transformer.stack import Output
+from tinylm.transformer.architectures import Output
+from tinylm.transformer.layers import IGNORED, CrossEntropy, log_softmax
 
 MAX_LOGITS = 1 << 25
 # With a frozen output layer. Chunks below 32 MB are faster: the allocator reuses their memory, while the system clears

@@ -21,7 +21,7 @@ from tinylm.objectives.loss import (
 )
 from tinylm.text.batches import Batch, MaskedWindows, Windows, evaluation_batches, masked_evaluation_batches
 from tinylm.text.chat_batches import ChatParts, chat_evaluation_batches, chat_rows, require_usable
-from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
+from tinylm.text.pairs import PairTokens, pair_evaluation_batches
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 

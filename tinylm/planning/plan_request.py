@@ -1,18 +1,20 @@
-"""The input of a plan: the data and the user's choices."""
+"""The input of a plan: the sizes of the encoded data, for each kind of data, and the user's choices."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from tinylm.config.model import ModelConfig
 from tinylm.config.presets import SIZES, PresetSettings
 from tinylm.config.run import AdapterConfig, DataConfig
-from tinylm.config.sequence_growth import mean_share
 from tinylm.config.settings import MachineSettings, SharedSettings
-from tinylm.config.training import MUON_OPTIMIZERS, Budget
+from tinylm.config.training import MUON_OPTIMIZERS, Budget, mean_share
 from tinylm.config.validation import check_settings
 from tinylm.errors import UsageError
-from tinylm.planning.data_shape import DataShape, Rows, TextShape
+from tinylm.planning import recipes
 from tinylm.planning.recipes import (
     DEFAULT_SECONDS,
     MIN_VALIDATION_RECORDS,
@@ -20,6 +22,178 @@ from tinylm.planning.recipes import (
     RECIPES,
     Recipe,
 )
+from tinylm.text.chat_batches import ChatParts, chat_rows, describe_left_out, require_usable, worth_packing
+from tinylm.text.chat_corpus import ChatCorpus
+from tinylm.text.corpus import Corpus
+from tinylm.text.pairs import PairContexts, PairCorpus
+from tinylm.text.token_files import TokenFolder
+
+PARTS = ("training", "validation")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The training sequences of an epoch.
+
+    count: number of sequences
+    tokens: mean tokens per sequence, without padding; of a pair, source and target together
+    longest: maximum tokens per sequence, with the padding of packed rows; of a pair, as for `tokens`
+    constant: whether all sequences have the same length, with padding
+    continues: whether a batch can span two epochs; otherwise, the last batch of an epoch may be smaller
+    """
+
+    count: float
+    tokens: float
+    longest: int
+    constant: bool
+    continues: bool = False
+
+    def steps_per_epoch(self, batch_size: int) -> float:
+        """Optimizer steps per pass over the training data."""
+        steps = self.count / batch_size
+        return steps if self.continues else max(1.0, float(math.ceil(steps)))
+
+
+class DataShape(Protocol):
+    """The sizes of one kind of encoded data.
+
+    data: the encoded data. pack: the user's choice of `TrainingConfig.pack`; `None` without one.
+    """
+
+    def choose_context(self, data: DataConfig, context: int, notices: list[str]) -> int:
+        """The context of a new model. context: the default of its size; a notice is appended if it is shortened."""
+        ...
+
+    def check_context(self, data: DataConfig, context: int, *, is_new: bool) -> list[str]:
+        """Sentences about data that are cut or left out.
+
+        is_new: whether the model is new, so that its context can change
+
+        Raises UsageError for text shorter than a window, and for conversations without a scored token within the
+        context. (If no pair fits, `make_task` raises it.)
+        """
+        ...
+
+    def rows(self, data: DataConfig, context: int, pack: bool | None) -> Rows:
+        """The training sequences for a model with this context, which `check_context` accepts."""
+        ...
+
+    def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
+        """Defaults of TrainingConfig for these data."""
+        ...
+
+
+class TextShape(DataShape):
+    """Plain text, in windows of the length of the context."""
+
+    def choose_context(self, data: DataConfig, context: int, notices: list[str]) -> int:
+        """The default, or if it is too long, one less than the number of training tokens."""
+        available = data.train_tokens - 1  # the last token is a target only
+        if context > available:
+            notices.append(
+                f"The training text has only {data.train_tokens} tokens: the context is shortened to {available}."
+            )
+        return min(context, available)
+
+    def check_context(self, data: DataConfig, context: int, *, is_new: bool) -> list[str]:
+        available = data.train_tokens - 1
+        if context > available:
+            shorter = f", or a `context` of at most {available}" if is_new else ""
+            raise UsageError(
+                f"The training text has {data.train_tokens} tokens, and a context of {context} needs {context + 1}; "
+                f"give more text{shorter}."
+            )
+        return []
+
+    def rows(self, data: DataConfig, context: int, pack: bool | None) -> Rows:
+        return Rows(data.train_tokens / context, context, context, constant=True, continues=True)
+
+    def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
+        return {}
+
+
+@dataclass(frozen=True, eq=False)
+class PairShape(DataShape):
+    """Pairs; those longer than the context are left out."""
+
+    contexts: PairContexts
+
+    def choose_context(self, data: DataConfig, context: int, notices: list[str]) -> int:
+        """A context that fits nearly all pairs."""
+        return fitting_context(*self.contexts)
+
+    def check_context(self, data: DataConfig, context: int, *, is_new: bool) -> list[str]:
+        sentences = []
+        for name, part in zip(PARTS, self.contexts, strict=True):
+            left_out = int((part > context).sum())
+            if left_out:
+                sentences.append(
+                    f"{left_out:,} of {len(part):,} {name} pairs are left out: they do not fit the context of "
+                    f"{context}, and the longest needs {part.max()}."
+                )
+        return sentences
+
+    def rows(self, data: DataConfig, context: int, pack: bool | None) -> Rows:
+        train = self.contexts.train
+        fitting = int((train <= context).sum())
+        longest = 2 * min(int(train.max()), context)  # source and target
+        return Rows(fitting, data.train_tokens / data.train_pairs, longest, constant=False)
+
+    def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
+        return {"label_smoothing": recipes.PAIR_LABEL_SMOOTHING}
+
+
+@dataclass(frozen=True, eq=False)
+class ChatShape(DataShape):
+    """Conversations; those longer than the context are cut."""
+
+    parts: ChatParts
+
+    def choose_context(self, data: DataConfig, context: int, notices: list[str]) -> int:
+        """The default, lengthened so that nearly all conversations fit."""
+        return max(context, fitting_context(*(part.lengths - 1 for part in self.parts)))
+
+    def check_context(self, data: DataConfig, context: int, *, is_new: bool) -> list[str]:
+        """As in DataShape. Raises UsageError if no token within the context counts in the loss."""
+        for name, part in zip(PARTS, self.parts, strict=True):
+            require_usable(part, context, name)
+        named = zip(PARTS, self.parts, strict=True)
+        return [sentence for name, part in named for sentence in describe_left_out(part, context, name)]
+
+    def rows(self, data: DataConfig, context: int, pack: bool | None) -> Rows:
+        packed = self._packs(context, pack)
+        rows = chat_rows(self.parts.train, context, packed)
+        return Rows(len(rows), rows.n_tokens / len(rows), rows.width, constant=packed)
+
+    def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
+        return {"pack": self._packs(context, pack)}
+
+    def _packs(self, context: int, pack: bool | None) -> bool:
+        """Whether conversations share rows: the user's choice, or what is faster for the context."""
+        return worth_packing(self.parts.train, context) if pack is None else bool(pack)
+
+
+SHAPES: dict[str, Callable[[TokenFolder, int], DataShape]] = {
+    Corpus.kind: lambda tokens, end_of_text_id: TextShape(),
+    PairCorpus.kind: lambda tokens, end_of_text_id: PairShape(PairContexts.from_tokens(tokens, end_of_text_id)),
+    ChatCorpus.kind: lambda tokens, end_of_text_id: ChatShape(ChatParts.from_tokens(tokens)),
+}
+
+
+def data_shape(data: DataConfig, tokens: TokenFolder, end_of_text_id: int) -> DataShape:
+    """The shape of encoded data of any kind."""
+    return SHAPES[data.kind](tokens, end_of_text_id)
+
+
+def fitting_context(train: np.ndarray, val: np.ndarray) -> int:
+    """A context that fits nearly all examples; fitting a few very long ones would take most of the memory.
+
+    train, val: (N,) and (M,), the context that each example needs
+    """
+    usual = int(np.quantile(train, recipes.PAIR_CONTEXT_QUANTILE, method="higher"))
+    longest = max(int(part.max()) for part in (train, val))
+    context, multiple = min(longest, recipes.PAIR_CONTEXT_FACTOR * usual), recipes.PAIR_CONTEXT_MULTIPLE
+    return max(recipes.MIN_PAIR_CONTEXT, math.ceil(context / multiple) * multiple)
 
 
 @dataclass(frozen=True, kw_only=True)

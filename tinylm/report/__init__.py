@@ -1,1 +1,1 @@
-"""The report on runs as one HTML file: `collect` and `predictions` gather the data, and `page` writes the file."""
+"""The report on runs as one HTML file: `curves` and `predictions` gather the data, and `page` writes the file."""

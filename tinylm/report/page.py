@@ -1,22 +1,184 @@
 """The report as one HTML file that needs no network and runs no code but its own.
 
-The data is a JSON block; the script inserts its strings as text. A content security policy admits only the scripts and
-styles of this package, by their hashes, and forbids network requests.
+Its content is collected as plain values: curves, samples and settings of runs, and results of their models. They are a
+JSON block; the script inserts its strings as text. A content security policy admits only the scripts and styles of this
+package, by their hashes, and forbids network requests.
 """
 
 import base64
+import datetime
 import hashlib
 import json
 import math
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tinylm import __version__
+from tinylm.config.run import RunConfig
+from tinylm.config.settings import format_duration
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.report.collect import assemble, collect_run
-from tinylm.reporter import Reporter
+from tinylm.models.load import load
+from tinylm.planning.cost import parameters_by_part
+from tinylm.report.curves import number, read_curves, read_samples
+from tinylm.report.predictions import ModelOptions, describe_model
+from tinylm.reporter import LogReporter, Reporter
+from tinylm.run_directory.loading import read_config, summarise
 from tinylm.system.files import write_text
 from tinylm.training.events import Evaluated, Event, Logged, Sampled, Started, Stepped
+
+MAX_RUNS = 24
+# Limits for all runs together, which keep a page below 2 MB: points of a curve, samples, bytes of attention maps.
+POINTS, SAMPLES, MAP_BYTES = 4000, 240, 400_000
+MAX_POINTS, MAX_SAMPLES = 1000, 120  # of one run
+MAX_VALUE, MAX_DIGEST = 300, 12  # characters of a setting, and of one whose name ends with one of DIGESTS
+DIGESTS = ("sha256", "digest", "fingerprint")
+
+Run = dict[str, Any]
+
+
+def collect_report(paths: Sequence[Path], reporter: Reporter, options: ModelOptions) -> dict[str, Any]:
+    """The content of a report on the runs at these paths, as JSON values without NaN and infinities.
+
+    A run that cannot be read is reported as a warning and left out; if it is the only one, its error is raised.
+
+    Raises UsageError for more than MAX_RUNS runs, and TinyLMError if none of several runs can be read.
+    """
+    if len(paths) > MAX_RUNS:
+        raise UsageError(f"{len(paths)} runs are too many for a report; name at most {MAX_RUNS}.")
+    duplicates = Counter(path.name for path in paths)
+    runs = []
+    for path in paths:
+        name = path.name if path.name and duplicates[path.name] == 1 else str(path)
+        try:
+            run = collect_run(path, len(paths)) | {"name": name}
+        except (TinyLMError, OSError) as error:
+            if len(paths) == 1:
+                raise
+            reporter.warn(f"{path} is left out: {error}")
+            continue
+        _add_model(run, path, reporter, options, len(paths))
+        runs.append(run)
+    if not runs:
+        raise TinyLMError("None of the runs can be read.")
+    return assemble(runs, models=True)
+
+
+def assemble(runs: Sequence[Run], *, models: bool) -> dict[str, Any]:
+    """The content of a report on these runs. models: whether the runs have the sections that need their models."""
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"version": __version__, "created": created, "models": models, "runs": list(runs)}
+
+
+def collect_run(path: Path, n_runs: int = 1) -> Run:
+    """Curves, samples, settings, sizes and plan of one run, without the sections that need its model.
+
+    n_runs: number of runs in the report, among which its points and samples are divided
+
+    Raises TinyLMError for a damaged run. An error of its curves or samples is an entry of `problems` instead.
+    """
+    config = read_config(path)
+    summary = summarise(path)
+    run: Run = {
+        "path": str(path),
+        "kind": config.model.architecture if config.adapter is None else f"{config.adapter.kind} adapter",
+        "parameters": summary["parameters"],
+        "step": summary["step"],
+        "best_step": summary["best_step"],
+        "val_loss": number(summary["val_loss"], 6),
+        "val_bits_per_byte": number(summary["val_bits_per_byte"], 6),
+        "created": config.created[:40],
+        "parts": parameters_by_part(config.model),
+        "settings": flatten(config.to_json() | {"id": None}),
+        "problems": [],
+    }
+    tokens_per_step = config.tokens_per_step
+    points = min(MAX_POINTS, POINTS // n_runs)
+    run["curves"], run["samples"] = {}, []
+    try:
+        run["curves"] = read_curves(path, points, tokens_per_step)
+        run["samples"] = read_samples(path, min(MAX_SAMPLES, SAMPLES // n_runs))
+    except TinyLMError as error:
+        run["problems"].append(str(error))
+    times = [s for part in ("train", "val") for s in run["curves"].get(part, {}).get("seconds", []) if s is not None]
+    run["seconds"] = max(times, default=None)
+    run["plan"] = _plan_rows(config, run, tokens_per_step)
+    return run
+
+
+def _add_model(run: Run, path: Path, reporter: Reporter, options: ModelOptions, n_runs: int) -> None:
+    """Add the sections that need the model to `run`, and the reasons for missing sections to its `problems`."""
+    is_adapter = run["kind"].endswith("adapter")
+    try:
+        model = load(
+            None if is_adapter else path,
+            adapters=[path] if is_adapter else (),
+            device=options.device,
+            reporter=_ProgressOnly(reporter),
+        )
+        sections, problems = describe_model(model, path, options, MAP_BYTES // n_runs)
+        run |= sections
+    except (TinyLMError, OSError) as error:
+        problems = [f"The model was not loaded: {error}"]
+    for problem in problems:
+        reporter.warn(f"{path}: {problem}")
+    run["problems"] += problems
+
+
+class _ProgressOnly:
+    """Forwards progress to a reporter. Notes and warnings go to the logger `tinylm`."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        log = LogReporter()
+        self.note, self.warn, self.counting = log.note, log.warn, reporter.counting
+
+
+def _plan_rows(config: RunConfig, run: Run, tokens_per_step: int | None) -> list[tuple[str, str, str]]:
+    """Rows of name, planned value and actual value; actual values count a resumed run from its beginning."""
+    if config.training is None or config.data is None:
+        return []
+    budget = config.training.budget
+    limit = {
+        "steps": f"{budget.steps:,} steps" if budget.steps else "",
+        "epochs": f"{budget.epochs:g} epochs" if budget.epochs else "",
+        "time": format_duration(budget.time) if budget.time else "",
+    }
+    rows = [("budget", limit[budget.kind], "")]
+    planned, step, seconds = config.planned, run["step"], run["seconds"]
+    epochs_per_step = tokens_per_step / config.data.train_tokens if tokens_per_step and config.data.train_tokens else 0
+
+    def add(name: str, expected: str | None, happened: str | None) -> None:
+        rows.append((name, expected or "–", happened or "–"))
+
+    add("steps", f"{planned.steps:,}" if planned else None, f"{step:,}" if step is not None else None)
+    if epochs_per_step:
+        done = f"{step * epochs_per_step:.2f}" if step is not None else None
+        add("passes over the text", f"{planned.steps * epochs_per_step:.2f}" if planned else None, done)
+    add("time", format_duration(planned.seconds) if planned else None, format_duration(seconds) if seconds else None)
+    if tokens_per_step:
+        add(
+            "tokens per second, with evaluations",
+            f"{planned.steps * tokens_per_step / planned.seconds:,.0f}" if planned and planned.seconds else None,
+            f"{step * tokens_per_step / seconds:,.0f}" if step and seconds else None,
+        )
+    add("memory", f"{planned.memory / 1e6:,.0f} MB" if planned else None, "not recorded")
+    return rows
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Settings as texts by dotted names, without those that are `None`; long texts and digests are truncated."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}.")
+        elif value is not None:
+            text = ", ".join(map(str, value[:50])) if isinstance(value, list | tuple) else str(value)
+            limit = MAX_DIGEST if name.endswith(DIGESTS) else MAX_VALUE
+            flat[prefix + name] = text if len(text) <= limit else text[:limit] + "…"
+    return flat
+
 
 FOLDER = Path(__file__).parent
 STYLES = ("uPlot.min.css", "report.css")

@@ -27,14 +27,12 @@ from tinylm.models.model import Model
 from tinylm.report.curves import number
 from tinylm.text.corpus import document_end
 from tinylm.text.corpus_loading import EvaluationTokens
-from tinylm.text.pair_batches import PairTokens
+from tinylm.text.pairs import PairTokens
 from tinylm.text.run_tokens import reopen_ids, reopen_part
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.architectures import Decoder, Encoder, EncoderDecoder
 from tinylm.transformer.attention import DotProduct, RelativeDotProduct, attention_weights
-from tinylm.transformer.decoder import Decoder
-from tinylm.transformer.encoder import Encoder
-from tinylm.transformer.encoder_decoder import EncoderDecoder
 
 NUM_SAMPLES = 20  # and as many continuations of training text and of held-out text: 60 texts, one batch
 # Limits above which memorisation is measured only if it is asked for.

@@ -17,8 +17,15 @@ from tinylm.run_directory import metrics_log
 from tinylm.run_directory.commit import commit, recover_last, remove_unfinished
 from tinylm.run_directory.layout import OPTIMIZER_FILE, staging_directory, weights_file
 from tinylm.run_directory.loading import MAX_STATE_BYTES, config_digest
-from tinylm.run_directory.tensor_files import WHOLE, Shard, read_layout, read_tensors, write_tensors
-from tinylm.run_directory.weights import check_weights_file, write_weights
+from tinylm.run_directory.weights import (
+    WHOLE,
+    Shard,
+    check_weights_file,
+    read_layout,
+    read_tensors,
+    write_tensors,
+    write_weights,
+)
 from tinylm.system.files import check_folder, check_regular, flush_folder, hash_file, read_json, remove_tree, write_text
 from tinylm.text.tokenizer import Tokenizer
 

@@ -1,8 +1,14 @@
-"""The names of the files of a run, and of the hidden files beside it while it is created, replaced or written."""
+"""The names of the files of a run and beside it, and the search for runs by path or name. Does not import torch."""
 
+import difflib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from tinylm.config.run import LAST, RunConfig
+from tinylm.errors import NoModelError, NoRunError, UsageError
+from tinylm.reporter import Reporter
+from tinylm.system.files import resolve_links
 
 CHECKPOINTS = Path("checkpoints")  # where runs are written by default
 MODEL_FILE = "model.safetensors"
@@ -33,3 +39,79 @@ def replaced_directory(path: Path) -> Path:
 def lock_file(path: Path) -> Path:
     """The file that is locked while a process writes the run at `path`."""
     return path.with_name(f".{path.name}.tinylm-lock")
+
+
+MAX_DEPTH = 4  # levels of folders that are searched for runs
+
+
+def run_directories(folder: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
+    """Run directories at most `depth` levels below `folder`, sorted by path.
+
+    Hidden folders, folders inside of a run, and the content of linked folders are skipped.
+    """
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.name[0] != ".")
+    except OSError:  # an unreadable folder is skipped
+        return
+    for path in (path for path in paths if path.is_dir()):  # is_dir is False for a circular link
+        if os.path.lexists(path / "config.json"):
+            yield path
+        elif depth > 1 and not path.is_symlink():
+            yield from run_directories(path, depth - 1)
+
+
+def run_names(file: str) -> list[str]:
+    """Names, as paths relative to checkpoints/, of the runs that contain a file named `file`."""
+    return [
+        path.relative_to(CHECKPOINTS).as_posix() for path in run_directories(CHECKPOINTS) if (path / file).is_file()
+    ]
+
+
+def find_run(name: Path, reporter: Reporter) -> Path:
+    """The run directory at the path `name`, or the run with that name under checkpoints/.
+
+    If there are both, the run at the path is used, with a note. The result is not always a run: it may be a file or
+    another folder at the path. If nothing is found, raises UsageError with the names of similar runs; if there are
+    none, UsageError for a path, or else NoRunError.
+    """
+    by_name = CHECKPOINTS / name
+    is_name = not name.is_absolute() and ".." not in name.parts and name.name and path_exists(by_name)
+    if is_name and resolve_links(by_name) != resolve_links(name):
+        if os.path.lexists(name / "config.json"):
+            reporter.note(f"Using the path {name}; the run of that name under {CHECKPOINTS}/ is {by_name}.")
+            return name
+        return by_name  # at the path there is often the text that the run was trained on
+    if path_exists(name):
+        return name
+    names = [path.relative_to(CHECKPOINTS).as_posix() for path in run_directories(CHECKPOINTS)]
+    similar = difflib.get_close_matches(name.as_posix().removeprefix(f"{CHECKPOINTS}/"), names, 3, 0.6)
+    is_path = name.suffix == ".gguf" or (len(name.parts) > 1 and name.parts[0] != str(CHECKPOINTS))
+    missing = f"There is no file or folder at {name}" if is_path else f"There is no run at {name}"
+    if similar:
+        raise UsageError(f"{missing}; perhaps you mean {' or '.join(similar)}.")
+    if is_path:
+        raise UsageError(f"{missing}; check the path.")
+    raise NoRunError(f"{missing}.")
+
+
+def path_exists(path: Path) -> bool:
+    """Whether there is a file or folder at `path`, or leftovers of an interrupted replacement beside it."""
+    try:
+        hidden = (staging_directory(path), replaced_directory(path)) if path.name else ()
+        return os.path.lexists(path) or any(directory.exists() for directory in hidden)
+    except OSError:
+        return False
+
+
+def newest_model(reporter: Reporter) -> Path:
+    """The run under checkpoints/ whose model was written last, with a note. Raises NoModelError if there is none."""
+    weights = [
+        path / MODEL_FILE
+        for path in run_directories(CHECKPOINTS)
+        if (path / MODEL_FILE).is_file() and not (path / FOREIGN_FILE).exists()
+    ]
+    if not weights:
+        raise NoModelError(f"There is no trained model under {CHECKPOINTS}/; train one, or name one with `model`.")
+    path = max(weights, key=lambda file: file.stat().st_mtime).parent
+    reporter.note(f"Using {path}, the newest model.")
+    return path

@@ -19,12 +19,11 @@ from tinylm.config.validation import COUNT_FROM_0
 from tinylm.errors import AdapterNotModelError, NoRunError, TinyLMError, UsageError
 from tinylm.run_directory.commit import recover_run
 from tinylm.run_directory.layout import ADAPTER_FILE, PEFT_WEIGHTS, weights_file
-from tinylm.run_directory.tensor_files import read_layout
-from tinylm.run_directory.weights import Weights, read_header, read_weights_files, require_tensors
+from tinylm.run_directory.weights import Weights, read_header, read_layout, read_weights_files, require_tensors
 from tinylm.system.files import check_folder, describe_placeholder, read_json, read_start, resolve_links
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import build_empty_model
-from tinylm.transformer.stack import Transformer
 
 MAX_SHARDS = 4096
 MAX_CONFIG_BYTES, MAX_STATE_BYTES = 1 << 24, 1 << 22  # a config.json may list many corpus files

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.generation.converted_model import GGUF_FOLDER, Conversion
-from tinylm.generation.llama_cpp import free_cores, import_llama_cpp, kept_signal_handlers
-from tinylm.kernels.allocator import share_heaps
+from tinylm.generation.llama_cpp import GGUF_FOLDER, Conversion, free_cores, import_llama_cpp, kept_signal_handlers
+from tinylm.kernels.process import share_heaps
 from tinylm.serving.server_config import ServerConfig
 from tinylm.system.cache_directory import private_folder
 

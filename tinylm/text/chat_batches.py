@@ -10,7 +10,7 @@ import torch
 
 from tinylm.errors import UsageError
 from tinylm.text.batches import Batch, ShuffledBatches
-from tinylm.text.chat_tokens import ChatTokens
+from tinylm.text.chat_corpus import ChatTokens
 from tinylm.text.token_files import TokenFolder
 
 PADDING = 0  # any id works: padding is not scored, and other tokens do not attend to it

@@ -19,12 +19,10 @@ from tinylm.config.validation import check_settings
 from tinylm.errors import TinyLMError, UnknownCharactersError, UsageError
 from tinylm.system.cache_directory import private_folder
 from tinylm.text.answer_spans import ChatFormat
-from tinylm.text.chat_corpus import ChatCorpus
-from tinylm.text.chat_tokens import CHAT_ENCODING
+from tinylm.text.chat_corpus import CHAT_ENCODING, ChatCorpus
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, Stream, document_end, slice_stream
-from tinylm.text.pair_batches import PairTokens
-from tinylm.text.pairs import PairCorpus
+from tinylm.text.pairs import PairCorpus, PairTokens
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.text_cache import scan_or_recall
 from tinylm.text.token_files import (

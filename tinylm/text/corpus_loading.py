@@ -16,8 +16,7 @@ from tinylm.reporter import Reporter
 from tinylm.system.files import resolve_links, temporary_folder
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import LAYOUTS
-from tinylm.text.chat_corpus import ChatCorpus
-from tinylm.text.chat_tokens import CHAT_ENCODING
+from tinylm.text.chat_corpus import CHAT_ENCODING, ChatCorpus
 from tinylm.text.compression import SPOOL_FILE, content_suffix, display_name
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, document_end, find_corpus
 from tinylm.text.corpus_encoding import (

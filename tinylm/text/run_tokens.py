@@ -11,8 +11,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import Reporter
 from tinylm.system.cache_directory import private_folder
 from tinylm.text.answer_spans import chat_format
-from tinylm.text.chat_corpus import ChatCorpus
-from tinylm.text.chat_tokens import ids_of
+from tinylm.text.chat_corpus import ChatCorpus, ids_of
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, find_corpus
 from tinylm.text.corpus_encoding import (
     CORPUS_TYPES,
@@ -56,7 +55,7 @@ def reopen_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> TokenFol
 def reopen_part(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *, trust_mtime: bool = False) -> Tokens:
     """Open one part, "train" or "val", of the token files of a run: (N,), read-only. `trust_mtime`: see `open_part`.
 
-    For conversations, the result is codes (see `tinylm.text.chat_tokens`), while `reopen_ids` returns ids. Raises
+    For conversations, the result is codes (see `tinylm.text.chat_corpus`), while `reopen_ids` returns ids. Raises
     TinyLMError if the part is missing or damaged.
     """
     folder, key = _locate_tokens(run, data, tokenizer)

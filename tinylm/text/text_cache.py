@@ -17,7 +17,7 @@ import tokenizers
 
 from tinylm import __version__
 from tinylm.config.run import SpecialTokens
-from tinylm.config.serialization import from_json
+from tinylm.config.validation import from_json
 from tinylm.errors import TinyLMError
 from tinylm.system.cache_directory import private_folder
 from tinylm.system.files import file_state, is_settled, read_json, write_text

@@ -6,9 +6,9 @@ from typing import Any
 
 from tinylm.config.run import RunConfig
 from tinylm.planning.plan import Plan
-from tinylm.text.chat_tokens import MarkedText
+from tinylm.text.chat_corpus import MarkedText
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.stack import Transformer
+from tinylm.transformer.architectures import Transformer
 
 
 @dataclass(frozen=True)

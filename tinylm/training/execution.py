@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tinylm.errors import TinyLMError, first_line, is_out_of_memory
-from tinylm.kernels.compiler_cache import prepare_compiler
-from tinylm.kernels.force_eager import discard_compiled
+from tinylm.kernels.process import prepare_compiler
+from tinylm.kernels.without_compiler import discard_compiled
 from tinylm.machine.device import autocast, empty_cache
 from tinylm.objectives.loss import Objective
 from tinylm.text.batches import Batch
 from tinylm.training.events import Event, Notice
+from tinylm.transformer.architectures import Output, Transformer
 from tinylm.transformer.block import PreNormBlock
-from tinylm.transformer.cross_entropy import CrossEntropy
-from tinylm.transformer.stack import Output, Transformer
+from tinylm.transformer.layers import CrossEntropy
 
 
 def compile_layers(
@@ -78,7 +78,7 @@ def checkpoint_activations(model: nn.Module) -> None:
     """Change each block, in place, to store only its inputs for the backward pass, which computes the block again.
 
     Losses and gradients do not change: the second pass has the random numbers and the number format of the first. On
-    Apple GPUs the random numbers differ (`tinylm.planning.memory_plan.repeats_dropout`).
+    Apple GPUs the random numbers differ (`tinylm.planning.memory.repeats_dropout`).
 
     `checkpoint` calls the compiled block in both passes. If the call of `checkpoint` were compiled, the second pass
     would draw other dropout masks.

@@ -18,15 +18,14 @@ from torch import Tensor, nn
 
 from tinylm.config.run import RunConfig
 from tinylm.distributed.ranks import Ranks
-from tinylm.kernels.allocator import return_large_blocks
+from tinylm.kernels.process import return_large_blocks
 from tinylm.machine.device import DTYPES, free_memory
 from tinylm.run_directory.directory import LastSave
-from tinylm.run_directory.tensor_files import WHOLE, Shard
-from tinylm.run_directory.weights import is_finite, require_tensors
+from tinylm.run_directory.weights import WHOLE, Shard, is_finite, require_tensors
 from tinylm.text.batches import Batch
+from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.block import PreNormBlock
 from tinylm.transformer.build import build_empty_model
-from tinylm.transformer.stack import Transformer
 
 
 def is_sharded(value: Tensor | nn.Module) -> bool:

@@ -13,19 +13,16 @@ from tinylm.config.training import corpora_of
 from tinylm.distributed.launch import Launch
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
-from tinylm.machine.measure import Machine, choose_machine
-from tinylm.machine.processor_load import LoadMeter, LoadNotes
+from tinylm.machine.measure import LoadMeter, LoadNotes, Machine, choose_machine
 from tinylm.models.adapter import remember_base
-from tinylm.planning.data_shape import data_shape
 from tinylm.planning.plan import Plan, plan_training
-from tinylm.planning.plan_request import PlanRequest
+from tinylm.planning.plan_request import PlanRequest, data_shape
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.metrics_log import History
 from tinylm.system.files import resolve_links, temporary_folder
-from tinylm.text.chat_corpus import ChatCorpus
-from tinylm.text.chat_tokens import ChatTokens, MarkedText, marked_examples
+from tinylm.text.chat_corpus import ChatCorpus, ChatTokens, MarkedText, marked_examples
 from tinylm.text.corpus_loading import encode_text, handle_unknown_characters, load_text
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tinylm.adapters.adapter import load_adapter_tensors
-from tinylm.config.duration import format_duration, format_duration_setting
 from tinylm.config.run import RunConfig, new_run_id, run_of
+from tinylm.config.settings import format_duration, format_duration_setting
 from tinylm.config.training import TIME_BUDGET
 from tinylm.errors import NotTrainedError, OtherRunKindError, TinyLMError, UsageError
 from tinylm.machine.device import choose_device, describe_device
@@ -16,9 +16,9 @@ from tinylm.models.open import find_model
 from tinylm.planning.plan import plan_resumed
 from tinylm.run_directory.commit import lock_run, recover_last, recover_run
 from tinylm.run_directory.directory import LastSave, RunDirectory
-from tinylm.run_directory.find_run import find_run
+from tinylm.run_directory.layout import find_run
 from tinylm.run_directory.loading import read_config, read_tokenizer, restore_model
-from tinylm.run_directory.tensor_files import WHOLE
+from tinylm.run_directory.weights import WHOLE
 from tinylm.system.files import resolve_links
 from tinylm.text.corpus_loading import encode_recorded_text
 from tinylm.text.run_tokens import reopen_tokens
@@ -29,7 +29,7 @@ from tinylm.training.shared_run import receive_run, share_run
 from tinylm.training.starting_point import default_out, find_source
 from tinylm.training.state import StoppingRule, TrainerState
 from tinylm.training.training_request import TrainingRequest
-from tinylm.transformer.stack import Transformer
+from tinylm.transformer.architectures import Transformer
 
 
 def resume_run(saved: Path, request: TrainingRequest, session: Session) -> TrainingResult:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from tinylm.config.run import RunConfig, RuntimeConfig
-from tinylm.config.sequence_growth import SEQUENCE_GROWTHS
-from tinylm.config.training import TrainingConfig
+from tinylm.config.training import SEQUENCE_GROWTHS, TrainingConfig
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import TinyLMError, is_out_of_memory
 from tinylm.evaluation.task_kinds import make_task
@@ -25,15 +24,15 @@ from tinylm.generation import sampler as sampling
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import generate
 from tinylm.generation.prompts import start_tokens
-from tinylm.kernels.allocator import keep_freed_blocks
-from tinylm.kernels.force_eager import discard_compiled, force_eager
+from tinylm.kernels.process import keep_freed_blocks
 from tinylm.kernels.thread_placement import ThreadPlacement, can_place_threads
+from tinylm.kernels.without_compiler import discard_compiled, force_eager
 from tinylm.machine.device import DTYPES, autocast, weights_dtype
-from tinylm.machine.processor_load import LoadMeter, slows_training
+from tinylm.machine.measure import LoadMeter, slows_training
 from tinylm.objectives.tasks import Task
-from tinylm.planning.memory_plan import require_repeatable_dropout
+from tinylm.planning.memory import require_repeatable_dropout
 from tinylm.run_directory.directory import LastSave, RunDirectory
-from tinylm.run_directory.tensor_files import WHOLE, Shard
+from tinylm.run_directory.weights import WHOLE, Shard
 from tinylm.text.batches import Batch
 from tinylm.text.decoding import decode_after
 from tinylm.text.token_files import TokenFolder
@@ -45,8 +44,7 @@ from tinylm.training.parallel import is_sharded, load_shards, rank_shard, shard_
 from tinylm.training.run_store import open_store
 from tinylm.training.state import TrainerState, restore_optimizer
 from tinylm.training.trainer import Trainer
-from tinylm.transformer.decoder import Decoder
-from tinylm.transformer.stack import Transformer
+from tinylm.transformer.architectures import Decoder, Transformer
 
 TOKENS = 120  # per sample
 MIN_SECONDS = 5.0  # of training before the first sample

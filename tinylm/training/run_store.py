@@ -20,10 +20,10 @@ from tinylm.machine.device import free_memory
 from tinylm.models.exporting import write_peft_copy
 from tinylm.planning import recipes
 from tinylm.run_directory.directory import RunDirectory
-from tinylm.run_directory.tensor_files import WHOLE, Shard
+from tinylm.run_directory.weights import WHOLE, Shard
 from tinylm.training.parallel import full_tensors, local
 from tinylm.training.state import TrainerState, optimizer_tensors
-from tinylm.transformer.stack import Transformer
+from tinylm.transformer.architectures import Transformer
 
 MIN_BYTES = recipes.MIN_COPIED_SAVE  # smaller saves take less than a second, and are written without the thread
 

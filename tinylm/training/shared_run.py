@@ -6,13 +6,13 @@ from tinylm.config.run import RunConfig
 from tinylm.distributed.ranks import Ranks
 from tinylm.models.adapter import add_adapter
 from tinylm.run_directory.directory import LastSave, ShardOnlyRun
-from tinylm.run_directory.tensor_files import WHOLE
+from tinylm.run_directory.weights import WHOLE
 from tinylm.text.run_tokens import open_folder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.parallel import build_for_rows, rank_shard, restore_rows
 from tinylm.training.run import TrainingRun
+from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import build_model
-from tinylm.transformer.stack import Transformer
 
 
 def share_run(run: TrainingRun, ranks: Ranks) -> None:

@@ -19,8 +19,7 @@ from tinylm.models.adapter import add_adapter
 from tinylm.models.open import find_model, open_model
 from tinylm.planning.cost import parameters_by_part
 from tinylm.reporter import Reporter
-from tinylm.run_directory.find_run import newest_model
-from tinylm.run_directory.layout import CHECKPOINTS
+from tinylm.run_directory.layout import CHECKPOINTS, newest_model
 from tinylm.run_directory.loading import LoadedModel
 from tinylm.system.files import resolve_links
 from tinylm.text.answer_spans import ChatFormat, chat_format, read_template, template_tokens
@@ -32,8 +31,8 @@ from tinylm.text.corpus_loading import TextSource
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters
 from tinylm.text.tokenizer_choice import choose_tokenizer, load_tokenizer_file
 from tinylm.training.training_request import TrainingRequest
+from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import build_model, extend_vocabulary
-from tinylm.transformer.stack import Transformer
 
 DEFAULT_RANK = 8
 

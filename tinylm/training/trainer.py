@@ -9,12 +9,11 @@ from typing import Any, Protocol
 
 import torch
 
-from tinylm.config.sequence_growth import window_parts
-from tinylm.config.training import TrainingConfig
+from tinylm.config.training import TrainingConfig, window_parts
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
 from tinylm.evaluation.loop import batch_losses, default_batch_size, evaluate_loss
-from tinylm.kernels.force_eager import force_eager
+from tinylm.kernels.without_compiler import force_eager
 from tinylm.machine.device import autocast, choose_inference_dtype, empty_cache, weights_dtype
 from tinylm.objectives.loss import LanguageModel, Objective
 from tinylm.objectives.tasks import Task
@@ -25,7 +24,7 @@ from tinylm.training.execution import GraphedModel
 from tinylm.training.optimizer import WeightAverage, allocate_state, learning_rate, set_learning_rate
 from tinylm.training.parallel import full, is_sharded, micro_batches, release_gathered, sum_gradients, weights_finite
 from tinylm.training.state import StoppingRule, TrainerState, capture_rng, restore_rng
-from tinylm.transformer.stack import Transformer
+from tinylm.transformer.architectures import Transformer
 
 
 class Store(Protocol):

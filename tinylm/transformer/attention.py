@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from tinylm.kernels.short_attention import causal_triangle, dot_product_attention
-from tinylm.transformer.dropout import Dropout
 from tinylm.transformer.kv_cache import Cache, CrossCache
-from tinylm.transformer.linear import Linear
+from tinylm.transformer.layers import Dropout, Linear
 from tinylm.transformer.position import Rotation, rotate
 
 

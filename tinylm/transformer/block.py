@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from tinylm.transformer.dropout import Dropout
+from tinylm.transformer.feedforward import Routing
 from tinylm.transformer.kv_cache import Cache, CrossCache
+from tinylm.transformer.layers import Dropout
 from tinylm.transformer.position import Rotation
-from tinylm.transformer.routing import Routing
 
 
 class Memory(NamedTuple):

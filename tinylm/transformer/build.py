@@ -10,6 +10,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tinylm.config.model import ModelConfig, RopeScaling
+from tinylm.transformer.architectures import (
+    CacheShape,
+    Decoder,
+    Embeddings,
+    Encoder,
+    EncoderDecoder,
+    Stack,
+    Transformer,
+)
 from tinylm.transformer.attention import CrossAttention, DotProduct, Heads, RelativeDotProduct, SelfAttention
 from tinylm.transformer.block import (
     ParallelBlock,
@@ -19,13 +28,8 @@ from tinylm.transformer.block import (
     PreNormBlockWithoutResidual,
     SandwichNormBlock,
 )
-from tinylm.transformer.decoder import CacheShape, Decoder
-from tinylm.transformer.encoder import Encoder
-from tinylm.transformer.encoder_decoder import EncoderDecoder
-from tinylm.transformer.feedforward import FeedForward, GatedFeedForward, gelu
-from tinylm.transformer.linear import Linear
-from tinylm.transformer.moe import MergedExperts, RoutedExperts
-from tinylm.transformer.norm import LayerNorm, RMSNorm, UnitOffsetRMSNorm
+from tinylm.transformer.feedforward import FeedForward, GatedFeedForward, MergedExperts, RoutedExperts, gelu
+from tinylm.transformer.layers import LayerNorm, Linear, RMSNorm, UnitOffsetRMSNorm
 from tinylm.transformer.position import (
     LearnedPosition,
     LocalRotaryPosition,
@@ -38,7 +42,6 @@ from tinylm.transformer.position import (
     scale_linearly,
     yarn_attention_factor,
 )
-from tinylm.transformer.stack import Embeddings, Stack, Transformer
 
 
 def _rms_norm(config: ModelConfig, width: int) -> RMSNorm:

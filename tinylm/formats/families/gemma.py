@@ -4,19 +4,21 @@ import math
 from typing import Any
 
 from tinylm.config.model import ModelConfig
-from tinylm.formats.families.decoder_fields import (
+from tinylm.formats.families.fields import (
     FULL,
     GATED,
     SLIDING,
     read_layer_types,
+    read_rope,
+    read_rope_by_layer_type,
     read_sizes,
     require_divisible_width,
     windows,
     write_layer_types,
+    write_rope_by_layer_type,
     write_sizes,
 )
 from tinylm.formats.families.llama import ATTENTION_RULES, FEEDFORWARD_RULES, PRE_NORM_RULE
-from tinylm.formats.families.rope_fields import read_rope, read_rope_by_layer_type, write_rope_by_layer_type
 from tinylm.formats.family import Family, Rule
 from tinylm.formats.foreign_config import ForeignConfig
 

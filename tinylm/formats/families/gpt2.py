@@ -3,7 +3,7 @@
 from typing import Any
 
 from tinylm.config.model import ModelConfig
-from tinylm.formats.families.decoder_fields import UNGATED, UNGATED_NAMES
+from tinylm.formats.families.fields import UNGATED, UNGATED_NAMES
 from tinylm.formats.family import Family, Rule
 from tinylm.formats.foreign_config import ForeignConfig
 

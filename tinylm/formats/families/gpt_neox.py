@@ -3,8 +3,7 @@
 from typing import Any
 
 from tinylm.config.model import ModelConfig
-from tinylm.formats.families.decoder_fields import UNGATED, UNGATED_NAMES, read_head_dim
-from tinylm.formats.families.rope_fields import read_partial_rope, write_rope
+from tinylm.formats.families.fields import UNGATED, UNGATED_NAMES, read_head_dim, read_partial_rope, write_rope
 from tinylm.formats.family import Family, Rule
 from tinylm.formats.foreign_config import ForeignConfig
 

@@ -1,10 +1,15 @@
-"""Llama, Mistral, Qwen2 and Qwen3: pre-norm decoders with RMSNorm, RoPE, grouped-query attention and SwiGLU."""
+"""Llama, Mistral, Qwen2 and Qwen3: pre-norm decoders with RMSNorm, RoPE, grouped-query attention and SwiGLU.
+
+Also Mixtral and Qwen3-MoE, whose feed-forward layers are a mixture of experts.
+"""
 
 from typing import Any
 
 from tinylm.config.model import ModelConfig
-from tinylm.formats.families.decoder_fields import (
+from tinylm.formats.families.fields import (
     GATED,
+    read_optional_window,
+    read_rope,
     read_sizes,
     read_window,
     read_windows_by_layer,
@@ -13,8 +18,7 @@ from tinylm.formats.families.decoder_fields import (
     write_layer_types,
     write_sizes,
 )
-from tinylm.formats.families.rope_fields import read_rope
-from tinylm.formats.family import Family, Rule
+from tinylm.formats.family import Family, Rule, StackedExperts
 from tinylm.formats.foreign_config import ForeignConfig
 
 ATTENTION_RULES = (
@@ -136,4 +140,103 @@ QWEN3 = Family(
     read_config=_read_qwen3,
     write_config=_write_qwen3,
     rules=RULES,
+)
+
+
+_EXPERT = "layers.{layer}.feedforward.experts.{expert}"
+_MIXTRAL = "model.layers.{layer}.block_sparse_moe"
+_QWEN = "model.layers.{layer}.mlp"
+_STACKED = StackedExperts(router=f"{_QWEN}.gate", experts=f"{_QWEN}.experts")  # in both families
+
+
+def _read_mixtral(config: ForeignConfig) -> dict[str, Any]:
+    return {
+        **read_sizes(config, kv_heads=8),
+        **read_rope(config, default_theta=1_000_000.0),
+        **read_window(config, None),
+        "norm_epsilon": config.number("rms_norm_eps", 1e-5),
+        "activation": config.choice("hidden_act", GATED, "silu"),
+        "tie": config.flag("tie_word_embeddings", False),
+        "experts": config.integer("num_local_experts", 8, low=2),
+        "experts_per_token": config.integer("num_experts_per_tok", 2),
+        "normalise_top_k": True,
+    }
+
+
+def _write_mixtral(config: ModelConfig) -> dict[str, Any]:
+    return {
+        **write_sizes(config),
+        "sliding_window": window_of_all_layers(config),
+        "num_local_experts": config.experts,
+        "num_experts_per_tok": config.experts_per_token,
+    }
+
+
+def _read_qwen3_moe(config: ForeignConfig) -> dict[str, Any]:
+    config.require("decoder_sparse_step", 1)  # every layer is a mixture of experts
+    config.require("mlp_only_layers", None, [])
+    experts = config.integer("num_experts", config.integer("num_local_experts", 128, low=2), low=2)
+    config.require("num_local_experts", experts)  # name of num_experts in files of transformers 5
+    bias = config.flag("attention_bias", False)
+    return {
+        **read_sizes(config, kv_heads=4),
+        **read_rope(config),
+        **read_optional_window(config),
+        "ffn_width": config.integer("moe_intermediate_size", 768),
+        "activation": config.choice("hidden_act", GATED, "silu"),
+        "tie": config.flag("tie_word_embeddings", False),
+        "qk_norm": True,
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "experts": experts,
+        "experts_per_token": config.integer("num_experts_per_tok", 8),
+        "normalise_top_k": config.flag("norm_topk_prob", False),
+    }
+
+
+def _write_qwen3_moe(config: ModelConfig) -> dict[str, Any]:
+    return {
+        **write_sizes(config),
+        "attention_bias": config.qkv_bias,
+        "use_sliding_window": config.local_window is not None,
+        "sliding_window": window_of_all_layers(config),
+        "moe_intermediate_size": config.ffn_width,
+        "num_experts": config.experts,
+        "num_experts_per_tok": config.experts_per_token,
+        "norm_topk_prob": config.normalise_top_k,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+MIXTRAL = Family(
+    name="mixtral",
+    architecture="MixtralForCausalLM",
+    read_config=_read_mixtral,
+    write_config=_write_mixtral,
+    rules=(
+        *ATTENTION_RULES,
+        PRE_NORM_RULE,
+        Rule(f"{_MIXTRAL}.gate", "layers.{layer}.feedforward.router"),
+        Rule(f"{_MIXTRAL}.experts.{{expert}}.w1", f"{_EXPERT}.gate_proj"),
+        Rule(f"{_MIXTRAL}.experts.{{expert}}.w3", f"{_EXPERT}.up_proj"),
+        Rule(f"{_MIXTRAL}.experts.{{expert}}.w2", f"{_EXPERT}.down_proj"),
+    ),
+    stacked=_STACKED,
+)
+QWEN3_MOE = Family(
+    name="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    read_config=_read_qwen3_moe,
+    write_config=_write_qwen3_moe,
+    rules=(
+        *ATTENTION_RULES,
+        PRE_NORM_RULE,
+        Rule(f"{_QWEN}.gate", "layers.{layer}.feedforward.router"),
+        *(
+            Rule(f"{_QWEN}.experts.{{expert}}.{name}", f"{_EXPERT}.{name}")
+            for name in ("gate_proj", "up_proj", "down_proj")
+        ),
+    ),
+    stacked=_STACKED,
 )

@@ -7,8 +7,17 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from tinylm.evaluation.bootstrap import MIN_UNITS, Interval, ratio_interval, t_quantile
-from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, MIN_BLOCK, MIN_DOCUMENTS, choose_units
+from tinylm.evaluation.result import (
+    MAX_BLOCKS,
+    MAX_UNITS,
+    MIN_BLOCK,
+    MIN_DOCUMENTS,
+    MIN_UNITS,
+    Interval,
+    choose_units,
+    ratio_interval,
+    t_quantile,
+)
 from tinylm.evaluation.text import sums_between
 
 T_97_5 = {9: 2.2622, 19: 2.0930, 49: 2.0096, 199: 1.9720}  # of a printed table

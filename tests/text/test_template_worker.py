@@ -13,8 +13,7 @@ from tests.text.templates import LLAMA_3, QWEN, QWEN_3, messages
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import Conversation
 from tinylm.text.chat_template import ChatTemplate
-from tinylm.text.template_prefixes import marked_template
-from tinylm.text.template_worker import Renderer
+from tinylm.text.template_worker import Renderer, marked_template
 
 HEADS = (
     *("{{ bos_token }}", "{% set list = messages %}", "{{ messages[0].role }}", "{% set x = 'y' %}", "{{ tools }}"),

@@ -12,12 +12,11 @@ from tests.planning.planned import data, planned
 from tinylm.config.run import CORPUS_KINDS
 from tinylm.config.training import Budget
 from tinylm.errors import UsageError
-from tinylm.planning.data_shape import SHAPES, ChatShape, Rows, data_shape
 from tinylm.planning.memory import training_memory
 from tinylm.planning.plan import Plan
-from tinylm.planning.plan_request import PlanRequest
+from tinylm.planning.plan_request import SHAPES, ChatShape, PlanRequest, Rows, data_shape
 from tinylm.text.chat_batches import ChatParts
-from tinylm.text.chat_tokens import FIRST, SCORED, ChatTokens
+from tinylm.text.chat_corpus import FIRST, SCORED, ChatTokens
 from tinylm.text.token_files import TokenFolder
 
 END = 3

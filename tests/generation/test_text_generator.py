@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.text.test_decoding import STREAMED, library_of
-from tinylm.generation.continuation import TextStream
+from tinylm.generation.text_generator import TextStream
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 CHAR = train_char("abc\n ")

@@ -8,9 +8,7 @@ import torch.nn.functional as F
 
 from tests import reference_parts
 from tests.variants import randomised
-from tinylm.transformer.feedforward import FeedForward
-from tinylm.transformer.moe import MergedExperts, RoutedExperts
-from tinylm.transformer.routing import summarise_routing
+from tinylm.transformer.feedforward import FeedForward, MergedExperts, RoutedExperts, summarise_routing
 
 E, K, D = 5, 2, 8
 BALANCE = 0.25

@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tinylm.errors import TinyLMError
-from tinylm.run_directory import tensor_files
-from tinylm.run_directory.tensor_files import Shard, read_tensors, write_tensors
-from tinylm.run_directory.weights import is_finite
+from tinylm.run_directory import weights
+from tinylm.run_directory.weights import Shard, is_finite, read_tensors, write_tensors
 
 TENSORS = {
     "matrix": torch.arange(14.0).view(7, 2),
@@ -120,7 +119,7 @@ def test_files_in_another_order_or_number_are_an_error(tmp_path: Path) -> None:
 def test_a_rank_needs_memory_only_for_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = written(tmp_path, 2)
     size = sum(file.stat().st_size for file in files)
-    monkeypatch.setattr(tensor_files, "free_memory", lambda device: size // 2)
+    monkeypatch.setattr(weights, "free_memory", lambda device: size // 2)
     read_tensors(files, Shard(1, 2))
     with pytest.raises(TinyLMError, match="GB are free"):
         read_tensors(files)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.variants import small
 from tinylm.adapters.adapter import adapter_layers, load_adapter_tensors
 from tinylm.config.model import ModelConfig
-from tinylm.config.run import AdapterConfig, RunConfig, RuntimeConfig, TokenizerConfig
+from tinylm.config.run import AdapterConfig, DataConfig, RunConfig, RuntimeConfig, TokenizerConfig
 from tinylm.config.training import Budget, TrainingConfig, corpora_of, objective_for
 from tinylm.models.adapter import add_adapter, load_base_model
 from tinylm.run_directory.directory import RunDirectory
@@ -39,8 +39,11 @@ PLAIN: dict[str, Any] = {"device": "cpu", "dtype": "fp32", "compile": False, "th
 def config_of(
     adapter: AdapterConfig | None = None, model: ModelConfig = SHAPE, runtime: dict[str, Any] = PLAIN, **choices: Any
 ) -> RunConfig:
-    objective = objective_for(model.architecture, corpora_of(model.architecture)[0])
+    kind = corpora_of(model.architecture)[0]
+    objective = objective_for(model.architecture, kind)
+    sizes: dict[str, Any] = dict.fromkeys(("characters", "bytes", "documents", "train_tokens", "val_tokens"), 0)
     return RunConfig(
+        data=DataConfig(kind=kind, corpus=(), fingerprint="", train_characters=0, **sizes),
         version="0",
         created="now",
         model=model,

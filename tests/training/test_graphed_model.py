@@ -203,7 +203,7 @@ def test_pairs_conversations_and_several_ranks_capture_nothing(
     captured: list[list[torch.Size]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = torch.zeros(5, 8, dtype=torch.long)
-    parts: Any = (None, config_of(**ONCE), None, None, None, None)
+    parts: Any = (SimpleNamespace(path=None), config_of(**ONCE), None, None, None, None)
     for ranks, other in ((1, None), (1, "source"), (1, "segments"), (1, "lengths"), (2, None)):
         batch = Batch(rows, rows, **({} if other is None else {other: rows}))
         monkeypatch.setattr(TrainingRun, "_micro_batches", lambda run, batch=batch: [batch])

@@ -277,13 +277,13 @@ def _sample(result: "TrainingResult", config: RunConfig) -> str:
     from tinylm.models.load import load
     from tinylm.reporter import SilentReporter
 
-    assert config.training is not None and config.runtime is not None
-    budget = config.training.budget.time
+    training, runtime, _ = config.training_parts(result.run)
+    budget = training.budget.time
     seconds = SAMPLE_SECONDS if budget is None else min(SAMPLE_SECONDS, SAMPLE_SHARE * budget)
     end = time.monotonic() + seconds
     if result.is_adapter or LOADING_SECONDS * result.parameters > seconds / 2:
         return ""
-    model = load(result.run, device=config.runtime.device, reporter=SilentReporter())
+    model = load(result.run, device=runtime.device, reporter=SilentReporter())
     text = ""
     for chunk in model.generate(max_tokens=SAMPLE_TOKENS, seed=0, engine="torch", stream=True):
         text += chunk

@@ -14,7 +14,7 @@ import typing
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from tinylm import __version__
 from tinylm.config.model import ModelConfig
@@ -31,7 +31,7 @@ from tinylm.config.validation import (
     from_json,
     require,
 )
-from tinylm.errors import TinyLMError, UsageError
+from tinylm.errors import NotTrainedError, TinyLMError, UsageError
 
 ADAPTER_KINDS = ("lora", "bottleneck")
 DEVICES = ("cuda", "mps", "cpu")
@@ -242,6 +242,14 @@ def new_run_id() -> str:
     return uuid.uuid4().hex
 
 
+class TrainingParts(NamedTuple):
+    """The parts of a RunConfig that every run has which was trained."""
+
+    training: TrainingConfig
+    runtime: RuntimeConfig
+    data: DataConfig
+
+
 FORMAT = 4  # of config.json and the other files of a run
 
 
@@ -295,6 +303,12 @@ class RunConfig:
             f"A run of the objective {' or '.join(fitting)} is trained on "
             f"{' or '.join(kind.corpus for kind in fitting.values())}; this one has other data.",
         )
+
+    def training_parts(self, run: Path) -> TrainingParts:
+        """How the run at `run` was trained. Raises NotTrainedError if it was merged or imported."""
+        if self.training is None or self.runtime is None or self.data is None:
+            raise NotTrainedError(run)
+        return TrainingParts(self.training, self.runtime, self.data)
 
     @property
     def objective(self) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tinylm.config.model import ModelConfig
 from tinylm.config.presets import SIZES, check_options_have_effect, make_model_config
-from tinylm.config.run import DataConfig, RunConfig, RuntimeConfig
+from tinylm.config.run import DataConfig, RunConfig, RuntimeConfig, TrainingParts
 from tinylm.config.training import SEQUENCE_GROWTHS, Budget, TrainingConfig, check_sequence_growth
 from tinylm.config.validation import require
 from tinylm.errors import TinyLMError, UsageError
@@ -145,24 +145,29 @@ class ResumedPlan:
 
 
 def plan_resumed(
-    config: RunConfig, tokens: TokenFolder, tokenizer: Tokenizer, free: int | None, parallel: str, ranks: int
+    config: RunConfig,
+    recorded: TrainingParts,
+    tokens: TokenFolder,
+    tokenizer: Tokenizer,
+    free: int | None,
+    parallel: str,
+    ranks: int,
 ) -> ResumedPlan:
-    """The plan of a run with a recorded configuration.
+    """The plan of a run with a recorded configuration, whose `training_parts` are `recorded`.
 
     free: bytes of memory for each of the `ranks` processes, before a save is loaded; `None` if not reported
     parallel: auto, ddp or fsdp
 
     Raises TinyLMError if the run does not fit in memory, and UsageError as `plan_memory`.
     """
-    training, runtime, data = config.training, config.runtime, config.data
-    assert training is not None and runtime is not None and data is not None
+    training, runtime, data = recorded
     model = replace(config.model, context=training.sequence_length or config.model.context)
-    recorded = {name: getattr(training, name) for name in ("optimizer", "average", "checkpoint_activations")}
+    kept = {name: getattr(training, name) for name in ("optimizer", "average", "checkpoint_activations")}
     request = PlanRequest(
         data=data,
         vocab_size=tokenizer.vocab_size,
         shape=data_shape(data, tokens, tokenizer.end_of_text_id),
-        training=recorded | ({"pack": training.pack} if data.is_chat else {}),
+        training=kept | ({"pack": training.pack} if data.is_chat else {}),
         base=model,
         adapter=config.adapter,
         parallel=parallel,

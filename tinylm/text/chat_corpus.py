@@ -35,7 +35,7 @@ class ChatCorpus(Corpus):
     In the stream, a document is the text of a conversation without its special tokens.
     """
 
-    chat: ChatFormat | None = None
+    chat: ChatFormat = field(kw_only=True)
     # Set by `scan`, per conversation: whether it has a special token's text.
     _with_literal_tokens: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
     _unused: dict[str, None] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -46,7 +46,6 @@ class ChatCorpus(Corpus):
     @property
     def train_on(self) -> str:
         """The part of the text that is scored: see ChatFormat."""
-        assert self.chat is not None
         return self.chat.train_on
 
     def conversations(self, progress: Progress = no_progress) -> Iterator[Conversation]:
@@ -63,7 +62,6 @@ class ChatCorpus(Corpus):
                     yield kept
 
     def _note_keys(self, conversation: Conversation) -> None:
-        assert self.chat is not None
         for key in conversation.unused:
             if len(self._unused) < MAX_NOTED_KEYS:
                 self._unused[key] = None
@@ -82,25 +80,21 @@ class ChatCorpus(Corpus):
 
         Raises UsageError as `conversations` and `ChatFormat.render` do.
         """
-        assert self.chat is not None
         return self.chat.render_each(self.conversations(progress))
 
     def selected_examples(self, selected: Iterable[bool]) -> Iterator[ScoredText]:
         """Yield the examples of the conversations for which `selected` has True; as `examples`."""
-        assert self.chat is not None
         return self.chat.render_each(itertools.compress(self.conversations(), selected))
 
     def _drop_unknown(self, parts: Iterable[str]) -> Iterable[str]:
         return parts if self.drop_unknown is None else map(self.drop_unknown, parts)
 
     def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
-        assert self.chat is not None
         for example in self.examples(progress):
             yield "", self.chat.ordinary_text(example.text)
 
     def scan(self, progress: Progress = no_progress) -> CorpusStats:
         """As `Corpus.scan`. The fingerprint is a hash of the texts with special tokens and of the scored spans."""
-        assert self.chat is not None
         chat, digest = self.chat, hashlib.sha256()
         self._with_literal_tokens.clear()
 

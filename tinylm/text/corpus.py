@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -152,11 +152,12 @@ def find_corpus(
     spool: Path | None = None,
     corpus_type: "type[Corpus]" = Corpus,
     format: str = "auto",
+    **fields: Any,
 ) -> Corpus:
     """Find the text files at `paths`: files, folders with their subfolders, glob patterns, or - for standard input.
 
     Standard input is copied to the folder `spool`; without one it cannot be read. Hidden, empty and binary files in
-    folders, among others, are skipped and listed in the result, which is a `corpus_type`.
+    folders, among others, are skipped and listed in the result, which is a `corpus_type` with these further `fields`.
 
     A file that has been found by another of the paths is skipped.
 
@@ -197,7 +198,7 @@ def find_corpus(
     for file in files:
         if unique.setdefault(resolve_links(file), file) is not file:
             skipped.append(SkippedFile(str(file.parent), file, TWICE, 0))
-    return corpus_type(paths, tuple(unique.values()), text_key, encoding, format, tuple(skipped))
+    return corpus_type(paths, tuple(unique.values()), text_key, encoding, format, tuple(skipped), **fields)
 
 
 def _spool_standard_input(folder: Path) -> Path:

@@ -240,7 +240,7 @@ def require_known_characters(
 
 def _written_by_template(corpus: Corpus, alphabet: str, unknown: str) -> str:
     """The characters of `unknown` that the first conversations have outside of the contents of messages."""
-    if not isinstance(corpus, ChatCorpus) or corpus.chat is None:
+    if not isinstance(corpus, ChatCorpus):
         return ""
     known = next((character for character in alphabet if character not in unknown and not character.isspace()), "")
     table = str.maketrans(dict.fromkeys(unknown, known))

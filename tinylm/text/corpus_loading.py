@@ -121,15 +121,20 @@ def _find_corpora(
         if "format" not in source.ignorable:
             raise UsageError(f'`format="{format}"` does not fit the model: {reason}. Leave it out.')
         format = "auto"
+    fields = {}
     if format == ChatCorpus.kind:
-        kind = _require_chat(chat, "`format`")
+        kind, fields["chat"] = ChatCorpus.kind, _chat_format(source, chat, "`format`")
     if kind in RECORD_KEYS and requires_records:
         raise UsageError(f"`text_key` is for documents; JSONL of {RECORD_KEYS[kind]}. Leave `text_key` out.")
     text_key = "text" if source.text_key is None else source.text_key
-    corpora = [find_corpus(paths, text_key, source.encoding, spool, CORPUS_TYPES[kind], format) for paths in parts]
+    corpora = [
+        find_corpus(paths, text_key, source.encoding, spool, CORPUS_TYPES[kind], format, **fields) for paths in parts
+    ]
     if kind == Corpus.kind and format == "auto" and not requires_records and any(map(_holds_chat, corpora)):
-        kind = _require_chat(chat, corpora[0].name)
-    corpora = _with_chat_format(source, corpora, kind, chat)
+        kind, chosen = ChatCorpus.kind, _chat_format(source, chat, corpora[0].name)
+        corpora = [_as_chat(corpus, chosen) for corpus in corpora]
+    if kind != ChatCorpus.kind:
+        _reject_chat_settings(source)
     if kind == Corpus.kind and format == "auto":
         _report_tables(corpora, reporter, required=requires_records)
     if requires_records and not any(corpus.has_keys for corpus in corpora):
@@ -166,28 +171,21 @@ def _holds_chat(corpus: Corpus) -> bool:
     return any(holds_chat(file, corpus.encoding) for file in corpus.files)
 
 
-def _require_chat(chat: ChatFormatOf | None, subject: str) -> str:
-    """Return the kind of a corpus of conversations. Raises UsageError if `chat` is `None`."""
+def _chat_format(source: TextSource, chat: ChatFormatOf | None, subject: str) -> ChatFormat:
+    """The format of the conversations in a source. Raises UsageError if `chat` is `None`."""
     if chat is None:
         raise UsageError(
             f"{subject} is for conversations (chat), which only the training and the evaluation of decoders take."
         )
-    return ChatCorpus.kind
+    return chat(source)
 
 
-def _with_chat_format(
-    source: TextSource, corpora: Sequence[Corpus], kind: str, chat: ChatFormatOf | None
-) -> list[Corpus]:
-    """The corpora, as conversations if `kind` is "chat"; otherwise raises UsageError for settings of conversations."""
-    if kind == ChatCorpus.kind:
-        assert chat is not None
-        chosen = chat(source)
-        return [_as_chat(corpus, chosen) for corpus in corpora]
+def _reject_chat_settings(source: TextSource) -> None:
+    """Raise UsageError for settings of conversations."""
     given = [name for name in ("chat_template", "train_on") if getattr(source, name) and name not in source.ignorable]
     if given:
         names = " and ".join(f"`{name}`" for name in given)
         raise UsageError(f"{names} is for conversations, and the text has none: JSONL with {LAYOUTS}.")
-    return list(corpora)
 
 
 def _as_chat(corpus: Corpus, chat: ChatFormat) -> ChatCorpus:

@@ -1,7 +1,6 @@
 """The token files of an existing run: open them, or encode the text of the run again."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import Reporter
 from tinylm.system.cache_directory import private_folder
 from tinylm.text.answer_spans import chat_format
-from tinylm.text.chat_corpus import ChatCorpus, ids_of
+from tinylm.text.chat_corpus import ids_of
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, find_corpus
 from tinylm.text.corpus_encoding import (
     CORPUS_TYPES,
@@ -34,11 +33,13 @@ def find_run_corpus(
 
     Raises the errors of `find_corpus`, and TinyLMError for a run on conversations without a valid template.
     """
-    corpus = find_corpus(paths, data.text_key, data.encoding, corpus_type=CORPUS_TYPES[data.kind], format=data.format)
-    if isinstance(corpus, ChatCorpus):
+    fields = {}
+    if data.is_chat:
         if chat_template is None:
             raise TinyLMError("The run was trained on conversations, but has no chat template.")
-        corpus = replace(corpus, chat=chat_format(chat_template, tokenizer, data.train_on))
+        fields["chat"] = chat_format(chat_template, tokenizer, data.train_on)
+    corpus_type = CORPUS_TYPES[data.kind]
+    corpus = find_corpus(paths, data.text_key, data.encoding, None, corpus_type, data.format, **fields)
     return corpus_without_unknown(corpus, tokenizer) if data.unknown == "skip" else corpus
 
 

@@ -92,7 +92,7 @@ def load_tokenizer_file(choice: str) -> Tokenizer | None:
 
 def _chat_tokens(corpus: Corpus) -> tuple[str, ...]:
     """The special tokens of the chat template of a corpus, without the end-of-text token; () without a template."""
-    if not isinstance(corpus, ChatCorpus) or corpus.chat is None:
+    if not isinstance(corpus, ChatCorpus):
         return ()
     return tuple(token for token in corpus.chat.special_tokens if token != END_OF_TEXT)
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tinylm.adapters.adapter import load_adapter_tensors
-from tinylm.config.run import RunConfig, new_run_id, run_of
+from tinylm.config.run import AdapterConfig, new_run_id, run_of
 from tinylm.config.settings import format_duration, format_duration_setting
 from tinylm.config.training import TIME_BUDGET
-from tinylm.errors import NotTrainedError, OtherRunKindError, TinyLMError, UsageError
+from tinylm.errors import OtherRunKindError, TinyLMError, UsageError
 from tinylm.machine.device import choose_device, describe_device
 from tinylm.models.adapter import add_adapter, find_adapters, find_base_model, load_base_model, remember_base
 from tinylm.models.open import find_model
@@ -47,12 +47,12 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
     path = run_of(find_run(saved, session.reporter))
     base = request.model and find_model(request.model, session.reporter)
     config = read_config(path)
-    if config.training is None or config.runtime is None or config.data is None:
-        raise NotTrainedError(path)
+    recorded = config.training_parts(path)
+    training, runtime, data = recorded
     if (config.adapter.kind if config.adapter else None) != request.adapter_kind:
         raise OtherRunKindError(path)
-    device = choose_device(config.runtime.device).value
-    session.reporter.note(f"On {describe_device(device)} in {config.runtime.dtype}, as when {path} began.")
+    device = choose_device(runtime.device).value
+    session.reporter.note(f"On {describe_device(device)} in {runtime.dtype}, as when {path} began.")
     if config.adapter is None and (adapters := find_adapters(path)):
         session.reporter.warn(
             f"{', '.join(run.name for run in adapters[:3])} was trained on the weights of {path}, and cannot be loaded "
@@ -64,13 +64,13 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         save = directory.load_last(config)
         tokenizer = read_tokenizer(path, config)
         if not request.paths:
-            tokens = reopen_tokens(path, config.data, tokenizer)
+            tokens = reopen_tokens(path, data, tokenizer)
         else:
             tokens = encode_recorded_text(
-                path, config.data, tokenizer, request.text, session.reporter, config.tokenizer.chat_template
+                path, data, tokenizer, request.text, session.reporter, config.tokenizer.chat_template
             )
-        plan = plan_resumed(config, tokens, tokenizer, free, request.settings.parallel, session.ranks.size)
-        training = replace(config.training, budget=request.budget or config.training.budget, **request.training)
+        plan = plan_resumed(config, recorded, tokens, tokenizer, free, request.settings.parallel, session.ranks.size)
+        training = replace(training, budget=request.budget or training.budget, **request.training)
         config = replace(config, training=training, id=config.id or new_run_id())
         state = TrainerState.from_json(save.state)
         notices: list[str] = []
@@ -78,7 +78,7 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         shard, rows = rank_shard(plan.parallel, config, session.ranks), None
         if config.adapter is not None:
             base = base or find_base_model(path, config.adapter)
-            model = _load_adapted(path, config, save, base)
+            model = _load_adapted(path, config.adapter, save, base)
         elif shard != WHOLE:
             model, rows = restore_rows(config, save, shard)
         else:
@@ -100,13 +100,12 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         return result if base is None else replace(result, base=resolve_links(base))  # not the recorded path
 
 
-def _load_adapted(path: Path, config: RunConfig, save: LastSave, base: Path | None) -> Transformer:
+def _load_adapted(path: Path, adapter: AdapterConfig, save: LastSave, base: Path | None) -> Transformer:
     """The base model, on the CPU, with the adapter of the save."""
-    assert config.adapter is not None
-    model = load_base_model(path, config.adapter, base, "cpu").network
+    model = load_base_model(path, adapter, base, "cpu").network
     if base is not None:
-        remember_base(config.adapter.base_digest, base)
-    load_adapter_tensors(add_adapter(model, config.adapter), save.read_weights(), path)
+        remember_base(adapter.base_digest, base)
+    load_adapter_tensors(add_adapter(model, adapter), save.read_weights(), path)
     return model
 
 

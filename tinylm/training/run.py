@@ -134,14 +134,12 @@ class TrainingRun:
     @property
     def training(self) -> TrainingConfig:
         """`config.training`, which every training run has."""
-        assert self.config.training is not None
-        return self.config.training
+        return self.config.training_parts(self.directory.path).training
 
     @property
     def runtime(self) -> RuntimeConfig:
         """`config.runtime`, which every training run has."""
-        assert self.config.runtime is not None
-        return self.config.runtime
+        return self.config.training_parts(self.directory.path).runtime
 
     @functools.cached_property
     def task(self) -> Task:

@@ -48,10 +48,10 @@ def receive_run(ranks: Ranks) -> TrainingRun:
     ranks.wait()
     shared = ranks.first(None)
     path, config = Path(shared["path"]), RunConfig.from_json(shared["config"])
-    assert config.data is not None and config.runtime is not None
-    ranks.require_device(config.runtime.device)
+    _, runtime, data = config.training_parts(path)
+    ranks.require_device(runtime.device)
     tokenizer = Tokenizer.parse(shared["tokenizer"], config.tokenizer.special, path / "tokenizer.json")
-    tokens = open_folder(Path(shared["tokens"]), config.data, tokenizer)
+    tokens = open_folder(Path(shared["tokens"]), data, tokenizer)
     save = None if shared["save"] is None else LastSave.from_json(shared["save"])
     shard, rows = rank_shard(shared["parallel"], config, ranks), None
     if shard == WHOLE:

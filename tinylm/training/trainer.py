@@ -371,18 +371,17 @@ class Trainer:
         state = self.state
         start = time.monotonic()
         with self._average.average_parameters() if self._average is not None else contextlib.nullcontext():
-            best = self._validate()
+            val_loss, best = self._validate()
             state.evals_since_best = 0 if best else state.evals_since_best + 1
             state.last_eval_step = state.step
-            assert state.val_loss is not None
-            self.report(Evaluated(state.step, state.val_loss, best, self._seconds()))
+            self.report(Evaluated(state.step, val_loss, best, self._seconds()))
         state.eval_seconds = time.monotonic() - start
         self._evaluated_pace = self._pace
         self._throughput.exclude(state.eval_seconds)
 
-    def _validate(self) -> bool:
+    def _validate(self) -> tuple[float, bool]:
         """Compute the validation loss, and save the weights for inference if they are better, or if the last ones are
-        kept; returns whether the loss is the lowest so far.
+        kept; returns the loss, and whether it is the lowest so far.
         """
         state = self.state
         val_loss = self._validation_loss()
@@ -397,7 +396,7 @@ class Trainer:
         if best or self.config.keep == "last":
             self.store.save_best(self.model, state.step, val_loss)
         state.val_loss = val_loss
-        return best
+        return val_loss, best
 
     def _validation_loss(self) -> float:
         rows = evaluation_rows(self.state.micro_batch, self.config.checkpoint_activations)

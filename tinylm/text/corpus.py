@@ -42,8 +42,12 @@ from tinylm.text.readers import (
 STANDARD_INPUT = "-"
 EXCERPT_CHARACTERS = 1 << 10  # length of an excerpt in `CorpusStats.sample`
 MAX_EXCERPTS = 1 << 7
+MAX_KEPT_CHARACTERS = 1 << 24  # of a text that is read once; a longer one is read again by each stage
 
 Stream = Iterator[str | None]  # chunks of text, and `None` between two documents
+
+
+def _no_name(name: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,14 @@ class Corpus:
     format: str = "auto"
     skipped: tuple[SkippedFile, ...] = ()
     drop_unknown: Callable[[str], str] | None = None
+    _kept: list[str | None] = field(default_factory=list, init=False, repr=False, compare=False)  # set by `scan`
 
     kind: ClassVar[str] = "text"
     documents_per_record: ClassVar[int] = 1
     detects_json: ClassVar[bool] = False  # whether JSON is read as such in a file without a JSON suffix
 
-    def stream(self, progress: Progress = no_progress, started: Callable[[str], None] = lambda name: None) -> Stream:
-        """Yield the text of all files in order.
+    def stream(self, progress: Progress = no_progress, started: Callable[[str], None] = _no_name) -> Stream:
+        """Yield the text of all files in order: after `scan`, from memory if it has at most MAX_KEPT_CHARACTERS.
 
         `progress` receives the number of bytes read from the disk, and `started` the name of each document before its
         first chunk: its file, with the line, element or row if the file has several documents.
@@ -77,6 +82,9 @@ class Corpus:
         Raises UsageError for a file that cannot be read, for bytes that are not valid in the encoding, for damaged
         compressed data, for invalid JSON and for records without a text.
         """
+        if self._kept and progress is no_progress and started is _no_name:
+            yield from self._kept
+            return
         first = True
         for name, document in self._documents(progress):
             inside = False
@@ -109,7 +117,19 @@ class Corpus:
 
     def scan(self, progress: Progress = no_progress) -> "CorpusStats":
         """The statistics of the stream. `progress` and errors as for `stream`."""
-        return scan_stream(self.stream(progress))
+        return scan_stream(self._keep(self.stream(progress)))
+
+    def _keep(self, stream: Stream) -> Stream:
+        kept: list[str | None] = []
+        characters = 0
+        for chunk in stream:
+            characters += len(chunk or "")
+            if characters <= MAX_KEPT_CHARACTERS:
+                kept.append(chunk)
+            else:
+                kept.clear()
+            yield chunk
+        self._kept[:] = kept
 
     def has_records(self, file: Path) -> bool:
         """Whether the file is read as JSONL, a JSON array, Parquet, or CSV or TSV with the column `text_key`."""

@@ -14,24 +14,28 @@ from tinylm.distributed.launch import Launch
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
 from tinylm.machine.measure import LoadMeter, LoadNotes, Machine, choose_machine
-from tinylm.models.adapter import remember_base
+from tinylm.models.adapter import add_adapter, remember_base
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest, data_shape
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.commit import reserve
-from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.directory import LastSave, RunDirectory, ShardOnlyRun
 from tinylm.run_directory.metrics_log import History
+from tinylm.run_directory.weights import WHOLE
 from tinylm.system.files import resolve_links, temporary_folder
 from tinylm.text.chat_corpus import ChatCorpus, ChatTokens, MarkedText, marked_examples
 from tinylm.text.corpus_loading import encode_text, handle_unknown_characters, load_text
+from tinylm.text.run_tokens import open_folder
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Event, Examples, Planned, Started, Stepped
 from tinylm.training.graceful_stop import stop_on_signals
+from tinylm.training.parallel import build_for_rows, rank_shard, restore_rows
 from tinylm.training.run import TrainingRun
-from tinylm.training.shared_run import receive_run, share_run
 from tinylm.training.starting_point import StartingPoint, default_out, find_source, load_start
 from tinylm.training.training_request import TrainingRequest
+from tinylm.transformer.architectures import Transformer
+from tinylm.transformer.build import build_model
 
 if TYPE_CHECKING:
     from tinylm.models.model import Model
@@ -345,3 +349,63 @@ def _load_notes(run: TrainingRun, session: Session) -> LoadNotes | None:
         timed=run.training.budget.time is not None,
         planned_steps=None if planned is None else planned.steps,
     )
+
+
+def share_run(run: TrainingRun, ranks: Ranks) -> None:
+    """Send a run from rank 0 to the other ranks, which receive it with `receive_run`. Does nothing for a single rank.
+
+    Raises UsageError for a device that several processes cannot use, and PeerError if another rank fails.
+    """
+    if ranks.size == 1:
+        return
+    ranks.require_device(run.runtime.device)
+    ranks.announce()
+    save = run.resume_from
+    ranks.first(
+        {
+            "path": str(run.directory.path.absolute()),
+            "config": run.config.to_json(),
+            "tokenizer": run.tokenizer.to_str(),
+            "tokens": str(run.tokens.path.absolute()),
+            "save": None if save is None else save.to_json(),
+            "parallel": run.parallel,
+        }
+    )
+    if save is None or run.shard == WHOLE:
+        ranks.broadcast(dict(run.model.named_parameters()))
+    ranks.gather(None)  # every rank has opened the token files, which may now be moved
+
+
+def receive_run(ranks: Ranks) -> TrainingRun:
+    """The run that rank 0 sends with `share_run`.
+
+    Raises TinyLMError if this rank cannot take part, and PeerError if another rank fails.
+    """
+    ranks.wait()
+    shared = ranks.first(None)
+    path, config = Path(shared["path"]), RunConfig.from_json(shared["config"])
+    _, runtime, data = config.training_parts(path)
+    ranks.require_device(runtime.device)
+    tokenizer = Tokenizer.parse(shared["tokenizer"], config.tokenizer.special, path / "tokenizer.json")
+    tokens = open_folder(Path(shared["tokens"]), data, tokenizer)
+    save = None if shared["save"] is None else LastSave.from_json(shared["save"])
+    shard, rows = rank_shard(shared["parallel"], config, ranks), None
+    if shard == WHOLE:
+        model = _receive_model(config, ranks)
+    elif save is None:
+        rows = ranks.broadcast({}, lambda tensor: shard.rows(tensor).clone())
+        model = build_for_rows(config, rows)
+    else:
+        model, rows = restore_rows(config, save, shard)
+    ranks.gather(None)
+    return TrainingRun(ShardOnlyRun(path), config, model, tokenizer, tokens, save, ranks, shared["parallel"], rows)
+
+
+def _receive_model(config: RunConfig, ranks: Ranks) -> Transformer:
+    model = build_model(config.model)
+    if config.adapter is not None:
+        add_adapter(model, config.adapter)
+    parameters = dict(model.named_parameters())
+    for name, tensor in ranks.broadcast({}).items():
+        parameters[name].data = tensor
+    return model

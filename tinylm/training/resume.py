@@ -23,9 +23,16 @@ from tinylm.system.files import resolve_links
 from tinylm.text.corpus_loading import encode_recorded_text
 from tinylm.text.run_tokens import reopen_tokens
 from tinylm.training.parallel import rank_memory, rank_shard, restore_rows
-from tinylm.training.pipeline import Session, TrainingResult, note_sharding, train_run, train_to_end
+from tinylm.training.pipeline import (
+    Session,
+    TrainingResult,
+    note_sharding,
+    receive_run,
+    share_run,
+    train_run,
+    train_to_end,
+)
 from tinylm.training.run import TrainingRun
-from tinylm.training.shared_run import receive_run, share_run
 from tinylm.training.starting_point import default_out, find_source
 from tinylm.training.state import StoppingRule, TrainerState
 from tinylm.training.training_request import TrainingRequest

@@ -4,8 +4,14 @@ import typer
 
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import ModelOption, OutputOptions, ResumeAdapterOption
-from tinylm.commands.training_arguments import CorpusArgument, NewAdapterOptions, ReportOptions, TrainingArguments
-from tinylm.commands.training_display import process_start, run_training
+from tinylm.commands.training import (
+    CorpusArgument,
+    NewAdapterOptions,
+    ReportOptions,
+    TrainingArguments,
+    process_start,
+    run_training,
+)
 from tinylm.config.settings import AdapterSettings, LoRASettings
 
 FIRST_OPTIONS = """
@@ -28,8 +34,8 @@ def finetune_lora(
 ) -> None:
     """Fine-tune a model with a LoRA adapter (Hu et al. 2021). The base model is not changed."""
     started = process_start()
-    given = TrainingArguments.of(ctx, corpus, resume, run, reporting, settings, model)
-    run_training(output.console(), given, started=started)
+    arguments = TrainingArguments.of(ctx, corpus, resume, run, reporting, settings, model)
+    run_training(output.console(), arguments, started=started)
 
 
 @with_option_groups
@@ -49,5 +55,5 @@ def finetune_adapter(
     The base model is not changed.
     """
     started = process_start()
-    given = TrainingArguments.of(ctx, corpus, resume, run, reporting, settings, model)
-    run_training(output.console(), given, started=started)
+    arguments = TrainingArguments.of(ctx, corpus, resume, run, reporting, settings, model)
+    run_training(output.console(), arguments, started=started)

@@ -1,6 +1,5 @@
 """tinylm train: train a model on a text."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -8,8 +7,14 @@ import typer
 
 from tinylm.commands.option_groups import option, with_option_groups
 from tinylm.commands.options import OutputOptions
-from tinylm.commands.training_arguments import CorpusArgument, ReportOptions, TrainingArguments
-from tinylm.commands.training_display import process_start, run_training
+from tinylm.commands.training import (
+    CorpusArgument,
+    NewRunOptions,
+    ReportOptions,
+    TrainingArguments,
+    process_start,
+    run_training,
+)
 from tinylm.config.settings import TrainSettings
 from tinylm.config.validation import Panel
 
@@ -32,17 +37,6 @@ tinylm train texts/ --tokenizer bpe --time 30m
 tinylm train --resume checkpoints/book --epochs 5
     Continue a run until five epochs are done.
 """
-
-
-@dataclass(frozen=True)
-class NewRunOptions:
-    """Where a new run is written, and --dry-run."""
-
-    out: Annotated[
-        Path | None,
-        option("Run directory to write (default: checkpoints/<corpus name>).", Panel.RUN, "DIR", "--out", "-o"),
-    ] = None
-    dry_run: Annotated[bool, option("Print the plan without training.", Panel.RUN, None, "--dry-run")] = False
 
 
 @with_option_groups
@@ -69,5 +63,5 @@ def train(
     training stops when the validation loss no longer improves, or after ten minutes.
     """
     started = process_start()
-    given = TrainingArguments.of(ctx, corpus, resume, run, reporting, settings)
-    run_training(output.console(), given, started=started)
+    arguments = TrainingArguments.of(ctx, corpus, resume, run, reporting, settings)
+    run_training(output.console(), arguments, started=started)

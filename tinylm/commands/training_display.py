@@ -1,7 +1,6 @@
 """Output of a training run: the plan, progress, samples, and the result."""
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -9,13 +8,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tinylm.commands.console import Console, shorten_number
 from tinylm.commands.next_steps import shell_quote, use_commands
-from tinylm.commands.training_arguments import TrainingArguments
 from tinylm.config.run import LAST, RunConfig
 from tinylm.config.settings import format_duration
 from tinylm.config.training import SEQUENCE_GROWTHS
-from tinylm.distributed.launch import Launch
 from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError
-from tinylm.system.process_signals import TERMINATION_SIGNALS
 
 if TYPE_CHECKING:
     from tinylm.planning.plan import Plan
@@ -35,68 +31,6 @@ STOP_REASONS = {
     "time": "the time is up",
     "patience": "the validation loss has stopped improving",
 }
-
-
-def process_start() -> float:
-    """The `time.monotonic()` at which this process started, estimated from its CPU time.
-
-    The estimate is exact if the process has used one thread and never waited, as is nearly true during start-up.
-    """
-    return time.monotonic() - time.process_time()
-
-
-def run_training(console: Console, given: TrainingArguments, *, started: float) -> None:
-    """Train while showing progress; then print the path of the run, or with --json the result.
-
-    With `given.dry_run`, only the plan of a new run is printed.
-
-    started: the `time.monotonic()` at which the process started.
-
-    Raises UsageError for a report or a tracker that cannot be used, InterruptedRunError if a signal stopped training,
-    and the errors of `start_run`.
-    """
-    import torch
-
-    from tinylm.distributed.ranks import join_ranks, machine_threads
-    from tinylm.report.page import LiveReport
-    from tinylm.report.trackers import TrackerCallback
-    from tinylm.training.pipeline import Session, plan_run
-    from tinylm.training.resume import start_run
-
-    request = given.request()
-
-    def open_listeners() -> "list[LiveReport | TrackerCallback]":
-        trackers = [TrackerCallback(name, console) for name in dict.fromkeys(given.log_to)]
-        return [*trackers, *([] if given.report is None else [LiveReport(given.report, console)])]
-
-    launch = Launch.of(os.environ)
-    if launch.rank == 0 and request.resume is None and (hint := given.line_hint()) is not None:
-        console.note(hint)
-    if given.dry_run and request.resume is None:
-        if launch.rank > 0:
-            return
-        open_listeners()  # raises the errors of training
-        torch.set_num_threads(machine_threads(launch))
-        prepared = plan_run(request, console, launch)
-        show_plan(console, prepared.plan, prepared.config, prepared.trainable_parameters, as_result=True)
-        if given.settings.show_examples:
-            _show_examples(console, prepared.examples(given.settings.show_examples))
-        return
-    with contextlib.ExitStack() as stack, join_ranks(launch, console) as ranks, TrainingDisplay(console) as display:
-        listeners = open_listeners() if ranks.is_first else []
-        for listener in listeners:
-            stack.enter_context(contextlib.closing(listener))  # after the other ranks have ended
-        result = start_run(
-            request,
-            Session(
-                reporter=console,
-                callbacks=[display, *listeners],
-                started=started,
-                stop_signals=TERMINATION_SIGNALS,
-                ranks=ranks,
-            ),
-        )
-    display.show_result(result, given.command)
 
 
 class TrainingDisplay:
@@ -142,7 +76,7 @@ class TrainingDisplay:
             case Planned():
                 show_plan(self._console, event.plan, event.config, event.parameters, as_result=False)
             case Examples():
-                _show_examples(self._console, event.examples)
+                show_examples(self._console, event.examples)
             case Started():
                 self._config, self._tokenizer = event.config, event.tokenizer
                 self._steps_per_epoch = event.steps_per_epoch
@@ -311,7 +245,8 @@ def _result_record(result: "TrainingResult") -> dict[str, Any]:
     }
 
 
-def _show_examples(console: Console, examples: "Sequence[MarkedText]") -> None:
+def show_examples(console: Console, examples: "Sequence[MarkedText]") -> None:
+    """Print training conversations with their scored parts marked."""
     for number, parts in enumerate(examples, start=1):
         console.print_highlighted(f"Example {number}, scored parts marked:", parts)
 

@@ -1,4 +1,4 @@
-"""The tasks: each joins a dataset, an objective and its metrics, under its name in `training_config.OBJECTIVES`."""
+"""The tasks: each joins a dataset, an objective and its metrics, under its name in OBJECTIVES of config/training.py."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -104,6 +104,7 @@ def choose_machine(device: str, dtype: str, reporter: Reporter) -> Machine:
     """
     chosen_device = choose_device(device)
 
+    # Measured only when called: for a format that `auto` compares, or for the chosen one
     @functools.cache
     def rates(dtypes: tuple[str, ...]) -> dict[str, float]:
         entry = matmul_rates_entry(chosen_device.value, dtypes)

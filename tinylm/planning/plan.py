@@ -75,15 +75,18 @@ def plan_training(machine: Machine, request: PlanRequest) -> Plan:
 
 def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
     notices: list[str] = []
+
+    # The context and the size of the model, and how the lengths of sequences grow
     sequence_length = choose_sequence_length(request, notices)
     context = None
-    if sequence_length is not None:  # planned as for a model with this context
-        assert request.base is not None
+    if sequence_length is not None and request.base is not None:  # planned as for a model with this context
         context = request.base.context
         request = replace(request, base=replace(request.base, context=sequence_length))
     config = choose_model(request, size, notices)
     request = with_sequence_growth(request, config)
     check_sequence_growth(request.sequence_growth, config.context, is_plain_text=request.data.is_plain_text)
+
+    # The batch, the number of steps, and what depends on the number of epochs
     batch_size = choose_batch_size(machine, request, config)
     run_length = choose_length(machine, request, config, batch_size)
     if request.budget is None and request.keep == "last" and run_length.epochs > recipes.UNVALIDATED_EPOCHS:
@@ -93,11 +96,15 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
     parameters = parameters_by_part(config)["total"]
     config = with_dropout(config, request, run_length, parameters)
     request = with_average(request, config, run_length)
+
+    # The memory, and what is changed to fit in it
     memory_plan = plan_memory(machine, request, config, parameters, batch_size)
     shortage = describe_shortage(machine, memory_plan, batch_size)
     if shortage is not None:
         shortage = f"{shortage} {describe_remedies(machine, request, config, memory_plan, batch_size)}"
     micro_batch = choose_micro_batch(machine, request, batch_size, memory_plan.memory, notices)
+
+    # All other settings
     settings = choose_settings(machine, request, config, run_length, parameters, notices)
     settings |= {"sequence_length": sequence_length, "checkpoint_activations": memory_plan.checkpointing}
     budget = request.effective_budget

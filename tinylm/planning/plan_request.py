@@ -202,7 +202,8 @@ class PlanRequest:
 
     data, vocab_size, shape: the encoded corpus, the size of its vocabulary, and the result of `data_shape`
     model: the user's choices of `preset`, `size` and fields of ModelConfig; empty with a `base`
-    training: the user's choices of fields of TrainingConfig, and of `warmup_steps`
+    training: the user's choices of fields of TrainingConfig, and of `warmup_steps`; planning adds `sequence_growth` and
+        `average` where they are left open
     budget: without one, a run ends when the validation loss stops improving, or after DEFAULT_SECONDS; see also `keep`
     compile: auto, on or off
     base: the model to train further, or the base model of `adapter`

@@ -101,7 +101,7 @@ class RunDirectory:
             write_text(self._current / "config.json", text)
 
     def save_best(self, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> None:
-        """Replace the best weights, which are loaded for inference. val_loss: nats per token."""
+        """Replace the weights for inference: the best or, if those are kept, the last. val_loss: nats per token."""
         with self._saving():
             write_weights(self._current / weights_file(config), tensors, config, step, val_loss)
 

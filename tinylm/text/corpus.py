@@ -67,7 +67,8 @@ class Corpus:
     format: str = "auto"
     skipped: tuple[SkippedFile, ...] = ()
     drop_unknown: Callable[[str], str] | None = None
-    _kept: list[str | None] = field(default_factory=list, init=False, repr=False, compare=False)  # set by `scan`
+    # The stream; set by `scan`.
+    _kept: list[str | None] = field(default_factory=list, init=False, repr=False, compare=False)
 
     kind: ClassVar[str] = "text"
     documents_per_record: ClassVar[int] = 1

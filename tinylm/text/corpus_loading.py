@@ -71,12 +71,12 @@ ChatFormatOf = Callable[[TextSource], ChatFormat]  # the format of conversations
 
 
 def load_text(
-    source: TextSource, spool: Path, kind: str, reporter: Reporter, chat: ChatFormatOf | None = None
+    source: TextSource, staging: Path, kind: str, reporter: Reporter, make_chat_format: ChatFormatOf | None = None
 ) -> SplitCorpus:
-    """Find, scan and split the texts. `kind` is "text" or "pairs"; standard input is copied into the folder `spool`.
+    """Find, scan and split the texts. `kind` is "text" or "pairs"; standard input is copied into the folder `staging`.
 
-    chat: returns the format of the conversations in a source. `None` if the model cannot be trained on conversations:
-    conversations are then an error.
+    make_chat_format: returns the format of the conversations in a source. `None` if the model cannot be trained on
+        conversations, which are then an error.
 
     Raises UsageError for contradictory settings, for settings that do not apply to the text, and for a text that
     cannot be read, and TinyLMError if standard input cannot be copied.
@@ -86,7 +86,7 @@ def load_text(
     if source.val_data == STANDARD_INPUT and STANDARD_INPUT in source.paths:
         raise UsageError("Standard input cannot be both the text and `val_data`; put one of them into a file.")
     parts = [source.paths] if source.val_data is None else [source.paths, (source.val_data,)]
-    corpus, *val_corpus = _find_corpora(source, parts, spool, kind, reporter, chat)
+    corpus, *val_corpus = _find_corpora(source, parts, staging, kind, reporter, make_chat_format)
     val_files = {resolve_links(file) for part in val_corpus for file in part.files}
     for file in corpus.files:
         if resolve_links(file) in val_files:
@@ -108,7 +108,7 @@ def _find_corpora(
     spool: Path,
     kind: str,
     reporter: Reporter,
-    chat: ChatFormatOf | None,
+    make_chat_format: ChatFormatOf | None,
 ) -> list[Corpus]:
     """Find one corpus per list of paths in `parts`, and report skipped files.
 
@@ -123,7 +123,7 @@ def _find_corpora(
         format = "auto"
     fields = {}
     if format == ChatCorpus.kind:
-        kind, fields["chat"] = ChatCorpus.kind, _chat_format(source, chat, "`format`")
+        kind, fields["chat"] = ChatCorpus.kind, _chat_format(source, make_chat_format, "`format`")
     if kind in RECORD_KEYS and requires_records:
         raise UsageError(f"`text_key` is for documents; JSONL of {RECORD_KEYS[kind]}. Leave `text_key` out.")
     text_key = "text" if source.text_key is None else source.text_key
@@ -131,7 +131,7 @@ def _find_corpora(
         find_corpus(paths, text_key, source.encoding, spool, CORPUS_TYPES[kind], format, **fields) for paths in parts
     ]
     if kind == Corpus.kind and format == "auto" and not requires_records and any(map(_holds_chat, corpora)):
-        kind, chosen = ChatCorpus.kind, _chat_format(source, chat, corpora[0].name)
+        kind, chosen = ChatCorpus.kind, _chat_format(source, make_chat_format, corpora[0].name)
         corpora = [_as_chat(corpus, chosen) for corpus in corpora]
     if kind != ChatCorpus.kind:
         _reject_chat_settings(source)
@@ -171,13 +171,13 @@ def _holds_chat(corpus: Corpus) -> bool:
     return any(holds_chat(file, corpus.encoding) for file in corpus.files)
 
 
-def _chat_format(source: TextSource, chat: ChatFormatOf | None, subject: str) -> ChatFormat:
-    """The format of the conversations in a source. Raises UsageError if `chat` is `None`."""
-    if chat is None:
+def _chat_format(source: TextSource, make_chat_format: ChatFormatOf | None, subject: str) -> ChatFormat:
+    """The format of the conversations in a source. Raises UsageError if the model takes none."""
+    if make_chat_format is None:
         raise UsageError(
             f"{subject} is for conversations (chat), which only the training and the evaluation of decoders take."
         )
-    return chat(source)
+    return make_chat_format(source)
 
 
 def _reject_chat_settings(source: TextSource) -> None:
@@ -249,15 +249,15 @@ def _report_dropped(characters: str, count: int, reporter: Reporter) -> None:
 
 
 def encode_text(
-    split: SplitCorpus, tokenizer: Tokenizer, run: Path, reporter: Reporter
+    split: SplitCorpus, tokenizer: Tokenizer, staging: Path, reporter: Reporter
 ) -> tuple[TokenFolder, DataConfig]:
-    """Encode both parts into the cache, or, for text from standard input, into tokens/ of the directory `run`.
+    """Encode both parts into the cache, or, for text from standard input, into tokens/ of the new run in `staging`.
 
-    The copy of standard input in `run` is deleted. Raises UsageError if either part is too short, and TinyLMError if
+    The copy of standard input there is deleted. Raises UsageError if either part is too short, and TinyLMError if
     the token files cannot be written.
     """
     piped = any(STANDARD_INPUT in part.paths for part in (split.corpus, split.val_corpus) if part)
-    folder = run / "tokens" if piped else None
+    folder = staging / "tokens" if piped else None
     with reporter.counting("encoding", split.characters, "characters") as advance:
         try:
             encoded = encode_split(split, tokenizer, folder, advance, reporter.warn)
@@ -266,7 +266,7 @@ def encode_text(
                 reporter.note("Complete token files are kept: the same command continues the encoding.")
             raise
     if piped:
-        (run / SPOOL_FILE).unlink()
+        (staging / SPOOL_FILE).unlink()
     return encoded
 
 
@@ -338,12 +338,12 @@ def evaluation_tokens(
     tokenizer: Tokenizer,
     kind: str,
     reporter: Reporter,
-    chat: ChatFormatOf | None,
+    make_chat_format: ChatFormatOf | None,
 ) -> EvaluationTokens:
     """Encode the text, pairs or conversations of a source in memory. Without a source, open the validation tokens of
     the run.
 
-    kind, chat: as for `load_text`.
+    kind, make_chat_format: as for `load_text`.
 
     No file is written except a temporary copy of standard input, which is read twice. Raises UsageError for a text that
     cannot be read or is empty, for unknown characters unless the source skips them, and if neither a source nor `data`
@@ -357,7 +357,7 @@ def evaluation_tokens(
         codes = np.asarray(reopen_part(run, data, tokenizer, "val"))
         return EvaluationTokens(data.kind, codes, document_end=document_end(data.format))
     names: list[str] = []
-    with opened_corpus(source, kind, reporter, chat) as corpus:
+    with opened_corpus(source, kind, reporter, make_chat_format) as corpus:
         corpus, stats = known_text(corpus, tokenizer, source.unknown, run, reporter)
         with reporter.counting("encoding", stats.characters, "characters") as advance:
             if isinstance(corpus, ChatCorpus):
@@ -370,15 +370,15 @@ def evaluation_tokens(
 
 @contextlib.contextmanager
 def opened_corpus(
-    source: TextSource, kind: str, reporter: Reporter, chat: ChatFormatOf | None = None
+    source: TextSource, kind: str, reporter: Reporter, make_chat_format: ChatFormatOf | None = None
 ) -> Iterator[Corpus]:
-    """Context manager that finds the corpus of a source; `kind`, `chat` and errors as for `load_text`.
+    """Context manager that finds the corpus of a source; `kind`, `make_chat_format` and errors as for `load_text`.
 
     Standard input is copied to a temporary file.
     """
     piped = STANDARD_INPUT in source.paths
     with temporary_folder() if piped else contextlib.nullcontext(Path()) as folder:
-        (corpus,) = _find_corpora(source, [source.paths], folder, kind, reporter, chat)
+        (corpus,) = _find_corpora(source, [source.paths], folder, kind, reporter, make_chat_format)
         yield corpus
 
 

@@ -57,7 +57,7 @@ def encode_batches(
         yield from _in_order(_until(PROCESSES_FROM, batches) if _can_start(workers) else batches, submit, workers)
     finally:  # after a signal, a batch that a thread encodes is not waited for
         threads.shutdown(wait=False, cancel_futures=True)
-    for batch in batches:
+    for batch in batches:  # processes start only if something is left
         yield from _encode_by_processes(itertools.chain([batch], batches), encode, tokenizer, dtype, workers)
 
 

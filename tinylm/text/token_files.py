@@ -284,6 +284,7 @@ def encode_to_folder(
             f"Cannot write the encoded text to {folder.parent}: {error.strerror}. Free some space there{again}, or set "
             "TINYLM_CACHE to another folder."
         ) from error
+    # Hashes the files again, so that damage by the disk shows now.
     return TokenFolder.open(folder, key, codes, mapped=mapped)
 
 
@@ -380,7 +381,7 @@ def _write_part(
     dtype = smallest_dtype(index.codes)
     # A generator has `close`, although it is annotated as an Iterator.
     with contextlib.closing(encode_batches(batches, encoding.encode, tokenizer, dtype)) as encoded:  # type: ignore[type-var]
-        for first in encoded:
+        for first in encoded:  # another shard, only if something is left
             path = index.folder / shard_name(part, len(shards))
             index.add(part, _write_shard(path, itertools.chain([first], encoded), dtype, progress))
     if not shards:

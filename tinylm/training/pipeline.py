@@ -239,7 +239,7 @@ def prepare(
         request.text, staging, kinds[0], reporter, start.chat_format if ChatCorpus.kind in kinds else None
     )
     tokenizer = start.fit_tokenizer(split, request.budget.time if request.budget else None, reporter)
-    split = handle_unknown_characters(
+    split = handle_unknown_characters(  # only a given vocabulary can lack characters
         split, tokenizer, request.text.unknown, reporter, vocabulary_owner=start.vocabulary_owner, model=source
     )
     tokens, data = encode_text(split, tokenizer, staging, reporter)

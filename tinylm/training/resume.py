@@ -39,6 +39,39 @@ from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.architectures import Transformer
 
 
+def start_run(request: TrainingRequest, session: Session) -> TrainingResult:
+    """Train a new run or resume one. A new run that this torchrun command saved before a restart is resumed.
+
+    Raises the errors of `train_run` and `resume_run`, and TinyLMError if the file system fails while an interrupted
+    save of that run is recovered.
+    """
+    if request.resume is None and session.ranks.is_first and session.ranks.restarts:
+        request = _saved_before_restart(request, session) or request
+    return train_run(request, session) if request.resume is None else resume_run(request.resume, request, session)
+
+
+def _saved_before_restart(request: TrainingRequest, session: Session) -> TrainingRequest | None:
+    """A request to resume the run that `request` began; `None` if this torchrun command has not saved one at its path.
+
+    Raises TinyLMError if the file system fails while an interrupted save is recovered.
+    """
+    source = find_source(request, session.reporter)
+    out = request.out or default_out(request, source)
+    try:
+        with lock_run(out):
+            recover_run(out)
+            recover_last(out)
+        config = read_config(out)
+    except TinyLMError:
+        return None
+    except OSError as error:
+        raise TinyLMError(f"Cannot continue {out} after a restart: {error.strerror or error}.") from error
+    if config.runtime is None or config.runtime.job != session.ranks.job or not (out / "last").is_dir():
+        return None
+    kind = type(request.settings)
+    return TrainingRequest(settings=kind(parallel=request.settings.parallel), resume=out, model=request.model)
+
+
 def resume_run(saved: Path, request: TrainingRequest, session: Session) -> TrainingResult:
     """Continue the run at `saved` with its recorded settings, except for those in the request.
 
@@ -142,36 +175,3 @@ def _describe_finished(rule: StoppingRule, state: TrainerState, seconds: float) 
             more = 2 * max(rule.total_steps, state.step)
             return f"all {rule.total_steps} steps are done; `steps={more}`"
     return None
-
-
-def start_run(request: TrainingRequest, session: Session) -> TrainingResult:
-    """Train a new run or resume one. A new run that this torchrun command saved before a restart is resumed.
-
-    Raises the errors of `train_run` and `resume_run`, and TinyLMError if the file system fails while an interrupted
-    save of that run is recovered.
-    """
-    if request.resume is None and session.ranks.is_first and session.ranks.restarts:
-        request = _saved_before_restart(request, session) or request
-    return train_run(request, session) if request.resume is None else resume_run(request.resume, request, session)
-
-
-def _saved_before_restart(request: TrainingRequest, session: Session) -> TrainingRequest | None:
-    """A request to resume the run that `request` began; `None` if this torchrun command has not saved one at its path.
-
-    Raises TinyLMError if the file system fails while an interrupted save is recovered.
-    """
-    source = find_source(request, session.reporter)
-    out = request.out or default_out(request, source)
-    try:
-        with lock_run(out):
-            recover_run(out)
-            recover_last(out)
-        config = read_config(out)
-    except TinyLMError:
-        return None
-    except OSError as error:
-        raise TinyLMError(f"Cannot continue {out} after a restart: {error.strerror or error}.") from error
-    if config.runtime is None or config.runtime.job != session.ranks.job or not (out / "last").is_dir():
-        return None
-    kind = type(request.settings)
-    return TrainingRequest(settings=kind(parallel=request.settings.parallel), resume=out, model=request.model)

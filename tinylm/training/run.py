@@ -9,8 +9,8 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -219,24 +219,28 @@ class TrainingRun:
             self.directory.truncate_metrics(state.step)
         saved_step = -1 if self.resume_from is None else state.step
 
-        # What happens with events
-        sampler = RunSampler(self.model, self.tokenizer, self.config)
-
-        def record(event: Event) -> None:
-            store.check()
-            if isinstance(event, Evaluated):
-                event = replace(event, val_bits_per_byte=self.config.bits_per_byte(event.val_loss))
-            if isinstance(event, Logged | Evaluated):
-                self.directory.append_metrics(metrics_record(event))
-            report(event)
-            if isinstance(event, Evaluated) and self.ranks.is_first and (text := sampler.sample_if_due(event)):
-                sampled = Sampled(event.step, event.val_loss, round(event.seconds, 3), text)
-                self.directory.append_sample(dataclasses.asdict(sampled))
-                report(sampled)
-
         # The loop
+        sampler = RunSampler(self.model, self.tokenizer, self.config)
+        placement = self._thread_placement()
         opened_store = open_store(self.directory, self.config, self.ranks, self.shard, saved_step, state.save_seconds)
-        with self.ranks.peer_errors(), opened_store as store:
+        with self.ranks.peer_errors(), opened_store as store, placement or contextlib.nullcontext():
+
+            def record(event: Event) -> None:
+                """Write the event into the run, and report it."""
+                store.check()
+                if isinstance(event, Evaluated):
+                    event = replace(event, val_bits_per_byte=self.config.bits_per_byte(event.val_loss))
+                if isinstance(event, Logged | Evaluated):
+                    self.directory.append_metrics(metrics_record(event))
+                report(event)
+                if isinstance(event, Evaluated) and self.ranks.is_first and (text := sampler.sample_if_due(event)):
+                    sampled = Sampled(event.step, event.val_loss, round(event.seconds, 3), text)
+                    self.directory.append_sample(dataclasses.asdict(sampled))
+                    report(sampled)
+
+            def gradient_norms() -> dict[str, Any]:
+                return {"gradient_norms": layer_gradient_norms(self.model, self.ranks)}
+
             trainer = Trainer(
                 model=self.model,
                 task=self.task,
@@ -250,21 +254,18 @@ class TrainingRun:
                 graphed=self._capture_graphs(state.micro_batch, report),
                 report=record,
                 check_stop=check_stop,
+                extra_metrics=gradient_norms if self.training.log_gradients else dict,
+                step_done=placement.step if placement else lambda tokens, seconds: None,
             )
-            if self.training.log_gradients:
-                trainer.extra_metrics = lambda: {"gradient_norms": layer_gradient_norms(self.model, self.ranks)}
-            with self._place_threads(trainer):
-                return trainer.run(), state
+            return trainer.run(), state
 
-    def _place_threads(self, trainer: Trainer) -> AbstractContextManager[object]:
-        """Choose the cores of this process beside busy processes, if it is the only rank and computes on a CPU."""
+    def _thread_placement(self) -> ThreadPlacement | None:
+        """Chooses the cores of this process beside busy processes, if it is the only rank and computes on a CPU."""
         threads = torch.get_num_threads()
         if self.runtime.device != "cpu" or self.ranks.size > 1 or not can_place_threads():
-            return contextlib.nullcontext()
+            return None
         meter = LoadMeter()
-        placement = ThreadPlacement(meter.read, lambda others: slows_training(others, threads, meter.cores))
-        trainer.step_done = placement.step
-        return placement
+        return ThreadPlacement(meter.read, lambda others: slows_training(others, threads, meter.cores))
 
     def _read_optimizer(self, save: LastSave) -> dict[str, Tensor]:
         """The saved state of the optimizer; with sharded parameters, the rows of this rank."""

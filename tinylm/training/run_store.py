@@ -190,7 +190,7 @@ class RunStore:
         self._written_step = saved_step  # of the last save on disk, on rank 0 only; set by the saving thread
 
     def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
-        """Save the weights with the lowest validation loss so far: nats per token, at this step."""
+        """Save the weights for inference: the best or, if those are kept, the last. val_loss: nats per token."""
         tensors = full_tensors(self._weights(model), self._ranks.is_first)
         self._directory.save_best(tensors, self._config, step, val_loss)
         if self._config.adapter is not None:

@@ -107,7 +107,7 @@ class Trainer:
         self._started = self.started - state.seconds  # so that `_seconds` includes the time of earlier sessions
         self._progress = 0.0  # the largest so far
         # Step and last_eval_step of the last save that was begun.
-        self._saved = (state.step, state.last_eval_step) if state.last_eval_step >= 0 else (-1, -1)
+        self._begun_save = (state.step, state.last_eval_step) if state.last_eval_step >= 0 else (-1, -1)
         self._throughput = _Throughput()
         self._pace: float | None = None  # seconds per step, mean of about the last PACE_STEPS
         self._evaluated_pace: float | None = None  # at the last evaluation
@@ -128,7 +128,7 @@ class Trainer:
                 self._evaluate()
         except StopTraining:
             stopped_by = "signal"
-        if self._saved != (self.state.step, self.state.last_eval_step) and self.state.last_eval_step >= 0:
+        if self._is_unsaved and self.state.last_eval_step >= 0:
             self._save()
         return stopped_by
 
@@ -136,9 +136,8 @@ class Trainer:
         config, state = self.config, self.state
         while True:
             if state.step % config.eval_every == 0 and state.last_eval_step != state.step:
-                self._evaluate()
-            unsaved = self._saved != (state.step, state.last_eval_step)
-            if state.step % config.save_every == 0 and unsaved and not self._ends_during_save():
+                self._evaluate()  # in step 0, this writes the first model.safetensors
+            if state.step % config.save_every == 0 and self._is_unsaved and not self._ends_during_save():
                 self._save()
             if self._rule.patience_exhausted(state):
                 return "patience"
@@ -149,6 +148,10 @@ class Trainer:
                 return config.budget.kind
             self.check_stop()
             self._step(progress)
+
+    @property
+    def _is_unsaved(self) -> bool:
+        return self._begun_save != (self.state.step, self.state.last_eval_step)
 
     def _current_progress(self) -> float:
         """The used fraction of the budget. It never decreases, even if the time reserved for the final evaluation and
@@ -430,7 +433,7 @@ class Trainer:
         state.seconds = self._seconds()
         state.scaler = self._scaler.state_dict()
         write_seconds = self.store.save_last(self.model, self.optimizer, state)
-        self._saved = (state.step, state.last_eval_step)
+        self._begun_save = (state.step, state.last_eval_step)
         stall = time.monotonic() - start
         state.save_seconds = max(stall, write_seconds)
         self._throughput.exclude(stall)

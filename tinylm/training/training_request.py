@@ -92,7 +92,7 @@ class TrainingRequest:
         """The texts, as `TextSource.paths`."""
         return (str(self.files),) if isinstance(self.files, str | Path) else tuple(map(str, self.files))
 
-    @property
+    @cached_property
     def text(self) -> TextSource:
         """The texts, and how they are read."""
         return TextSource(paths=self.paths, ignorable=self.ignorable, **self.select(names_of(TextSettings)))

@@ -34,13 +34,13 @@ from measure import describe_machine, run_tinylm, table
 from training import build_nanogpt, peer_step, random_batch, tinylm_step
 
 from tinylm.commands.console import Console
+from tinylm.config.duration import parse_duration
 from tinylm.config.model import ModelConfig
 from tinylm.config.presets import make_model_config
-from tinylm.config.settings import parse_duration
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import SamplingConfig
-from tinylm.generation.generator import generate
 from tinylm.generation.sampler import Sampler
+from tinylm.generation.torch_engine import generate
 from tinylm.machine.device import DTYPES, choose_device, describe_device
 from tinylm.machine.measure import choose_machine
 from tinylm.objectives.loss import next_token

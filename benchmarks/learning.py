@@ -28,7 +28,7 @@ import torch
 from ablation import format_losses
 from measure import describe_machine, run_tinylm, table
 
-from tinylm.config.settings import parse_duration
+from tinylm.config.duration import parse_duration
 from tinylm.config.training import MUON_OPTIMIZERS, mean_share
 from tinylm.planning.cost import muon_flops, training_flops
 from tinylm.run_directory.loading import read_config, read_tokenizer, summarise

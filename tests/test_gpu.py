@@ -20,8 +20,8 @@ from tests.training.trainer_bench import SETTINGS, Bench
 from tests.variants import randomised, small
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.generation.generation_config import SamplingConfig
-from tinylm.generation.generator import generate
 from tinylm.generation.sampler import Sampler
+from tinylm.generation.torch_engine import generate
 from tinylm.machine.device import autocast, choose_device
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch, prefetch

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.shell import TINY, assert_error, copied, records, run_ok, same_tensors, snapshot, tinylm
-from tinylm.run_directory.commit import lock_run
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config
+from tinylm.run_directory.lock_and_commit import lock_run
 from tinylm.run_directory.weights import read_header
 
 

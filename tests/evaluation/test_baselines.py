@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinylm.evaluation.baselines import ORDER, compression_bits_per_byte, ngram_bits_per_byte
-from tinylm.evaluation.pairs import baseline_bleu, nearest_targets
+from tinylm.evaluation.translation import baseline_bleu, nearest_targets
 from tinylm.reporter import LogReporter
 from tinylm.text.tokenizer import train_char
 

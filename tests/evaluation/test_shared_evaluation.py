@@ -49,7 +49,7 @@ def test_ranks_share_conversations(run: Path, tmp_path: Path) -> None:
 def test_ranks_share_pairs_and_their_translation(
     translator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("tinylm.evaluation.pairs", "tinylm.generation.translate"):
+    for module in ("tinylm.evaluation.translation", "tinylm.generation.translate"):
         monkeypatch.setattr(f"{module}.SOURCES_PER_BATCH", 2)
     source = TextSource(paths=(str(pairs_file(tmp_path / "pairs.tsv")),), format="pairs")
     check(translator, source, batch_size=2, beams=EvaluationConfig.beams)

@@ -15,9 +15,9 @@ from tinylm.distributed.ranks import ONE_RANK
 from tinylm.evaluation.baselines import baseline_bits_per_byte
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import TextLosses, text_losses
-from tinylm.evaluation.pairs import evaluate_pairs
 from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, first_bytes, first_pairs, ratio_interval
 from tinylm.evaluation.text import evaluate_chat, evaluate_masked, evaluate_text
+from tinylm.evaluation.translation import evaluate_pairs
 from tinylm.objectives.loss import next_token_losses, sequence_to_sequence_losses
 from tinylm.reporter import LogReporter
 from tinylm.text.chat_batches import ChatRows

@@ -17,9 +17,9 @@ from tests.shell import tinylm as shell
 from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.generation_config import GenerationConfig
-from tinylm.generation.generator import TorchEngine
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.text_generator import Continuation, Sample
+from tinylm.generation.torch_engine import TorchEngine
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 ASCII = "\n" + "".join(map(chr, range(32, 127)))

@@ -10,8 +10,8 @@ import torch
 from tests import reference_parts
 from tests.variants import randomised, small
 from tinylm.generation.generation_config import SamplingConfig
-from tinylm.generation.generator import generate
 from tinylm.generation.sampler import Sampler
+from tinylm.generation.torch_engine import generate
 from tinylm.generation.translate import BeamSearchConfig, beam_search, encode_sources
 from tinylm.transformer.architectures import EncoderDecoder
 from tinylm.transformer.build import build_model

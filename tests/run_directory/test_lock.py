@@ -9,7 +9,7 @@ import filelock
 import pytest
 
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.run_directory.commit import lock_run
+from tinylm.run_directory.lock_and_commit import lock_run
 
 
 @pytest.mark.skipif(os.name != "posix", reason="on Windows the lock is released first")
@@ -29,7 +29,7 @@ def test_on_windows_the_lock_is_released_before_its_file_is_deleted(
     """Windows cannot delete an open file."""
     order: list[str] = []
     release, unlink = filelock.FileLock.release, Path.unlink
-    monkeypatch.setattr("tinylm.run_directory.commit.WINDOWS", True)
+    monkeypatch.setattr("tinylm.run_directory.lock_and_commit.WINDOWS", True)
     monkeypatch.setattr(filelock.FileLock, "release", lambda self: (order.append("release"), release(self))[1])
     monkeypatch.setattr(Path, "unlink", lambda self, **options: (order.append("delete"), unlink(self, **options))[1])
     with lock_run(tmp_path / "run"):

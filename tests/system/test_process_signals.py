@@ -84,7 +84,7 @@ from pathlib import Path
 from tinylm.system.files import replacing, temporary_folder
 from tinylm.formats.huggingface import replacing_folder
 from tinylm.system.process_signals import run_with_signal_handlers
-from tinylm.run_directory.commit import reserve
+from tinylm.run_directory.lock_and_commit import reserve
 from tinylm.text.token_files import _unfinished_folder
 
 def program():

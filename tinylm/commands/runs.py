@@ -9,9 +9,9 @@ import typer
 from tinylm.commands.console import shorten_number
 from tinylm.commands.option_groups import option, with_option_groups
 from tinylm.commands.options import OutputOptions
+from tinylm.config.duration import format_duration
 from tinylm.config.presets import find_preset
 from tinylm.config.run import RunConfig
-from tinylm.config.settings import format_duration
 from tinylm.config.validation import describe_value
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.run_directory.layout import CHECKPOINTS, run_directories

@@ -11,9 +11,9 @@ from tinylm.config.training import TrainingConfig
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.evaluation.baselines import baseline_bits_per_byte
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.pairs import baseline_bleu, evaluate_pairs
 from tinylm.evaluation.result import Evaluation, pair_excerpt, text_excerpt, token_excerpt
 from tinylm.evaluation.text import evaluate_chat, evaluate_masked, evaluate_text
+from tinylm.evaluation.translation import baseline_bleu, evaluate_pairs
 from tinylm.objectives.tasks import Chat, MaskedToken, NextToken, SequenceToSequence, Task
 from tinylm.reporter import Reporter
 from tinylm.text.corpus_loading import EvaluationTokens

@@ -74,7 +74,7 @@ class Architecture:
     ignores_windows: bool = False
 
     def write_metadata(self, config: ModelConfig) -> Values:
-        """The metadata of a resolved configuration (family_choice.resolve), by keys with this architecture's prefix.
+        """The metadata of a resolved configuration (`families.resolve`), by keys with this architecture's prefix.
 
         Settings that the metadata cannot represent are lost; gguf_writer.py reads the metadata again to detect them.
         """

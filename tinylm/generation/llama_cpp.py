@@ -35,10 +35,10 @@ from tinylm.config.validation import from_json, require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_tokenizer import NUMBER_END
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig, SpeedConfig
-from tinylm.generation.generator import Candidate, Token, window
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import sample_seed
 from tinylm.generation.text_generator import Continuation, TextGenerator
+from tinylm.generation.torch_engine import Candidate, Token, window
 from tinylm.kernels.process import spinning
 from tinylm.reporter import Reporter
 from tinylm.system.cache_directory import is_private, private_folder
@@ -92,37 +92,41 @@ class LlamaCpp:
         self.is_exact = is_exact
         self.excluded = list(range(vocab_size, rows))  # ids that are never sampled
         self._samples = self._slots = 0
-        self._server: list[Any] = []  # one, or none
+        self._server: list[Any] = []  # one or none: a list, so that the finalizer can empty it
         self._socket: Path
         self._close: weakref.finalize[..., Any] | None = None
         self._reserve(1, min(context, USUAL_SLOTS))
 
     def generate(
-        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, bos_id: int | None
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
     ) -> Generator[Token]:
         """See `Engine.generate`. Raises TinyLMError if llama.cpp fails.
 
         All prompts have the same ids, which are processed once. Past the context, the rows continue one after another,
         since the random streams of rows with different ids would depend on the time at which each request arrives.
         """
-        texts, first = [list(prompt.start) for prompt in prompts], window(prompts[0].start, self._context, bos_id)
+        texts, first = [list(prompt.start) for prompt in prompts], window(prompts[0].start, self._context, kept_id)
         self._reserve(len(texts), min(self._context, len(first) + config.max_tokens))
-        streams = [_stream(config, first_stream) + row for row in range(len(texts))]
+        seeds = [_stream(config, first_stream) + row for row in range(len(texts))]
         settings = self._settings(config)
+
+        # Within the context, all rows at once
         count = min(config.max_tokens, self._context - len(first))
-        request = {"prompt": first, "n": len(texts), "max_tokens": count, "seed": streams[0]}
+        request = {"prompt": first, "n": len(texts), "max_tokens": count, "seed": seeds[0]}
         open_rows = set(range(len(texts)))
         for token in self._tokens({**settings, **request}):
             _append(token, texts, open_rows)
             yield token
+
+        # Past the context, in windows, row by row
         generated = count
         while open_rows and generated < config.max_tokens:
-            streams = [sample_seed(stream, 1) % PRIME for stream in streams]
-            ids = window(texts[min(open_rows)], self._context, bos_id)
+            seeds = [sample_seed(seed, 1) % PRIME for seed in seeds]
+            ids = window(texts[min(open_rows)], self._context, kept_id)
             count = min(config.max_tokens - generated, self._context - len(ids))
             for row in sorted(open_rows):
-                ids = window(texts[row], self._context, bos_id)
-                request = {"prompt": ids, "max_tokens": count, "seed": streams[row]}
+                ids = window(texts[row], self._context, kept_id)
+                request = {"prompt": ids, "max_tokens": count, "seed": seeds[row]}
                 for token in self._tokens({**settings, **request}):
                     token = token._replace(row=row)
                     _append(token, texts, open_rows)

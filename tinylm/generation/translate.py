@@ -10,10 +10,10 @@ from torch import Tensor
 
 from tinylm.errors import UsageError
 from tinylm.generation.generation_config import BeamSearchConfig, GenerationConfig, PromptPolicy, is_sampled
-from tinylm.generation.generator import generate
 from tinylm.generation.prompts import Prompt, drop_unknown
 from tinylm.generation.sampler import Sampler, sample_seed
 from tinylm.generation.text_generator import Sample
+from tinylm.generation.torch_engine import generate
 from tinylm.reporter import Reporter
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import EncoderDecoder

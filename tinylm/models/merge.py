@@ -26,10 +26,10 @@ from tinylm.models.adapter import (
 )
 from tinylm.models.open import find_model, open_model
 from tinylm.reporter import Reporter
-from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.layout import find_run
 from tinylm.run_directory.loading import LoadedModel, load_model, read_weights
+from tinylm.run_directory.lock_and_commit import reserve
 from tinylm.run_directory.weights import Weights
 from tinylm.system.files import resolve_links
 from tinylm.text.tokenizer import Tokenizer

@@ -14,7 +14,6 @@ from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import require
 from tinylm.errors import UsageError
 from tinylm.formats.foreign import is_gguf
-from tinylm.generation.engine import GGUF_TYPES, EngineWeights, convert, is_exact, open_llama_cpp, reason_against
 from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import (
@@ -23,10 +22,18 @@ from tinylm.generation.generation_config import (
     is_sampled,
     settings_without_effect,
 )
-from tinylm.generation.generator import TorchEngine
 from tinylm.generation.llama_cpp import Conversion, LlamaCpp
+from tinylm.generation.llama_cpp_file import (
+    GGUF_TYPES,
+    EngineWeights,
+    convert,
+    is_exact,
+    open_llama_cpp,
+    reason_against,
+)
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
 from tinylm.generation.text_generator import Continuation, Sample
+from tinylm.generation.torch_engine import TorchEngine
 from tinylm.generation.translate import translate
 from tinylm.machine.device import (
     DTYPES,

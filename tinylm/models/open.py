@@ -13,10 +13,10 @@ from tinylm.formats.foreign import foreign_name, is_foreign, read_foreign
 from tinylm.formats.hub import download, is_reference
 from tinylm.formats.peft import is_adapter_folder
 from tinylm.reporter import LogReporter, Reporter
-from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE, find_run
 from tinylm.run_directory.loading import LoadedModel, load_model, restore_model
+from tinylm.run_directory.lock_and_commit import reserve
 from tinylm.run_directory.weights import Weights, check_weights_file
 from tinylm.system.files import resolve_links
 from tinylm.text.tokenizer import Tokenizer

@@ -14,9 +14,9 @@ from torch import Tensor
 from tinylm.config.run import RunConfig
 from tinylm.errors import NotResumableError, SaveError
 from tinylm.run_directory import metrics_log
-from tinylm.run_directory.commit import commit, recover_last, remove_unfinished
 from tinylm.run_directory.layout import OPTIMIZER_FILE, staging_directory, weights_file
 from tinylm.run_directory.loading import MAX_STATE_BYTES, config_digest
+from tinylm.run_directory.lock_and_commit import commit, recover_last, remove_unfinished
 from tinylm.run_directory.weights import (
     WHOLE,
     Shard,

@@ -17,8 +17,8 @@ from torch import Tensor
 from tinylm.config.run import LAST, TRAINED_SECONDS, RunConfig, run_of
 from tinylm.config.validation import COUNT_FROM_0
 from tinylm.errors import AdapterNotModelError, NoRunError, TinyLMError, UsageError
-from tinylm.run_directory.commit import recover_run
 from tinylm.run_directory.layout import ADAPTER_FILE, PEFT_WEIGHTS, weights_file
+from tinylm.run_directory.lock_and_commit import recover_run
 from tinylm.run_directory.weights import Weights, read_header, read_layout, read_weights_files, require_tensors
 from tinylm.system.files import check_folder, describe_placeholder, read_json, read_start, resolve_links
 from tinylm.text.tokenizer import Tokenizer

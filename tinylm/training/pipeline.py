@@ -18,8 +18,8 @@ from tinylm.models.adapter import add_adapter, remember_base
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest, data_shape
 from tinylm.reporter import LogReporter, Reporter
-from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import LastSave, RunDirectory, ShardOnlyRun
+from tinylm.run_directory.lock_and_commit import reserve
 from tinylm.run_directory.metrics_log import History
 from tinylm.run_directory.weights import WHOLE
 from tinylm.system.files import resolve_links, temporary_folder

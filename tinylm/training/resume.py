@@ -6,18 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from tinylm.adapters.adapter import load_adapter_tensors
+from tinylm.config.duration import format_duration, format_duration_setting
 from tinylm.config.run import AdapterConfig, new_run_id, run_of
-from tinylm.config.settings import format_duration, format_duration_setting
 from tinylm.config.training import TIME_BUDGET
 from tinylm.errors import OtherRunKindError, TinyLMError, UsageError
 from tinylm.machine.device import choose_device, describe_device
 from tinylm.models.adapter import add_adapter, find_adapters, find_base_model, load_base_model, remember_base
 from tinylm.models.open import find_model
 from tinylm.planning.plan import plan_resumed
-from tinylm.run_directory.commit import lock_run, recover_last, recover_run
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.layout import find_run
 from tinylm.run_directory.loading import read_config, read_tokenizer, restore_model
+from tinylm.run_directory.lock_and_commit import lock_run, recover_last, recover_run
 from tinylm.run_directory.weights import WHOLE
 from tinylm.system.files import resolve_links
 from tinylm.text.corpus_loading import encode_recorded_text

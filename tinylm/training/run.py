@@ -22,8 +22,8 @@ from tinylm.errors import TinyLMError, is_out_of_memory
 from tinylm.evaluation.task_kinds import make_task
 from tinylm.generation import sampler as sampling
 from tinylm.generation.generation_config import SamplingConfig
-from tinylm.generation.generator import generate
 from tinylm.generation.prompts import start_tokens
+from tinylm.generation.torch_engine import generate
 from tinylm.kernels.process import keep_freed_blocks
 from tinylm.kernels.thread_placement import ThreadPlacement, can_place_threads
 from tinylm.kernels.without_compiler import discard_compiled, force_eager
@@ -95,7 +95,7 @@ def generate_sample(
     end, ids = time.monotonic() + seconds, []
     try:
         with force_eager(), autocast(model.device.type, dtype):
-            for (token,), _ in generate(model, [start], sampler, tokens, bos_id=tokenizer.start_id):
+            for (token,), _ in generate(model, [start], sampler, tokens, kept_id=tokenizer.start_id):
                 ids.append(token)
                 if time.monotonic() >= end:
                     break

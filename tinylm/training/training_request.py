@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tinylm.config.duration import parse_duration
 from tinylm.config.settings import (
     INTERVAL_NAMES,
     MODEL_NAMES,
@@ -17,7 +18,6 @@ from tinylm.config.settings import (
     TrainSettings,
     given_settings,
     names_of,
-    parse_duration,
     reject_fixed_settings,
 )
 from tinylm.config.training import Budget, TrainingSettings

@@ -97,8 +97,9 @@ def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
     Raises UsageError if none fits; it names up to three settings that the closest family cannot represent.
     """
     families = sorted(FAMILIES.values(), key=lambda family: family.name != preferred)
-    differences = {family.name: _differences(family, config) for family in families}
+    differences: dict[str, list[str]] = {}
     for family in families:
+        differences[family.name] = _differences(family, config)
         if not differences[family.name]:
             return family
     # Families with the right `experts` come first; otherwise a dense family would be the closest to every mixture.

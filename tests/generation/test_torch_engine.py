@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tests.variants import VARIANTS, randomised, small
 from tinylm.config.model import ModelConfig
-from tinylm.generation.generator import generate, window_start
 from tinylm.generation.sampler import Sampler
+from tinylm.generation.torch_engine import generate, window_start
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
 
@@ -112,7 +112,7 @@ def test_bos_stays_first_when_the_window_advances(use_cache: bool) -> None:
     model = float64_model(config := small())
     prompts = [[7], [7, *range(12)], [3, 4]]
     sampler = fixed_sampler(len(prompts), config.vocab_size)
-    list(generate(model, prompts, sampler, STEPS, use_cache, bos_id=7))
+    list(generate(model, prompts, sampler, STEPS, use_cache, kept_id=7))
     for row, prompt in enumerate(prompts):
         text = [*prompt, *sampler.tokens[row].tolist()]
         for step in range(STEPS):

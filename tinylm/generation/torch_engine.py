@@ -43,13 +43,13 @@ class Engine(Protocol):
     """Computes and samples the tokens that continue prompts."""
 
     def generate(
-        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, bos_id: int | None
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
     ) -> Generator[Token]:
         """Yield the next tokens of each prompt, one row per prompt, at most `config.max_tokens` per row.
 
         Continues past the context length at a constant amortised cost per token, in windows (`window_start`).
 
-        first_stream: number of the random stream of the first row. bos_id: the token that stays the first of a window
+        first_stream: number of the random stream of the first row. kept_id: the token that stays the first of a window
         that advances, if a prompt begins with it.
         """
         ...
@@ -92,7 +92,7 @@ class TorchEngine:
     use_cache: bool = True
 
     def generate(
-        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, bos_id: int | None
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
     ) -> Generator[Token]:
         """See `Engine.generate`."""
         sampling = config.sampling(DEFAULT_TEMPERATURE)
@@ -105,7 +105,7 @@ class TorchEngine:
 
             choose = JSONSampler(sampler, config.json_schema, self.tokenizer, prompts)
         texts = [prompt.start for prompt in prompts]
-        for ids, logits in generate(self.model, texts, choose, config.max_tokens, self.use_cache, bos_id):
+        for ids, logits in generate(self.model, texts, choose, config.max_tokens, self.use_cache, kept_id):
             if not config.logprobs:
                 yield from map(Token, range(len(ids)), ids)
                 continue
@@ -130,9 +130,9 @@ def window_start(length: int, context: int) -> int:
     return max(0, -(-(length - room) // hop)) * hop
 
 
-def window(text: list[int], context: int, bos_id: int | None) -> list[int]:
+def window(text: list[int], context: int, kept_id: int | None) -> list[int]:
     """The context window of a text, see `window_start`. A BOS token replaces the first token of its window."""
-    kept = int(text[0] == bos_id)
+    kept = int(text[0] == kept_id)
     return text[:kept] + text[window_start(len(text), context) + kept :]
 
 
@@ -142,17 +142,17 @@ def generate(
     sampler: SamplesTokens,
     max_tokens: int,
     use_cache: bool = True,
-    bos_id: int | None = None,
+    kept_id: int | None = None,
 ) -> Iterator[tuple[list[int], "Logits | Tensor"]]:
     """Yield one new token per prompt and the logits (B, V) that it was sampled from, `max_tokens` times.
 
-    Prompts have at least one token; their lengths may differ. bos_id: see `Engine.generate`. The tokens are the same
+    Prompts have at least one token; their lengths may differ. kept_id: see `Engine.generate`. The tokens are the same
     with and without the cache, except for rounding.
     """
     texts = [list(prompt) for prompt in prompts]
-    windows = ContextWindows(model, texts, max_tokens, bos_id) if use_cache else None
+    windows = ContextWindows(model, texts, max_tokens, kept_id) if use_cache else None
     for _ in range(max_tokens):
-        logits = windows.next_logits() if windows else _logits_without_cache(model, texts, bos_id)
+        logits = windows.next_logits() if windows else _logits_without_cache(model, texts, kept_id)
         tokens = sampler(logits)
         for text, token in zip(texts, tokens, strict=True):
             text.append(token)
@@ -163,16 +163,16 @@ class ContextWindows:
     """The context window of each text, see `window_start`, and the KV cache of all windows.
 
     texts: the ids of each text, to which the caller appends new tokens. max_tokens: maximum number of appended tokens
-    per text. bos_id: see `Engine.generate`.
+    per text. kept_id: see `Engine.generate`.
 
     When the window of one text advances, the cache is recomputed for all texts; the other windows do not move.
     """
 
     def __init__(
-        self, model: NextTokenModel, texts: list[list[int]], max_tokens: int, bos_id: int | None = None
+        self, model: NextTokenModel, texts: list[list[int]], max_tokens: int, kept_id: int | None = None
     ) -> None:
         self._model = model
-        self._bos_id = bos_id
+        self._kept_id = kept_id
         self._texts = texts
         self._slots = min(model.context, max(map(len, texts)) + max_tokens)
         self._starts: list[int] = []
@@ -188,7 +188,7 @@ class ContextWindows:
         starts = [window_start(len(text), self._model.context) for text in self._texts]
         if starts != self._starts:
             self._starts = starts
-            ids, padding = _left_padded(self._texts, self._model.context, self._bos_id)
+            ids, padding = _left_padded(self._texts, self._model.context, self._kept_id)
             self._cache = self._model.make_cache(rows, self._slots, padding)
             if padding is None and (ids == ids[0]).all():  # samples of one prompt, which is processed once
                 ids = ids[:1]
@@ -198,16 +198,16 @@ class ContextWindows:
         return logits if len(logits) == rows else logits[[0] * rows]
 
 
-def _logits_without_cache(model: NextTokenModel, texts: list[list[int]], bos_id: int | None) -> "Logits | Tensor":
+def _logits_without_cache(model: NextTokenModel, texts: list[list[int]], kept_id: int | None) -> "Logits | Tensor":
     """The logits after each text, computed from its whole window: (B, V)."""
-    ids, padding = _left_padded(texts, model.context, bos_id)
+    ids, padding = _left_padded(texts, model.context, kept_id)
     cache = None if padding is None else model.make_cache(len(texts), ids.shape[1], padding)
     return model.last_logits(ids, cache)
 
 
-def _left_padded(texts: list[list[int]], context: int, bos_id: int | None) -> tuple[Ids, Ids | None]:
+def _left_padded(texts: list[list[int]], context: int, kept_id: int | None) -> tuple[Ids, Ids | None]:
     """The windows as one left-padded batch (B, T), and the padding per row (B,), or `None` without padding."""
-    rows = [window(text, context, bos_id) for text in texts]
+    rows = [window(text, context, kept_id) for text in texts]
     longest = max(map(len, rows))
     padding = [longest - len(row) for row in rows]
     ids = np.array([[0] * pad + row for pad, row in zip(padding, rows, strict=True)])

@@ -27,13 +27,13 @@ from tests.shell import CHILD_LIMIT, assert_error, environment, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
-from tinylm.generation import engine, llama_cpp
+from tinylm.generation import llama_cpp, llama_cpp_file
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
-from tinylm.generation.generator import Engine, TorchEngine
 from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, conversion_key, open_converted
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p, softmax
 from tinylm.generation.text_generator import Continuation
+from tinylm.generation.torch_engine import Engine, TorchEngine
 from tinylm.models import load as loading
 from tinylm.reporter import SilentReporter
 from tinylm.system import files
@@ -104,7 +104,7 @@ def test_a_file_is_written_once_for_each_model_and_again_if_others_can_write_it(
     other.network.embedding.weight.data += 1
     other.generate(**PROMPT)
     assert len(list(cache.iterdir())) == 2
-    monkeypatch.setattr(engine, "MAX_CACHED_BYTES", 1)
+    monkeypatch.setattr(llama_cpp_file, "MAX_CACHED_BYTES", 1)
     tinylm.load(run, dtype="bf16").generate(**PROMPT)
     assert [file.stem.rpartition("-")[2] for file in cache.iterdir()] == ["bf16"]
 
@@ -143,7 +143,7 @@ def test_what_llama_cpp_cannot_run_is_named_and_sampled_by_torch(
     }
     for reason, model in models.items():
         if "installed" in reason:
-            monkeypatch.setattr(engine, "import_llama_cpp", lambda: None)
+            monkeypatch.setattr(llama_cpp_file, "import_llama_cpp", lambda: None)
         assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
         with pytest.raises(UsageError, match=rf'`engine="llama.cpp"` is not possible: .*{reason}'):
             model.generate(**PROMPT, engine="llama.cpp")
@@ -162,7 +162,7 @@ def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(
     def full(*args: Any, **options: Any) -> str:
         raise TinyLMError("Cannot write x.gguf: No space left on device.")
 
-    monkeypatch.setattr(engine, "write_gguf", full)
+    monkeypatch.setattr(llama_cpp_file, "write_gguf", full)
     model = tinylm.load(run)
     assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
     assert "llama.cpp is not used: Cannot write x.gguf" in caplog.text

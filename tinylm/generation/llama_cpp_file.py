@@ -120,10 +120,10 @@ def convert(weights: EngineWeights, reporter: Reporter, chat_template: str | Non
     """
     folder, config, tokenizer = private_folder(GGUF_FOLDER), weights.config, weights.tokenizer
     tensors = _merged(weights.network).state_dict()
-    identity = digest(tensors, config, LAYOUT, None)[:32]
+    identity = digest(tensors, config, step=LAYOUT, val_loss=None)[:32]  # no step: another layout is another file
     template = "" if chat_template is None else hashlib.sha256(chat_template.encode()).hexdigest()[:16]
-    kind = "own" if weights.quantized else weights.kind
-    file = folder / f"{identity}{f'-texts-{template}' if serves else ''}-{kind}.gguf"
+    suffix = "own" if weights.quantized else weights.kind
+    file = folder / f"{identity}{f'-texts-{template}' if serves else ''}-{suffix}.gguf"
     if is_private(file):
         mark_used(file)
         return file

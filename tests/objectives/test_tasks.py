@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from tests.variants import randomised, small
 from tinylm.config.training import OBJECTIVES, Budget, TrainingConfig
 from tinylm.evaluation.task_kinds import TASKS, make_task
+from tinylm.objectives import tasks
+from tinylm.text.batches import Batch, undo_merges
 from tinylm.text.token_files import TokenFolder
-from tinylm.text.tokenizer import train_char
+from tinylm.text.tokenizer import train_bpe, train_char
 from tinylm.transformer.build import build_model
 
 SETTINGS: dict[str, Any] = {"batch_size": 2, "micro_batch": 2, "lr": 0.1, "min_lr": 0.0, "warmup": 0.0}
@@ -42,6 +44,47 @@ def test_the_weight_of_the_token_after_the_next_falls_linearly_to_0_at_60_percen
             loss = task.objective(progress)(model, batch)
             assert loss.aux.item() == pytest.approx(weight * second.item() / 8)
             assert loss.total.item() == pytest.approx(plain.total.item())
+
+
+def test_undone_merges_leave_the_text_as_it_is_and_end_at_60_percent() -> None:
+    text = "the old man and the sea, the cold sea " * 40
+    tokenizer = train_bpe([text], 300)
+    ids = np.asarray(tokenizer.encode(text), dtype=np.uint16)
+    config = small(vocab_size=tokenizer.vocab_size, context=16)
+    training = TrainingConfig(bpe_dropout=0.4, **SETTINGS)
+    task = make_task(TokenFolder(Path("unused"), ids, ids), tokenizer, config, training)
+    seen: list[Batch] = []
+
+    class Recorded(torch.nn.Module):
+        vocab_size, cross_entropy, output_parameters = config.vocab_size, staticmethod(F.cross_entropy), ()
+
+    original = task.batch(0)
+    changed = 0
+    for progress in (0.0, 0.3, 0.6, 1.0):
+        torch.manual_seed(1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tasks, "next_token", lambda model, batch, smoothing: seen.append(batch))
+            task.objective(progress)(Recorded(), original)
+        batch = seen.pop()
+        for row, expected in zip(batch.ids.tolist(), original.ids.tolist(), strict=True):
+            assert tokenizer.decode(expected).startswith(tokenizer.decode(row))
+        assert torch.equal(batch.ids[:, 1:], batch.targets[:, :-1]) and batch.ids.shape == original.ids.shape
+        changed += not torch.equal(batch.ids, original.ids)
+        assert torch.equal(batch.ids, original.ids) == (progress >= 0.6)
+    assert changed == 2
+
+
+def test_merges_are_undone_with_the_given_probability_on_average() -> None:
+    """Of tokens that consist of two bytes, so that parts are not split again."""
+    merges = torch.tensor([[-1, -1], [-1, -1], [0, 1]])
+    ids = torch.full((4000, 60), 2)
+    torch.manual_seed(0)
+    undone = undo_merges(Batch(ids, ids), merges, 0.2).ids
+    singles = (undone[:, :40] < 2).sum(1) / 2  # of a row, merges that were undone
+    pairs = singles + (undone[:, :40] == 2).sum(1)
+    share = singles / pairs
+    assert share.mean().item() == pytest.approx(0.2, abs=0.01)
+    assert share.std().item() == pytest.approx(0.4 / 12**0.5, abs=0.05)  # each row has its own, uniform from 0 to 0.4
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

@@ -161,6 +161,22 @@ def test_only_new_modern_decoders_of_text_with_a_small_vocabulary_predict_the_to
         planned_pairs([10], training={"mtp_weight": 0.5})
 
 
+def test_bpe_dropout_is_for_new_decoders_that_see_a_text_of_bpe_tokens_often() -> None:
+    often = {"tokenizer_kind": "bpe", "budget": Budget(epochs=recipes.BPE_DROPOUT_MIN_EPOCHS)}
+    assert planned(**often).training.bpe_dropout == recipes.BPE_DROPOUT > 0
+    assert planned(**often, training={"bpe_dropout": 0.0}).training.bpe_dropout == 0
+    seldom = {**often, "budget": Budget(epochs=recipes.BPE_DROPOUT_MIN_EPOCHS - 1)}
+    assert planned(**seldom).training.bpe_dropout == 0
+    assert planned(**seldom, training={"bpe_dropout": 0.1}).training.bpe_dropout == 0.1
+    for choices in ({"model": {"preset": "gpt2"}}, {"model": {"architecture": "encoder"}}, {"base": small()}):
+        assert planned(**often, **choices).training.bpe_dropout == 0
+    assert planned(budget=often["budget"]).training.bpe_dropout == 0
+    with pytest.raises(UsageError, match="`bpe_dropout` is for a BPE tokenizer, and this one is of kind char"):
+        planned(training={"bpe_dropout": 0.1})
+    with pytest.raises(UsageError, match="`bpe_dropout` is for decoders"):
+        planned(**often, model={"architecture": "encoder"}, training={"bpe_dropout": 0.1})
+
+
 def test_weights_are_averaged_and_count_as_memory_where_a_new_modern_decoder_sees_its_text_six_times() -> None:
     """Decision 006: with a mean age of 5 % of the steps, and a learning rate that ends at a seventh of its peak."""
     often = Budget(epochs=6)

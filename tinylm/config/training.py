@@ -185,6 +185,14 @@ class TrainingSettings:
             Range(0, 1),
         ),
     ] = None
+    bpe_dropout: Annotated[
+        float | None,
+        Setting(
+            "Probability of undoing a BPE merge; falls to 0 at 60 % of the run (default: 0.3 from 30 epochs on).",
+            Panel.OPTIMIZER,
+            Range(0, 0.5),
+        ),
+    ] = None
     pack: Annotated[
         bool | None,
         Setting(
@@ -209,6 +217,7 @@ class TrainingConfig(TrainingSettings):
 
     objective: a key of `OBJECTIVES`. label_smoothing: weight of the uniform distribution in the target.
     mtp_weight: weight of the loss of the token after the next in the first step; see `tinylm.objectives.tasks`.
+    bpe_dropout: probability of undoing a merge of BPE in the first step; see `tinylm.objectives.tasks`.
     batch_size, micro_batch: sequences per optimizer step, and at most per forward pass (on each rank).
     checkpoint_activations: store only the inputs of blocks, and compute other activations again in the backward pass.
     sequence_length: tokens per sequence; `None` for the context of the model.
@@ -245,6 +254,7 @@ class TrainingConfig(TrainingSettings):
     keep: str = "best"
     label_smoothing: float = 0.0
     mtp_weight: float = 0.0
+    bpe_dropout: float = 0.0
     average: float = 0.0
     eval_every: int = 100
     eval_tokens: Annotated[int, COUNT_FROM_1] = 1_000_000
@@ -264,7 +274,7 @@ class TrainingConfig(TrainingSettings):
         if self.objective != "chat":
             without_effect |= {"pack"}
         if self.objective != "next-token":
-            without_effect |= {"mtp_weight"}
+            without_effect |= {"mtp_weight", "bpe_dropout"}
         if OBJECTIVES[self.objective].corpus != "text":
             without_effect |= {"sequence_growth"}
         return {name: value for name, value in vars(self).items() if value is not None and name not in without_effect}
@@ -287,6 +297,10 @@ class TrainingConfig(TrainingSettings):
         require(
             self.mtp_weight == 0 or self.objective == "next-token",
             "`mtp_weight` is for decoders that are trained on plain text; leave it out.",
+        )
+        require(
+            self.bpe_dropout == 0 or self.objective == "next-token",
+            "`bpe_dropout` is for decoders that are trained on plain text; leave it out.",
         )
         check_choice("keep", self.keep, KEEP)
         require(

@@ -9,6 +9,8 @@ import functools
 from collections.abc import Iterator
 from typing import Protocol
 
+import torch
+
 from tinylm.config.model import ModelConfig
 from tinylm.config.training import TrainingConfig
 from tinylm.errors import UsageError
@@ -19,13 +21,21 @@ from tinylm.objectives.loss import (
     next_two_tokens,
     sequence_to_sequence,
 )
-from tinylm.text.batches import Batch, MaskedWindows, Windows, evaluation_batches, masked_evaluation_batches
+from tinylm.text.batches import (
+    Batch,
+    MaskedWindows,
+    Windows,
+    evaluation_batches,
+    masked_evaluation_batches,
+    undo_merges,
+)
 from tinylm.text.chat_batches import ChatParts, chat_evaluation_batches, chat_rows, require_usable
 from tinylm.text.pairs import PairTokens, pair_evaluation_batches
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 
 MTP_END = 0.6  # decision 039: progress from which only the next token is predicted
+BPE_DROPOUT_END = 0.6  # decision 044: progress from which the text is encoded as usual
 
 
 class Task(Protocol):
@@ -57,7 +67,8 @@ class Task(Protocol):
 class NextToken:
     """Predict each token from the tokens before it, in windows of `model.context` tokens.
 
-    The token after the next counts with `mtp_weight`, which falls linearly to 0 at MTP_END.
+    The token after the next counts with `mtp_weight`, which falls linearly to 0 at MTP_END. Merges of BPE are undone
+    with the probability `bpe_dropout`, which falls linearly to 0 at BPE_DROPOUT_END.
     """
 
     validation_objective: Objective = staticmethod(next_token)
@@ -65,6 +76,8 @@ class NextToken:
     def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
         self._smoothing = training.label_smoothing
         self._mtp_weight = training.mtp_weight
+        self._bpe_dropout = training.bpe_dropout
+        self._merges = torch.from_numpy(tokenizer.merges()) if training.bpe_dropout else None
         self._val = tokens.val
         self._context = model.context
         self.batch = Windows(tokens.train, model.context, training.batch_size, training.seed).batch
@@ -72,10 +85,14 @@ class NextToken:
 
     def objective(self, progress: float) -> Objective:
         """As `Task.objective`."""
+        objective: Objective = functools.partial(next_token, smoothing=self._smoothing)
         second_weight = self._mtp_weight * (1 - progress / MTP_END)
         if second_weight > 0:
-            return functools.partial(next_two_tokens, smoothing=self._smoothing, second_weight=second_weight)
-        return functools.partial(next_token, smoothing=self._smoothing)
+            objective = functools.partial(next_two_tokens, smoothing=self._smoothing, second_weight=second_weight)
+        rate, merges = self._bpe_dropout * (1 - progress / BPE_DROPOUT_END), self._merges
+        if rate <= 0 or merges is None:
+            return objective
+        return lambda model, batch: objective(model, undo_merges(batch, merges.to(batch.ids.device), rate))
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
         """As `Task.validation_batches`."""

@@ -85,6 +85,14 @@ def choose_mtp_weight(request: PlanRequest, config: ModelConfig) -> float:
     return recipes.MTP_WEIGHT if request.is_new_modern and objective == "next-token" and is_small else 0.0
 
 
+def choose_bpe_dropout(request: PlanRequest, config: ModelConfig, length: RunLength) -> float:
+    """The chosen probability, or BPE_DROPOUT in new modern decoders of plain text that see it often (decision 044)."""
+    is_plain_decoder = config.architecture == "decoder" and request.data.is_plain_text
+    helps = request.is_new_modern and is_plain_decoder and length.epochs >= recipes.BPE_DROPOUT_MIN_EPOCHS
+    default = recipes.BPE_DROPOUT if helps and request.tokenizer_kind == "bpe" else 0.0
+    return float(request.training.get("bpe_dropout", default))
+
+
 def with_average(request: PlanRequest, config: ModelConfig, length: RunLength) -> PlanRequest:
     """The request with averaged weights and a learning rate that does not fall to 0, where these help (decision 006).
 
@@ -155,6 +163,7 @@ def choose_settings(
         "lr": choose_learning_rate(request.recipe_name, config.width, request.adapter),
         "label_smoothing": 0.0,
         "mtp_weight": choose_mtp_weight(request, config),
+        "bpe_dropout": choose_bpe_dropout(request, config, length),
         "patience": recipes.DEFAULT_PATIENCE if request.budget is None and request.keep == "best" else None,
         "keep": request.keep,
         **choose_intervals(machine, request, config, length),

@@ -201,6 +201,7 @@ class PlanRequest:
     """A training run before it is planned.
 
     data, vocab_size, shape: the encoded corpus, the size of its vocabulary, and the result of `data_shape`
+    tokenizer_kind: see Tokenizer
     model: the user's choices of `preset`, `size` and fields of ModelConfig; empty with a `base`
     training: the user's choices of fields of TrainingConfig, and of `warmup_steps`; planning adds `sequence_growth` and
         `average` where they are left open
@@ -226,6 +227,7 @@ class PlanRequest:
     parallel: str = "auto"
     ranks: int = 1
     adapter: AdapterConfig | None = None
+    tokenizer_kind: str = "char"
 
     def __post_init__(self) -> None:
         check_settings(SharedSettings, self.training)
@@ -238,6 +240,10 @@ class PlanRequest:
             raise UsageError("`pack` is for conversations, and the text has none; leave it out.")
         if self.training.get("schedule") == "constant" and self.training.get("min_lr") is not None:
             raise UsageError('`min_lr` has no effect with `schedule="constant"`; leave one of them out.')
+        if self.training.get("bpe_dropout") and self.tokenizer_kind != "bpe":
+            raise UsageError(
+                f"`bpe_dropout` is for a BPE tokenizer, and this one is of kind {self.tokenizer_kind}; leave it out."
+            )
         if "momentum" in self.training and self.optimizer not in MUON_OPTIMIZERS:
             raise UsageError(f'`momentum` has no effect with `optimizer="{self.optimizer}"`; leave one of them out.')
 

@@ -124,6 +124,11 @@ MIN_GROWING_LENGTH = 64  # decision 037
 MTP_WEIGHT = 0.5  # decision 039
 MTP_MAX_VOCABULARY = 1024  # decision 039
 
+# BPE-dropout where a text is seen often: its probability in new decoders of plain text.
+
+BPE_DROPOUT = 0.3  # decision 044
+BPE_DROPOUT_MIN_EPOCHS = 30  # decision 044
+
 # Weight averages where a text is seen often, and the learning rate at the end of such a run, as a part of its peak.
 
 AVERAGE = 0.05  # decision 006

@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -230,6 +230,35 @@ def windows_at(tokens: Tokens, starts: np.ndarray, context: int) -> Batch:
     rows = np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64)  # (B, T + 1)
     ids = torch.from_numpy(rows)
     return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+
+
+MERGE_ROUNDS = 3  # of `undo_merges`: a token is replaced by up to eight parts
+
+
+def undo_merges(batch: Batch, merges: Tensor, rate: float) -> Batch:
+    """Replace tokens of a text, at random, by the two tokens that BPE merged into them, and these parts again.
+
+    This is BPE-dropout (Provilkov et al. 2020) on encoded text. Each row has a probability of its own, uniform from 0
+    to 2 * rate. Rows keep their length: at their ends, tokens that no longer fit are left out.
+
+    merges: (V, 2), as `Tokenizer.merges`
+    """
+    ids = torch.cat([batch.ids, batch.targets[:, -1:]], dim=1)  # (B, T + 1)
+    rows, length = ids.shape
+    probability = 2 * rate * torch.rand(rows, 1, device=ids.device)
+    is_candidate = torch.ones_like(ids, dtype=torch.bool)  # a part that the last round has made, or at first any token
+    for _ in range(MERGE_ROUNDS):
+        left, right = merges[ids].unbind(-1)  # (B, T + 1)
+        drawn = torch.rand(rows, length, device=ids.device) < probability
+        undone = drawn & is_candidate & (left >= 0)
+        last = torch.cumsum(1 + undone.long(), dim=1) - 1  # where a token or its right part goes
+        first = last - undone.long()
+        longer = ids.new_zeros(rows, 2 * length)
+        longer.scatter_(1, first, torch.where(undone, left, ids)).scatter_(1, last, torch.where(undone, right, ids))
+        made = torch.zeros_like(longer, dtype=torch.bool)
+        made.scatter_(1, first, undone).scatter_(1, last, undone)
+        ids, is_candidate = longer[:, :length], made[:, :length]
+    return replace(batch, ids=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous())
 
 
 POOL_BATCHES = 50  # batches whose examples are sorted by length together

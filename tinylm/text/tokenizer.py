@@ -121,6 +121,15 @@ class Tokenizer:
             if (loaded := vocabulary.get(token)) != i:
                 raise ValueError(f"its token {token[:60]!r} has the id {i} in the file, but {loaded} once it is loaded")
 
+    def merges(self) -> np.ndarray:
+        """(V, 2): the ids of the two tokens that BPE merges into each token, -1 for a token that is not merged."""
+        model = json.loads(self.to_str())["model"]
+        ids, parts = model["vocab"], np.full((self.vocab_size, 2), -1)
+        for merge in model.get("merges", ()):
+            left, right = merge.split(" ") if isinstance(merge, str) else merge
+            parts[ids[left + right]] = ids[left], ids[right]
+        return parts
+
     def to_str(self) -> str:
         """The content of the tokenizer.json."""
         return str(self._library.to_str())

@@ -260,6 +260,7 @@ def prepare(
             parallel=request.settings.parallel,
             ranks=processes,
             adapter=start.adapter,
+            tokenizer_kind=tokenizer.kind,
         ),
     )
     if plan.shortage is not None:

@@ -47,7 +47,7 @@ def checkout(commit: str, folder: Path) -> Path:
 def path_modules(package: Path, last: str, command: str) -> int:
     """The number of modules that a command passes until it calls the function `last`."""
     words = [sys.executable, "-c", TRACE, last, "tinylm", *command.split()]
-    printed = subprocess.run(words, cwd=package.parent, capture_output=True, text=True).stdout
+    printed = subprocess.run(words, cwd=package.parent, capture_output=True, text=True, check=True, timeout=300).stdout
     return next(int(line.split()[-1]) for line in printed.splitlines() if line.startswith("modules:"))
 
 

@@ -1,5 +1,6 @@
 """Every objective of a configuration has a task, whose batches fit the objective."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,37 @@ def test_undone_merges_leave_the_text_as_it_is_and_end_at_60_percent() -> None:
         changed += not torch.equal(batch.ids, original.ids)
         assert torch.equal(batch.ids, original.ids) == (progress >= 0.6)
     assert changed == 2
+
+
+def test_the_probability_of_undoing_merges_falls_linearly(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = train_bpe(["the old man and the sea " * 9], 270)
+    ids = np.asarray(tokenizer.encode("the old man and the sea " * 9), dtype=np.uint16)
+    config = small(vocab_size=tokenizer.vocab_size, context=8)
+    training = TrainingConfig(bpe_dropout=0.4, **SETTINGS)
+    task = make_task(TokenFolder(Path("unused"), ids, ids), tokenizer, config, training)
+    rates: list[float] = []
+    monkeypatch.setattr(tasks, "undo_merges", lambda batch, merges, rate: rates.append(rate) or batch)
+    for progress in (0.0, 0.15, 0.3, 0.45, 0.6):
+        task.objective(progress)(randomised(build_model(config)), task.batch(0))
+    assert rates == pytest.approx([0.4, 0.3, 0.2, 0.1])
+
+
+def test_a_token_is_undone_down_to_eight_parts_and_no_further() -> None:
+    merges = torch.tensor([[-1, -1], [0, 0], [1, 1], [2, 2], [3, 3]])  # token n is 2^n times token 0
+    torch.manual_seed(0)
+    for token, smallest in ((3, 0), (4, 1)):
+        ids = torch.full((2000, 8), token)
+        assert undo_merges(Batch(ids, ids), merges, 0.5).ids.min() == smallest
+
+
+def test_the_merges_of_a_tokenizer_are_those_of_its_file_and_join_to_the_text_of_each_token() -> None:
+    tokenizer = train_bpe(["the old man and the sea, the cold sea " * 9], 290)
+    merges = tokenizer.merges()
+    merged = np.flatnonzero(merges[:, 0] >= 0)
+    assert len(merged) == len(json.loads(tokenizer.to_str())["model"]["merges"]) > 10
+    for token in merged:
+        assert tokenizer.decode(merges[token].tolist()) == tokenizer.decode([int(token)])
+    assert (train_char("abc").merges() == -1).all()
 
 
 def test_merges_are_undone_with_the_given_probability_on_average() -> None:

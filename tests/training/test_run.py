@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,6 +42,7 @@ from tinylm.run_directory.loading import load_model, read_config
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.token_files import TokenFolder
+from tinylm.text.tokenizer import Tokenizer
 from tinylm.training import resume as restart
 from tinylm.training.events import Evaluated, Logged, Notice, Stepped
 from tinylm.training.pipeline import Session
@@ -119,6 +121,21 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     assert (again_stopped_by, again.step) == (stopped_by, state.step)
     assert contents(tmp_path / "resumed") == contents(tmp_path / "straight")
     assert [event.step for event in second.reported(Stepped)] == list(range(saved + 1, state.step + 1))
+
+
+def test_a_resumed_run_with_bpe_dropout_equals_an_uninterrupted_run(
+    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merges = np.full((TOKENIZER.vocab_size, 2), -1)
+    merges[3:] = 1, 2  # as if these characters were merged tokens
+    monkeypatch.setattr(Tokenizer, "merges", lambda tokenizer: merges)
+    config = config_of(budget=Budget(steps=8), eval_every=3, save_every=4, bpe_dropout=0.4)
+    RunSession(tmp_path / "straight", tokens).begin(config)
+    RunSession(tmp_path / "plain", tokens).begin(config_of(budget=Budget(steps=8), eval_every=3, save_every=4))
+    RunSession(tmp_path / "resumed", tokens, until=4).begin(config)
+    RunSession(tmp_path / "resumed", tokens).resume()
+    assert contents(tmp_path / "resumed") == contents(tmp_path / "straight")
+    assert contents(tmp_path / "straight")["weights"] != contents(tmp_path / "plain")["weights"]
 
 
 @pytest.mark.parametrize("name", TWO_PASSES)

@@ -183,6 +183,9 @@ class SharedSettings(MachineSettings, TrainingSettings, TextSettings, BudgetSett
 
     def __post_init__(self) -> None:
         kind: Any = type(self)  # which may have other fields, such as the files of a call
+        for field in dataclasses.fields(kind):
+            if getattr(self, field.name) is None and field.default not in (None, dataclasses.MISSING):
+                object.__setattr__(self, field.name, field.default)
         check_settings(kind, {name: getattr(self, name) for name in declared_settings(kind)})
 
 

@@ -188,7 +188,7 @@ class TrainingSettings:
     bpe_dropout: Annotated[
         float | None,
         Setting(
-            "Probability of undoing a BPE merge; falls to 0 at 60 % of the run (default: 0.3 from 30 epochs on).",
+            "Probability of undoing a BPE merge; falls to 0 at 60 % of the run (default: 0.3 in long runs).",
             Panel.OPTIMIZER,
             Range(0, 0.5),
         ),
@@ -231,7 +231,7 @@ class TrainingConfig(TrainingSettings):
     average: mean age of averaged weights, as a fraction of the steps so far; 0 disables averaging.
     eval_every, save_every, log_every: intervals in steps; eval_tokens: maximum validation tokens per evaluation.
     pack: conversations share rows of a batch, without attention between conversations.
-    log_gradients: log the gradient norm of each layer. seed: of initial weights, data order and dropout.
+    log_gradients: log the gradient norm of each layer. seed: of initial weights, data order, dropout and BPE-dropout.
     """
 
     objective: str = "next-token"

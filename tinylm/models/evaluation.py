@@ -83,7 +83,8 @@ class EvaluatedModel(TextGenerator):
         reading = {"format": format, "text_key": text_key, "encoding": encoding, "unknown": unknown}
         reading |= {"chat_template": chat_template, "train_on": train_on}
         with evaluation_source(files, text, corpora_of(self.architecture)[0], reading) as source:
-            return self._evaluate(source, config, ranks)
+            encoded = self._shared_tokens(source, ranks)
+        return self._evaluate(encoded, config, ranks)
 
     def task_kind(self, corpus: str) -> TaskKind:
         """The task for a kind of corpus: that of training if it fits, else the default for the architecture.
@@ -92,8 +93,7 @@ class EvaluatedModel(TextGenerator):
         """
         return TASKS[objective_for(self.architecture, corpus, self.objective)]
 
-    def _evaluate(self, source: TextSource | None, config: EvaluationConfig, ranks: Ranks) -> Evaluation:
-        text = self._shared_tokens(source, ranks)
+    def _evaluate(self, text: EvaluationTokens, config: EvaluationConfig, ranks: Ranks) -> Evaluation:
         torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
         keep_freed_blocks()
         task = self.task_kind(text.kind)

@@ -1,4 +1,4 @@
-"""A trained model in memory: `load` it from a run or from a foreign file, then generate, evaluate or compute logits."""
+"""A trained model in memory: what `load` returns, to generate, evaluate or compute logits with."""
 
 import copy
 import secrets
@@ -75,7 +75,8 @@ class Model(EvaluatedModel):
 
     def __post_init__(self) -> None:
         self._describe_training(self.adapters[0] if self.adapters else self.config)
-        self._prepared: Model | None = None  # for generation by torch: this model, or a copy
+        self._prepared: Model | None = None  # a copy for generation by torch
+        self._is_prepared = False  # for generation by torch, in place
         self._switches_adapters = False
         self._llama_cpp: dict[tuple[Any, ...], LlamaCpp | None] = {}  # by engine, cache and adapter scales
 
@@ -284,8 +285,8 @@ class Model(EvaluatedModel):
 
     def _prepare(self, in_place: bool = False) -> "Model":
         """The model with its network converted, fused and quantized for generation by torch, made at first use."""
-        if self._prepared is not None:
-            return self._prepared
+        if self._prepared is not None or self._is_prepared:
+            return self._prepared or self
         prepared = self
         if not in_place:
             # Fusing replaces tensors, so the copy can share those of the original; only a conversion of the number
@@ -297,7 +298,7 @@ class Model(EvaluatedModel):
             prepared = replace(self, network=network, adapters=adapters)
         prepared.network.to(DTYPES[self.dtype])
         fuse_model(prepared.network, int8=self.quantize == "int8")
-        self._prepared = prepared
+        self._prepared, self._is_prepared = (None, True) if in_place else (prepared, False)
         return prepared
 
     def _engine_weights(self) -> EngineWeights:
@@ -330,7 +331,7 @@ class Model(EvaluatedModel):
 
     def _open_llama_cpp(self, speed: SpeedConfig) -> LlamaCpp | None:
         """The model in llama.cpp, opened at first use, or `None` if torch is to be used."""
-        if self._prepared is self:
+        if self._is_prepared:
             require(
                 speed.engine != "llama.cpp",
                 '`engine="llama.cpp"` is not possible: the model was prepared for torch; load it again.',

@@ -15,6 +15,8 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.training import TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.objectives.loss import (
+    LanguageModel,
+    Loss,
     Objective,
     masked_token,
     next_token,
@@ -77,7 +79,7 @@ class NextToken:
         self._smoothing = training.label_smoothing
         self._mtp_weight = training.mtp_weight
         self._bpe_dropout = training.bpe_dropout
-        self._merges = torch.from_numpy(tokenizer.merges()) if training.bpe_dropout else None
+        self._merges = torch.from_numpy(tokenizer.merges())
         self._val = tokens.val
         self._context = model.context
         self.batch = Windows(tokens.train, model.context, training.batch_size, training.seed).batch
@@ -89,10 +91,12 @@ class NextToken:
         second_weight = self._mtp_weight * (1 - progress / MTP_END)
         if second_weight > 0:
             objective = functools.partial(next_two_tokens, smoothing=self._smoothing, second_weight=second_weight)
-        rate, merges = self._bpe_dropout * (1 - progress / BPE_DROPOUT_END), self._merges
-        if rate <= 0 or merges is None:
-            return objective
-        return lambda model, batch: objective(model, undo_merges(batch, merges.to(batch.ids.device), rate))
+        rate = self._bpe_dropout * (1 - progress / BPE_DROPOUT_END)
+        return objective if rate <= 0 else functools.partial(self._with_undone_merges, objective, rate)
+
+    def _with_undone_merges(self, objective: Objective, rate: float, model: LanguageModel, batch: Batch) -> Loss:
+        self._merges = self._merges.to(batch.ids.device)
+        return objective(model, undo_merges(batch, self._merges, rate))
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
         """As `Task.validation_batches`."""

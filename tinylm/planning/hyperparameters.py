@@ -87,8 +87,9 @@ def choose_mtp_weight(request: PlanRequest, config: ModelConfig) -> float:
 
 def choose_bpe_dropout(request: PlanRequest, config: ModelConfig, length: RunLength) -> float:
     """The chosen probability, or BPE_DROPOUT in new modern decoders of plain text that see it often (decision 044)."""
-    is_plain_decoder = config.architecture == "decoder" and request.data.is_plain_text
-    helps = request.is_new_modern and is_plain_decoder and length.epochs >= recipes.BPE_DROPOUT_MIN_EPOCHS
+    objective = request.training.get("objective", objective_for(config.architecture, request.data.kind))
+    is_often = length.epochs >= recipes.BPE_DROPOUT_MIN_EPOCHS
+    helps = request.is_new_modern and objective == "next-token" and is_often
     default = recipes.BPE_DROPOUT if helps and request.tokenizer_kind == "bpe" else 0.0
     return float(request.training.get("bpe_dropout", default))
 

@@ -42,6 +42,7 @@ from tinylm.text.readers import (
 STANDARD_INPUT = "-"
 EXCERPT_CHARACTERS = 1 << 10  # length of an excerpt in `CorpusStats.sample`
 MAX_EXCERPTS = 1 << 7
+CHUNK_OVERHEAD = 64  # characters that a chunk in memory counts in addition: the bytes of a short string
 MAX_KEPT_CHARACTERS = 1 << 24  # of a text that is read once; a longer one is read again by each stage
 
 Stream = Iterator[str | None]  # chunks of text, and `None` between two documents
@@ -75,7 +76,7 @@ class Corpus:
     detects_json: ClassVar[bool] = False  # whether JSON is read as such in a file without a JSON suffix
 
     def stream(self, progress: Progress = no_progress, started: Callable[[str], None] = _no_name) -> Stream:
-        """Yield the text of all files in order: after `scan`, from memory if it has at most MAX_KEPT_CHARACTERS.
+        """Yield the text of all files in order: after this class's `scan`, from memory if it is short enough.
 
         `progress` receives the number of bytes read from the disk, and `started` the name of each document before its
         first chunk: its file, with the line, element or row if the file has several documents.
@@ -124,7 +125,7 @@ class Corpus:
         kept: list[str | None] = []
         characters = 0
         for chunk in stream:
-            characters += len(chunk or "")
+            characters += len(chunk or "") + CHUNK_OVERHEAD
             if characters <= MAX_KEPT_CHARACTERS:
                 kept.append(chunk)
             else:

@@ -122,10 +122,16 @@ class Tokenizer:
                 raise ValueError(f"its token {token[:60]!r} has the id {i} in the file, but {loaded} once it is loaded")
 
     def merges(self) -> np.ndarray:
-        """(V, 2): the ids of the two tokens that BPE merges into each token, -1 for a token that is not merged."""
+        """(V, 2): the ids of the two tokens that BPE merges into each token, -1 for a token that is not merged.
+
+        All are -1 unless the kind is bpe.
+        """
+        parts = np.full((self.vocab_size, 2), -1)
+        if self.kind != "bpe":
+            return parts
         model = json.loads(self.to_str())["model"]
-        ids, parts = model["vocab"], np.full((self.vocab_size, 2), -1)
-        for merge in model.get("merges", ()):
+        ids = model["vocab"]
+        for merge in model["merges"]:
             left, right = merge.split(" ") if isinstance(merge, str) else merge
             parts[ids[left + right]] = ids[left], ids[right]
         return parts

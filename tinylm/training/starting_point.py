@@ -273,7 +273,8 @@ def _adapter_config(settings: LoRASettings | AdapterSettings, base: LoadedModel,
         if not 1 <= settings.bottleneck <= width:
             raise UsageError(f"`bottleneck` is {settings.bottleneck}; it must be from 1 to the model's width, {width}.")
         return AdapterConfig(rank=settings.bottleneck, targets=sublayers(base.network), **shared)
-    target = (settings.target,) if isinstance(settings.target, str) else settings.target or ("attention",)
+    chosen = "attention" if settings.target is None else settings.target
+    target = (chosen,) if isinstance(chosen, str) else chosen
     targets = target_modules(target, base.network)
     if targets == TARGETS["embedding"] and (settings.dropout or settings.share_b):
         raise UsageError(

@@ -87,7 +87,7 @@ class TrainingRequest:
         """The given settings with these names."""
         return {name: value for name, value in self.given.items() if name in names}
 
-    @property
+    @cached_property
     def paths(self) -> tuple[str, ...]:
         """The texts, as `TextSource.paths`."""
         return (str(self.files),) if isinstance(self.files, str | Path) else tuple(map(str, self.files))

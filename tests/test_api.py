@@ -71,7 +71,7 @@ tinylm.train("one.txt", steps=1, layers=1, heads=2, width=16, callbacks=[first])
 imported = tinylm._last_import[1] - tinylm._last_import[0]
 print(late[0] / imported, os.environ["GOMP_SPINCOUNT"])
 """
-    names = "from tinylm import *; from tinylm import model, Model; print(load.__name__, 'torch' in sys.modules)"
+    names = "from tinylm import *; from tinylm import models, Model; print(load.__name__, 'torch' in sys.modules)"
     assert python(f"import sys; {names}") == "load True\n"
     late, spin = python(program).split()
     assert float(late) < 0.3

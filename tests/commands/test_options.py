@@ -40,6 +40,12 @@ def test_flag_beats_environment_beats_file_beats_default(here: Path) -> None:
     assert re.search(r"length: +[\d,]+ steps, 4\d\.\d passes over the text", planned())
 
 
+def test_settings_of_other_texts_are_ignored_from_the_environment_and_an_error_as_options(corpus: Path) -> None:
+    planned(env={"TINYLM_TRAIN_PACK": "true", "TINYLM_TRAIN_BPE_DROPOUT": "0.1"})
+    for option in (("--pack",), ("--bpe-dropout", 0.1)):
+        assert shell("train", "corpus.txt", "--dry-run", *TINY, *option).exit_code == 2
+
+
 def test_a_command_with_a_hyphen_has_environment_variables(run: Path) -> None:
     def adapter(**env: str) -> int:
         options = ("--model", run, "--steps", 1, "--batch-size", 4, "--dry-run")

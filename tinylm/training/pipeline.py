@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tinylm.config.run import Estimates, RunConfig, TokenizerConfig, new_run_id
+from tinylm.config.run import DataConfig, Estimates, RunConfig, TokenizerConfig, new_run_id
 from tinylm.config.training import corpora_of
 from tinylm.distributed.launch import Launch
 from tinylm.distributed.ranks import ONE_RANK, Ranks
@@ -212,6 +212,13 @@ def _paths_of(request: TrainingRequest, reporter: Reporter) -> tuple[Path | None
     return source, out
 
 
+def _applicable_training(request: TrainingRequest, data: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The given fields of TrainingConfig, without ignorable ones that do not apply to this text."""
+    inapplicable = set() if data.is_chat else {"pack"}
+    inapplicable |= set() if tokenizer.kind == "bpe" else {"bpe_dropout"}
+    return request.select(request.training.keys() - (inapplicable & request.ignorable))
+
+
 def prepare(
     request: TrainingRequest,
     machine: Machine,
@@ -252,7 +259,7 @@ def prepare(
             vocab_size=tokenizer.vocab_size,
             shape=data_shape(data, tokens, tokenizer.end_of_text_id),
             model=start.choices,
-            training=request.training,
+            training=_applicable_training(request, data, tokenizer),
             budget=request.budget,
             compile=request.settings.compile,
             base=start.base,

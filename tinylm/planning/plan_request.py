@@ -242,7 +242,8 @@ class PlanRequest:
             raise UsageError('`min_lr` has no effect with `schedule="constant"`; leave one of them out.')
         if self.training.get("bpe_dropout") and self.tokenizer_kind != "bpe":
             raise UsageError(
-                f"`bpe_dropout` is for a BPE tokenizer, and this one is of kind {self.tokenizer_kind}; leave it out."
+                f"`bpe_dropout` is for a BPE tokenizer, and this one is of kind {self.tokenizer_kind}; leave it out, "
+                'or train a new model with `tokenizer="bpe"`.'
             )
         if "momentum" in self.training and self.optimizer not in MUON_OPTIMIZERS:
             raise UsageError(f'`momentum` has no effect with `optimizer="{self.optimizer}"`; leave one of them out.')

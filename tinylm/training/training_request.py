@@ -49,8 +49,7 @@ class TrainingRequest:
     ignorable: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        given = self.given
-        self.budget  # noqa: B018, raises an error for several budgets
+        given, _ = self.given, self.budget  # both raise errors
         if self.resume is not None:
             return
         if not self.paths:

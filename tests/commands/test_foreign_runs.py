@@ -313,7 +313,7 @@ def test_an_optimizer_state_that_does_not_fit_is_an_error(bad: Path) -> None:
         assert_error(tinylm("train", "--resume", bad, "--steps", 9), 1, message, sentences=3)
 
 
-COUNTERS = ("step", "micro_batch", "last_eval_step", "n_tokens", "n_sequences")
+COUNTERS = ("step", "micro_batch", "last_eval_step", "n_targets")
 STATE_NUMBERS = (*COUNTERS, "seconds", "setup_seconds", "best_loss", "loss_sum")
 
 

@@ -20,7 +20,7 @@ from tinylm.evaluation.text import evaluate_chat, evaluate_masked, evaluate_text
 from tinylm.evaluation.translation import evaluate_pairs
 from tinylm.objectives.loss import next_token_losses, sequence_to_sequence_losses
 from tinylm.reporter import LogReporter
-from tinylm.text.chat_batches import ChatRows
+from tinylm.text.chat_tokens import ChatRows
 from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.pairs import PairTokens, pair_evaluation_batches
 from tinylm.text.tokenizer import train_bpe, train_char
@@ -49,11 +49,11 @@ def measured(model: Any, batches: Any, losses_of: Any) -> dict[int, float]:
 def test_each_conversation_has_the_loss_that_it_has_alone(packed: bool) -> None:
     model, tokens = model_of("decoder"), random_tokens(300, 40, SIZE)
     chosen = {}  # a conversation for each number of scored tokens
-    for index in tokens.usable(CONTEXT):
+    for (index,) in tokens.examples(CONTEXT):
         ids, scored = (torch.from_numpy(part[: CONTEXT + 1]) for part in tokens.tokens(index))
         nats = F.cross_entropy(model.logits(model(ids[None, :-1]).hidden)[0], ids[1:], reduction="none")
         chosen[int(scored[1:].sum())] = (index, nats[scored[1:]].sum().item())
-    rows = ChatRows(tokens, CONTEXT, packed, np.array([index for index, _ in chosen.values()]))
+    rows = ChatRows(tokens, CONTEXT, packed, np.array([[index] for index, _ in chosen.values()]))
     batches = [rows.batch(range(first, min(first + 3, len(rows)))) for first in range(0, len(rows), 3)]
     assert measured(model, batches, next_token_losses) == pytest.approx({n: nats for n, (_, nats) in chosen.items()})
 

@@ -52,7 +52,7 @@ def test_the_loss_is_its_formula_over_scored_targets(config: ModelConfig, monkey
             monkeypatch.setattr(module, "MAX_LOGITS", chunk)
             loss = next_token(model, batch)
             assert loss.total.item() == pytest.approx(expected, rel=1e-12)
-            assert loss.n_tokens == (21 if batch.mask is None else int(batch.mask.sum()))
+            assert loss.n_targets == (21 if batch.mask is None else int(batch.mask.sum()))
             assert loss.aux.item() == 0
 
 
@@ -77,7 +77,7 @@ def test_multi_token_prediction_adds_the_loss_of_the_second_token(chunk: int, mo
         same = next_two_tokens(model, batch, 0.2, second_weight=0.3)
     for found in (loss, same):
         assert found.total.item() == pytest.approx(first, rel=1e-12)
-        assert (found.aux.item(), found.n_tokens) == (pytest.approx(0.3 * second, rel=1e-12), 21)
+        assert (found.aux.item(), found.n_targets) == (pytest.approx(0.3 * second, rel=1e-12), 21)
 
 
 ALL = ("decoder", "encoder", "encoder-decoder")
@@ -237,5 +237,5 @@ def test_two_losses_are_not_computed_by_compiled_code() -> None:
 def test_a_batch_without_scored_targets_has_zero_loss_and_gradient() -> None:
     model, batch = decoder(small()), batch_of(small(), 2, 6, 0.0)
     loss = next_token(model, batch)
-    assert (loss.total.item(), loss.n_tokens) == (0, 0)
+    assert (loss.total.item(), loss.n_targets) == (0, 0)
     loss.total.backward()

@@ -137,6 +137,6 @@ def test_the_objective_of_a_task_computes_the_loss_of_its_batches(objective: str
     with torch.no_grad():
         loss = task.objective(0.0)(model, first)
         scored = [task.validation_objective(model, batch) for batch in task.validation_batches(4, 1000)]
-    assert loss.n_tokens == first.n_targets > 0
+    assert loss.n_targets == first.n_targets > 0
     assert torch.isfinite(loss.total) and all(torch.isfinite(one.total) for one in scored)
     assert task.steps_per_epoch > 1

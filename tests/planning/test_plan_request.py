@@ -9,14 +9,12 @@ import pytest
 
 from tests.machines import machine
 from tests.planning.planned import data, planned
-from tinylm.config.run import CORPUS_KINDS
 from tinylm.config.training import Budget
 from tinylm.errors import UsageError
 from tinylm.planning.memory import training_memory
 from tinylm.planning.plan import Plan
-from tinylm.planning.plan_request import SHAPES, ChatShape, PlanRequest, Rows, data_shape
-from tinylm.text.chat_batches import ChatParts
-from tinylm.text.chat_corpus import FIRST, SCORED, ChatTokens
+from tinylm.planning.plan_request import ChatShape, PlanRequest, Rows, data_shape
+from tinylm.text.chat_tokens import FIRST, SCORED, ChatTokens
 from tinylm.text.token_files import TokenFolder
 
 END = 3
@@ -33,7 +31,6 @@ def rows_of(kind: str, tokens: list[int], context: int, pack: bool | None = None
 
 def test_every_kind_of_corpus_has_the_rows_and_batches_of_its_data() -> None:
     """Windows continue in the next epoch, pairs make whole batches, and packed conversations share rows."""
-    assert SHAPES.keys() == set(CORPUS_KINDS)
     rows = rows_of("text", [1] * 30, 4)
     assert (rows.count, rows.tokens, rows.longest, rows.constant) == (7.5, 4, 4, True)
     assert rows.steps_per_epoch(2) == 3.75
@@ -62,8 +59,8 @@ def tokens_of(lengths: list[int], scored: int = 2) -> ChatTokens:
 
 def planned_chats(train: list[int], val: tuple[int, ...] = (10,), scored: int = 2, **choices: Any) -> Plan:
     chats = dataclasses.replace(data(sum(train)), kind="chat", documents=len(train))
-    parts = ChatParts(tokens_of(train, scored), tokens_of(list(val), scored))
-    return planned(**{"data": chats, "shape": ChatShape(parts), **choices})
+    shape = ChatShape(tokens_of(train, scored), tokens_of(list(val), scored))
+    return planned(**{"data": chats, "shape": shape, **choices})
 
 
 def test_the_context_of_a_new_model_has_room_for_nearly_all_conversations_and_some_scored_token() -> None:
@@ -94,8 +91,8 @@ def test_an_epoch_has_as_many_steps_as_batches_of_rows_of_about_as_many_tokens_p
 def test_memory_is_that_of_the_rows() -> None:
     def per_sequence(length: int, pack: bool) -> int:
         chats = dataclasses.replace(data(length * 20), kind="chat", documents=20)
-        parts = ChatParts(tokens_of([length] * 20), tokens_of([10]))
-        request = PlanRequest(data=chats, vocab_size=100, shape=ChatShape(parts), training={"pack": pack})
+        shape = ChatShape(tokens_of([length] * 20), tokens_of([10]))
+        request = PlanRequest(data=chats, vocab_size=100, shape=shape, training={"pack": pack})
         config = planned(model={"size": "nano", "context": 2048}).model
         return training_memory(machine(), request, config, 1000, checkpointed=False).per_sequence
 

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from tinylm.errors import UsageError
+from tinylm.text.chat import KEYS, Conversation, parse_conversation
+from tinylm.text.compression import no_progress
 from tinylm.text.corpus import Stream, find_corpus
 from tinylm.text.corpus_encoding import SplitCorpus, split_corpus
 from tinylm.text.pairs import PairCorpus
+from tinylm.text.readers import records
 
 TEXT = "The cat sat on the mat, and the dog did not.\n" * 4
 PAIRS = [("abc", "ij"), ("d", "hgf"), ("a b", "j"), ("efgh", "iiii")]
@@ -68,6 +71,11 @@ def write_pairs(path: Path, content: str) -> PairCorpus:
     corpus = find_corpus([str(write_file(path, content))], corpus_type=PairCorpus)
     assert isinstance(corpus, PairCorpus)
     return corpus
+
+
+def read_conversations(file: Path) -> list[Conversation]:
+    """The conversations of a JSON or Parquet file."""
+    return [parse_conversation(record, location) for location, record in records(file, "utf-8", KEYS, no_progress)]
 
 
 def tsv(pairs: list[tuple[str, str]]) -> str:

@@ -8,8 +8,7 @@ from tests.text.corpora import require_errors
 from tests.variants import randomised, small
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
-from tinylm.text.chat_batches import ChatRows, chat_evaluation_batches, describe_left_out, pack, require_usable
-from tinylm.text.chat_corpus import ChatTokens
+from tinylm.text.chat_tokens import ChatRows, ChatTokens, chat_evaluation_batches, pack
 from tinylm.transformer.build import build_model
 
 
@@ -55,13 +54,13 @@ def test_a_long_conversation_is_cut_and_without_a_usable_answer_it_is_left_out_o
     assert len(cut) == 1 and batch.ids.tolist() == [[1, 2]]
     assert batch.mask is not None and batch.targets[batch.mask].tolist() == [3]
     tokens = chat_tokens(A, late, [(1, False), (2, False)])
-    assert describe_left_out(tokens, 2, "training") == [
+    assert tokens.describe_left_out(2, "training") == [
         "1 of 3 training conversations are left out: nothing in them is scored.",
         "2 of 3 training conversations are cut to the context of 2 tokens (the longest has 5); 1 of them lose all "
         "answers and are left out.",
     ]
-    assert describe_left_out(chat_tokens(A, B), 3, "training") == []
-    require_usable(tokens, 2, "training")
+    assert chat_tokens(A, B).describe_left_out(3, "training") == []
+    tokens.require_examples(2, "training")
     unscored = [(1, False), (2, False)]
     answered = [(i, False) for i in range(5)], [(i, False) for i in range(4)]
     rows = [
@@ -69,7 +68,7 @@ def test_a_long_conversation_is_cut_and_without_a_usable_answer_it_is_left_out_o
         ((unscored, *([*question, (7, True)] for question in answered)), 3, "scored token comes after 4 others"),
         ((A, late), 1, "No training conversation .* within the context of 1"),
     ]
-    require_errors(lambda given, context: require_usable(chat_tokens(*given), context, "training"), rows)
+    require_errors(lambda given, context: chat_tokens(*given).require_examples(context, "training"), rows)
 
 
 def test_packing_puts_every_item_into_one_row_that_it_fits_and_needs_few_rows() -> None:
@@ -89,7 +88,7 @@ def test_each_epoch_has_every_conversation_once_in_another_order(packed: bool) -
     count = batches.batches_per_epoch
     assert count == -(-len(rows) // 4)
     first, second = ([batches.batch(epoch * count + n) for n in range(count)] for epoch in range(2))
-    expected = sum(int(tokens.tokens(i)[1][1:21].sum()) for i in tokens.usable(20))
+    expected = sum(int(tokens.tokens(i)[1][1:21].sum()) for (i,) in tokens.examples(20))
     assert sum(batch.n_targets for batch in first) == sum(batch.n_targets for batch in second) == expected
     assert sum(len(batch) for batch in first) == len(rows)
     assert [batch.ids.tolist() for batch in first] != [batch.ids.tolist() for batch in second]
@@ -119,7 +118,7 @@ def test_packed_rows_have_the_loss_and_the_gradient_of_single_conversations(name
         gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
         return sum(loss.total.item() for loss in losses), sum(loss.n_tokens for loss in losses), torch.cat(gradients)
 
-    one_by_one = [batch for i in tokens.usable(24) for batch in [ChatRows(tokens, 24, False, np.array([i])).batch([0])]]
+    one_by_one = [batch for i in tokens.examples(24) for batch in [ChatRows(tokens, 24, False, i[None]).batch([0])]]
     expected = loss_and_gradient(one_by_one)
     for packed in (True, False):
         found = loss_and_gradient(list(chat_evaluation_batches(tokens, 24, 5, packed)))

@@ -14,15 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import tinylm
-from tests.text.corpora import documents_of, require_errors, write_file
+from tests.text.corpora import documents_of, read_conversations, require_errors, write_file
 from tests.text.templates import CONVERSATIONS, messages
 from tinylm.config.run import DataConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import LogReporter
 from tinylm.text.answer_spans import ChatFormat, chat_format, read_template, template_tokens
-from tinylm.text.chat import Conversation, parse_conversation, read_conversations
-from tinylm.text.chat_corpus import ChatCorpus, ChatTokens, marked_examples
+from tinylm.text.chat import Conversation, parse_conversation
+from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template import CHATML
+from tinylm.text.chat_tokens import ChatTokens, marked_examples
 from tinylm.text.corpus_encoding import SplitCorpus, draw_records, encode_split
 from tinylm.text.corpus_loading import TextSource, encode_recorded_text, load_text
 from tinylm.text.file_selection import is_chat
@@ -173,7 +174,7 @@ def test_a_malformed_line_is_an_error_with_file_and_line(tmp_path: Path) -> None
 
     def read(line: str) -> list[Conversation]:
         file.write_text(json.dumps({"messages": TURNS}) + "\n\n" + line + "\n")
-        return list(read_conversations(file, "utf-8"))
+        return list(read_conversations(file))
 
     rows = [("{'messages': []}", "invalid JSON"), *((json.dumps(record), words) for record, words in MALFORMED)]
     require_errors(read, [(line, f"chat.jsonl, line 3[:,] .*{re.escape(words)}") for line, words in rows])
@@ -184,7 +185,7 @@ def test_compressed_files_and_json_arrays_are_read_as_lines_are(tmp_path: Path) 
     lines, array = tmp_path / "lines.jsonl.gz", tmp_path / "array.json"
     lines.write_bytes(gzip.compress("".join(json.dumps(record) + "\n" for record in records).encode()))
     array.write_text(json.dumps(records, indent=1))
-    read = [[c.messages for c in read_conversations(file, "utf-8")] for file in (lines, array)]
+    read = [[c.messages for c in read_conversations(file)] for file in (lines, array)]
     assert read[0] == read[1] == [parsed(record).messages for record in records]
 
 

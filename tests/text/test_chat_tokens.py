@@ -18,8 +18,9 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.prompts import encode_conversation
 from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import Conversation
-from tinylm.text.chat_corpus import CHAT_ENCODING, ChatTokens, encode_example, ids_of
+from tinylm.text.chat_corpus import CHAT_ENCODING, encode_example
 from tinylm.text.chat_template import CHATML
+from tinylm.text.chat_tokens import ChatTokens, ids_of
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 TEMPLATES = {"chatml": CHATML, "llama-2": LLAMA_2, "llama-3": LLAMA_3, "qwen": QWEN}
@@ -93,10 +94,10 @@ def test_several_conversations_are_found_in_one_array_and_damaged_codes_are_erro
     assert tokenizer.decode(ids_of(codes)) == "Helloabcaab"
     assert (len(tokens), tokens.lengths.tolist()) == (4, [6, 3, 1, 2])
     assert (tokens.first_scored.tolist(), tokens.n_scored) == ([2, 3, 1, 1], 5)
-    assert (tokens.unscored, tokens.usable(8).tolist()) == (2, [0, 3])
-    assert (tokens.usable(1).tolist(), tokens.inputs(4).tolist()) == ([3], [4, 2, 0, 1])
+    assert tokens.examples(8).tolist() == [[0], [3]]
+    assert (tokens.examples(1).tolist(), tokens.inputs(4).tolist()) == ([[3]], [4, 2, 0, 1])
     assert tokens.tokens(0)[1].tolist() == [False, False, True, True, True, True]
-    assert [len(ChatTokens(codes[:0])), ChatTokens(codes[:0]).unscored] == [0, 0]
+    assert [len(ChatTokens(codes[:0])), len(ChatTokens(codes[:0]).examples(8))] == [0, 0]
     with pytest.raises(UsageError, match="Unknown characters: 'ß'"):
         TOKENIZERS["char"].encode_with_special("<|im_start|>ß")
     with pytest.raises(TinyLMError, match="damaged"):

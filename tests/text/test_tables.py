@@ -11,14 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.text.corpora import documents_of, read_documents, require_errors, write_file
+from tests.text.corpora import documents_of, read_conversations, read_documents, require_errors, write_file
 from tinylm.errors import UsageError
 from tinylm.reporter import LogReporter
 from tinylm.text import readers
-from tinylm.text.chat import read_conversations
 from tinylm.text.corpus import find_corpus
 from tinylm.text.corpus_loading import TextSource, load_text
-from tinylm.text.file_selection import holds_chat
+from tinylm.text.file_selection import conversation_keys
 from tinylm.text.pairs import PairCorpus
 
 DOCUMENTS = ['The "cat", sat;', "on the mat\nand\r\nleft\n", "été\u2028x", "x" * 200_000, " a\tb "]
@@ -103,12 +102,12 @@ def test_columns_are_conversations_or_pairs(tmp_path: Path) -> None:
         [{"role": "user", "content": "a", "name": None}, {"role": "assistant", "content": "b", "name": None}],
     ]
     file = write_parquet(tmp_path / "a.parquet", {"messages": messages, "score": [1, 2]})
-    assert holds_chat(file, "utf-8")
-    first, second = read_conversations(file, "utf-8")
+    assert conversation_keys(file, "utf-8")
+    first, second = read_conversations(file)
     assert first.messages == ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello", "name": "A"})
     assert second.location == f"{file}, row 2"
-    assert holds_chat(write_parquet(file, {"prompt": ["a"], "completion": ["b"]}), "utf-8")
-    assert not holds_chat(write_parquet(file, {"text": ["a"], "messages": ["b"]}), "utf-8")
+    assert conversation_keys(write_parquet(file, {"prompt": ["a"], "completion": ["b"]}), "utf-8")
+    assert not conversation_keys(write_parquet(file, {"text": ["a"], "messages": ["b"]}), "utf-8")
     write_parquet(file, {"source": ["abc", "d"], "target": ["ij", "hgf"], "other": [1, 2]})
     assert documents_of(find_corpus([str(file)], corpus_type=PairCorpus).stream()) == ["abc", "ij", "d", "hgf"]
 

@@ -49,11 +49,12 @@ NEW: dict[str, dict[str, Any]] = {
     "growing": {"batch_size": 3, "sequence_growth": 2},
     "multi-token": {"batch_size": 3, "sequence_growth": 2, "mtp_weight": 0.5},
 }
-FILES = {"pairs": "pairs.tsv", "chat": "chat.jsonl", "packed": "chat.jsonl"}
+FILES = {"pairs": "pairs.tsv", "chat": "chat.jsonl", "packed": "chat.jsonl", "preferences": "preferences.jsonl"}
 ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("finetune-lora", {"rank": 2}),
     "shared B": ("finetune-lora", {"rank": 2, "share_b": True}),
     "bottleneck": ("finetune-adapter", {"bottleneck": 4}),
+    "preferences": ("finetune-lora", {"rank": 2, "pack": False, "lr": 1e-2}),
 }
 OPTIMIZERS = ("adamw", "adam", "muon", "normuon")
 ADAMS = OPTIMIZERS[:2]  # Muon trains no adapters
@@ -85,6 +86,11 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(40):
             said = [(role, " ".join(rng.choices(words, k=rng.randint(1, 4)))) for role in ("user", "assistant")]
             file.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in said]}) + "\n")
+    with (folder / "preferences.jsonl").open("w") as file:
+        for _ in range(40):
+            prompt, chosen, rejected = (" ".join(rng.choices(words[:6], k=rng.randint(1, 2))) for _ in range(3))
+            file.write(json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected + " sea"}) + "\n")
+    (folder / "lines.jinja").write_text("{% for message in messages %}{{ message.content }}\n{% endfor %}")
     return folder
 
 
@@ -98,6 +104,8 @@ def runs(texts: Path, out: Path, cases: list[tuple[str, str]], base: Path, paral
             settings = {**settings, "model" if kind in ADAPTED else "init_from": str(base)}
         else:
             settings = {**MODEL, "context": 64 if file == "chat.jsonl" else 16, **settings}
+        if kind == "preferences":
+            settings = {**settings, "chat_template": str(texts / "lines.jinja")}
         made.append([command, [str(texts / file)], {**common, **settings}])
     return made
 

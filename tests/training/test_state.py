@@ -29,7 +29,7 @@ number = st.floats(allow_nan=False, allow_infinity=False)
         micro_batch=st.integers(1, 1 << 53),
         best_loss=st.none() | number,
         loss_sum=number,
-        n_tokens=st.integers(0, 1 << 53),
+        n_targets=st.integers(0, 1 << 53),
         scaler=st.sampled_from([{}, torch.amp.GradScaler("cpu").state_dict()]),
     )
 )

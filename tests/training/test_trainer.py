@@ -95,7 +95,7 @@ def test_the_logged_loss_is_the_mean_since_the_last_log_line() -> None:
 
     def objective(model: Decoder, batch: Batch) -> Loss:
         loss = next_token(model, batch)
-        losses.append((loss.total.item(), loss.n_tokens))
+        losses.append((loss.total.item(), loss.n_targets))
         return loss
 
     choices: dict[str, Any] = {"micro_batch": 4, "budget": Budget(steps=7), "log_every": 3, "lr": 0.01}
@@ -108,7 +108,7 @@ def test_the_logged_loss_is_the_mean_since_the_last_log_line() -> None:
     assert [event.progress for event in bench.reported(Stepped)] == pytest.approx([s / 7 for s in range(7)])
 
 
-def test_metrics_of_the_model_are_averaged_over_sequences_and_steps() -> None:
+def test_metrics_of_the_model_are_averaged_over_targets_and_steps() -> None:
     """A metric that is a number and one that is a list, from micro-batches of 4 and 2 sequences."""
     values = iter([(1.0, [2.0, 0.0]), (4.0, [5.0, 3.0]), (7.0, [8.0, 6.0]), (10.0, [11.0, 9.0])])
 
@@ -122,7 +122,7 @@ def test_metrics_of_the_model_are_averaged_over_sequences_and_steps() -> None:
     (logged,) = bench.reported(Logged)
     assert logged.metrics["one"] == pytest.approx((4 * 1 + 2 * 4 + 4 * 7 + 2 * 10) / 12)
     assert logged.metrics["many"] == pytest.approx([(8 + 10 + 32 + 22) / 12, (0 + 6 + 24 + 18) / 12])
-    assert (bench.state.metrics, bench.state.n_sequences) == ({}, 0)
+    assert (bench.state.metrics, bench.state.n_targets) == ({}, 0)
 
 
 @pytest.mark.parametrize(

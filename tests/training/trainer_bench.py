@@ -172,7 +172,7 @@ def gradient(model: Decoder, batch: Batch, objective: Callable[..., Loss] = next
     """The gradient of the mean loss per target and of the mean auxiliary loss per sequence, in one pass."""
     model = copy.deepcopy(model).train()
     loss = objective(model, batch)
-    (loss.total / loss.n_tokens + loss.aux / len(batch)).backward()
+    (loss.total / loss.n_targets + loss.aux / len(batch)).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 

@@ -1,7 +1,8 @@
 """Adapter layers: the base class, their tensors by name, the replacement of modules, and new parameters of a module."""
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,19 @@ def trained_dtype(weight: Tensor) -> torch.dtype:
 def adapter_layers(model: nn.Module) -> dict[str, Adapter]:
     """All adapter layers of a model by their dotted names."""
     return {name: module for name, module in model.named_modules() if isinstance(module, Adapter)}
+
+
+@contextlib.contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Context manager in which all adapter layers of a model have no effect."""
+    scales = {layer: layer.adapter_scale for layer in adapter_layers(model).values()}
+    try:
+        for layer in scales:
+            layer.adapter_scale = 0.0
+        yield
+    finally:
+        for layer, scale in scales.items():
+            layer.adapter_scale = scale
 
 
 def adapter_tensors(layers: Mapping[str, Adapter]) -> dict[str, Tensor]:

@@ -129,21 +129,24 @@ def _print_metrics(console: Console, evaluation: "Evaluation", scored: dict[str,
         return
     baselines = metrics.pop("baselines", {})
     metrics.pop("resampled", None)  # printed on stderr
-    low, high = metrics.pop("loss_low", None), metrics.pop("loss_high", None)
+    low, high = ({n.removesuffix(e): metrics.pop(n) for n in list(metrics) if n.endswith(e)} for e in ("_low", "_high"))
     titles = {
         "loss": "nats per token",
         "perplexity": "perplexity",
         "bits_per_character": "bits per character",
         "bits_per_byte": "bits per byte",
         "accuracy": "accuracy",
+        "margin": "margin in nats",
         "exact_match": "exact match rate",
         "bleu": "BLEU",
         "chrf": "chrF",
         "pairs": "pairs",
     }
-    rows = [(titles.get(key, f"{key} scored"), _format(value)) for key, value in metrics.items()]
-    if low is not None:
-        rows.insert(1, ("95 % interval", f"{low:.4f} to {high:.4f}"))
+    rows = []
+    for key, value in metrics.items():
+        rows.append((titles.get(key, f"{key} scored"), _format(value)))
+        if key in low:
+            rows.append(("95 % interval", f"{low[key]:.4f} to {high[key]:.4f}"))
     rows += [(f"bits per byte, {name}", f"{bits:.4f}") for name, bits in baselines.items()]
     for name, value in scored.items():
         console.field(name, value)

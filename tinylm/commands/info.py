@@ -158,7 +158,8 @@ class _Described:
     record: the output of --json, without the curve.
     summary: the fields that are printed first. settings: those that --all adds, by section title.
     sample: the last text that was sampled in training.
-    training, validation: steps and losses in nats per token, thinned; `None` for models and adapters of other tools.
+    training, validation: steps and losses, thinned; `None` for models and adapters of other tools.
+    loss_unit: as in RunConfig
     """
 
     path: Path
@@ -168,6 +169,7 @@ class _Described:
     sample: str | None = None
     training: Points | None = None
     validation: Points | None = None
+    loss_unit: str = "nats per token"
 
 
 @with_option_groups
@@ -249,8 +251,8 @@ def _print_curve(console: Console, run: _Described) -> None:
     if not _draw(console, "curve", curves):
         return
     legend = {
-        "⠒ training loss, nats per token": training,
-        "o validation loss, nats per token": validation,
+        f"⠒ training loss, {run.loss_unit}": training,
+        f"o validation loss, {run.loss_unit}": validation,
         f"* best: {loss:.4f} at step {step:,}" if best else "": best,
     }
     for line in (line for line, points in legend.items() if points):
@@ -327,6 +329,7 @@ def _describe_run(path: Path) -> _Described:
         samples[-1]["text"] if samples else None,
         _points(curves["train"], "loss"),
         _points(curves["val"], "val_loss"),
+        config.loss_unit,
     )
 
 
@@ -347,7 +350,7 @@ def _run_summary(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
         done.append(f"{record['tokens_per_second']:,} tokens per second")
     shown["training"] = ", ".join(done)
     if record["val_loss"] is not None:
-        loss = f"{record['val_loss']:.4f} nats per token"
+        loss = f"{record['val_loss']:.4f} {config.loss_unit}"
         if (bits := record.get("val_bits_per_byte")) is not None:
             loss = f"{bits:.4f} bits per byte ({loss})"
         shown["validation_loss"] = f"{loss}, the best, at step {record['best_step']:,}"

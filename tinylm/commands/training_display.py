@@ -15,7 +15,7 @@ from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, T
 
 if TYPE_CHECKING:
     from tinylm.planning.plan import Plan
-    from tinylm.text.chat_corpus import MarkedText
+    from tinylm.text.chat_tokens import MarkedText
     from tinylm.text.tokenizer import Tokenizer
     from tinylm.training.events import Event
     from tinylm.training.pipeline import TrainingResult
@@ -25,6 +25,7 @@ SAMPLE_SECONDS, SAMPLE_SHARE = 2.0, 0.02  # the most that it may take, and of a 
 LOADING_SECONDS = 4e-9  # per parameter, about 1 GB of fp32 weights per second
 BASELINE_SHARE = 0.1  # of the training time, the most that the baselines may take
 OVERFIT_MARGIN = 0.01  # nats per token by which the validation loss may rise without a warning
+METRICS = ("accuracy", "margin")  # of objectives, shown beside the loss
 STOP_REASONS = {
     "steps": "all steps are done",
     "epochs": "all epochs are done",
@@ -46,6 +47,8 @@ class TrainingDisplay:
         self._loss = self._best = self._val_loss = self._speed = ""
         self._steps_per_epoch, self._epoch_tokens = 1.0, 0
         self._bits_per_byte: Callable[[float], float | None] = lambda val_loss: None
+        self._unit = ""  # of losses
+        self._best_metrics = ""
         self._config: RunConfig | None = None
         self._tokenizer: Tokenizer | None = None
         self._sampled_step = -1  # of the last sample that was shown
@@ -82,6 +85,7 @@ class TrainingDisplay:
                 self._steps_per_epoch = event.steps_per_epoch
                 self._epoch_tokens = 0 if event.config.data is None else event.config.data.train_tokens
                 self._bits_per_byte = event.config.bits_per_byte
+                self._unit = event.config.loss_unit
                 if event.best is not None:
                     step, val_loss = event.best
                     self._best = f"best {self._short(val_loss)}@{step}"
@@ -93,12 +97,14 @@ class TrainingDisplay:
                 fields = (self._best, self._loss, seen, f"step {event.step}", self._val_loss, self._speed)
                 self._show_progress(event.progress, "  ".join(filter(None, fields)))
             case Logged():
-                self._loss = f"loss {event.loss:.3f}"
+                shown = {"loss": event.loss} | {name: event.metrics[name] for name in METRICS if name in event.metrics}
+                self._loss = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
                 self._speed = f"{event.tokens_per_second:,.0f} tok/s"
             case Evaluated() if event.step:  # not the untrained model at step 0
                 evaluated = f"{self._short(event.val_loss)}@{event.step}"
                 if event.best:
                     self._best, self._val_loss = f"best {evaluated}", ""
+                    self._best_metrics = "".join(f", {name} {value:.4f}" for name, value in event.metrics.items())
                 else:
                     self._val_loss = f"val {evaluated}"
             case Sampled() if self._console.on_terminal and not self._console.quiet:
@@ -140,15 +146,15 @@ class TrainingDisplay:
             message = f"Stopped at step {result.step}: {reason}. The run is saved in {run}."
             raise InterruptedRunError(message, result.signal_number)
         console.note(f"Stopped at step {result.step}: {reason}.")
-        best = _describe_loss(result.best_val_loss, result.best_val_bits_per_byte)
+        best = self._describe_loss(result.best_val_loss, result.best_val_bits_per_byte)
         if result.val_loss > result.best_val_loss + OVERFIT_MARGIN:
-            last = _describe_loss(result.val_loss, result.val_bits_per_byte)
+            last = self._describe_loss(result.val_loss, result.val_bits_per_byte)
             cause = "the model overfits the text" if result.epochs > 1 else "a lower --lr may help"
             kept = f"The best weights are kept; those of the last step are in {result.run / LAST}."
             if result.kept_step != result.best_step:
                 kept = "The last weights are kept, since the validation data are too few to choose by."
             console.warn(f"The validation loss rose from {best} at step {result.best_step} to {last}: {cause}. {kept}")
-        console.note(f"Best validation loss: {best}, at step {result.best_step}.")
+        console.note(f"Best validation loss: {best}{self._best_metrics}, at step {result.best_step}.")
         try:
             if self._output_error is not None:
                 raise self._output_error
@@ -163,6 +169,10 @@ class TrainingDisplay:
         self._show_baselines(result)
         if console.on_terminal and self._config is not None:
             self._show_use(result, self._config)
+
+    def _describe_loss(self, nats: float, bits: float | None) -> str:
+        loss = f"{nats:.4f} {self._unit}"
+        return loss if bits is None else f"{bits:.4f} bits per byte ({loss})"
 
     def _show_baselines(self, result: "TrainingResult") -> None:
         """Show the bits per byte of a run on plain text beside those of baselines, unless these take long."""
@@ -224,10 +234,6 @@ def _sample(result: "TrainingResult", config: RunConfig) -> str:
         if time.monotonic() >= end:
             break
     return text
-
-
-def _describe_loss(nats: float, bits: float | None) -> str:
-    return f"{nats:.4f} nats per token" if bits is None else f"{bits:.4f} bits per byte ({nats:.4f} nats per token)"
 
 
 def _result_record(result: "TrainingResult") -> dict[str, Any]:

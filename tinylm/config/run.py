@@ -36,7 +36,7 @@ from tinylm.errors import NotTrainedError, TinyLMError, UsageError
 ADAPTER_KINDS = ("lora", "bottleneck")
 DEVICES = ("cuda", "mps", "cpu")
 DTYPES = ("fp32", "bf16", "fp16")
-CORPUS_KINDS = ("text", "pairs", "chat")
+CORPUS_KINDS = tuple(dict.fromkeys(kind.corpus for kind in OBJECTIVES.values()))
 TRAIN_ON = ("assistant", "last", "all")  # the messages of a conversation that count in the loss
 LAST = "last"  # in a run directory, the folder of the last save, which the run is resumed from
 RANK, ALPHA = Range(1, 1 << 16), Range(0, 1e6, open_low=True)
@@ -154,7 +154,7 @@ class DataConfig:
     @property
     def is_chat(self) -> bool:
         """Whether the data are conversations."""
-        return self.kind == "chat"
+        return any(kind.is_chat for kind in OBJECTIVES.values() if kind.corpus == self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,6 +314,11 @@ class RunConfig:
     def objective(self) -> str | None:
         """The objective of training; `None` for an imported or merged model."""
         return None if self.training is None else self.training.objective
+
+    @property
+    def loss_unit(self) -> str:
+        """The unit of the losses of a run, such as "nats per token"."""
+        return f"nats per {'token' if self.objective is None else OBJECTIVES[self.objective].unit}"
 
     def bits_per_byte(self, val_loss: float | None) -> float | None:
         """A validation loss in nats per token, converted to bits per byte of the whole validation text.

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from tinylm.config.duration import parse_duration
 from tinylm.config.model import VOCABULARY, WIDTH
 from tinylm.config.presets import PresetSettings
-from tinylm.config.run import ALPHA, DEVICES, DTYPES, RANK, TRAIN_ON
+from tinylm.config.run import ALPHA, CORPUS_KINDS, DEVICES, DTYPES, RANK, TRAIN_ON
 from tinylm.config.training import EPOCHS, TrainingSettings
 from tinylm.config.validation import (
     COUNT_FROM_0,
@@ -27,7 +27,7 @@ from tinylm.config.validation import (
 )
 from tinylm.errors import UsageError
 
-FORMATS = ("auto", "text", "jsonl", "lines", "pairs", "chat")
+FORMATS = ("auto", "jsonl", "lines", *CORPUS_KINDS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,10 +34,18 @@ OPTIMIZERS = ("adamw", "adam", *MUON_OPTIMIZERS)
 
 
 class ObjectiveKind(NamedTuple):
-    """The kind of corpus of an objective, and the architectures that the objective can train."""
+    """The kind of corpus of an objective, and the architectures that the objective can train.
+
+    is_chat: whether the corpus consists of conversations, which a chat template renders
+    unit: what a loss is the mean over
+    has_reference: whether the loss compares the model with the one that training started from
+    """
 
     corpus: str
     architectures: tuple[str, ...]
+    is_chat: bool = False
+    unit: str = "token"
+    has_reference: bool = False
 
 
 # Implemented in tinylm/evaluation/task_kinds.py. The first that fits the architecture and the corpus is the default.
@@ -45,7 +53,8 @@ OBJECTIVES = {
     "next-token": ObjectiveKind("text", ("decoder",)),
     "masked-token": ObjectiveKind("text", ("encoder",)),
     "sequence-to-sequence": ObjectiveKind("pairs", ("encoder-decoder",)),
-    "chat": ObjectiveKind("chat", ("decoder",)),
+    "chat": ObjectiveKind("chat", ("decoder",), is_chat=True),
+    "dpo": ObjectiveKind("preferences", ("decoder",), is_chat=True, unit="preference", has_reference=True),
 }
 
 
@@ -173,6 +182,17 @@ class TrainingSettings:
             Range(0, 0.5),
         ),
     ] = None
+    objective: Annotated[
+        str | None, Setting("Training objective (default: by the data).", Panel.OPTIMIZER, tuple(OBJECTIVES))
+    ] = None
+    dpo_beta: Annotated[
+        float | None,
+        Setting(
+            "DPO: how strongly the model is kept near the one it started from (default: 0.1).",
+            Panel.OPTIMIZER,
+            Range(0, 100, open_low=True),
+        ),
+    ] = None
     label_smoothing: Annotated[
         float | None,
         Setting("Label smoothing: share of the target probability spread over all tokens.", Panel.OPTIMIZER, FRACTION),
@@ -218,6 +238,7 @@ class TrainingConfig(TrainingSettings):
     objective: a key of `OBJECTIVES`. label_smoothing: weight of the uniform distribution in the target.
     mtp_weight: weight of the loss of the token after the next in the first step; see `tinylm.objectives.tasks`.
     bpe_dropout: probability of undoing a merge of BPE in the first step; see `tinylm.objectives.tasks`.
+    dpo_beta: beta of direct preference optimisation; see `tinylm.objectives.preferences`.
     batch_size, micro_batch: sequences per optimizer step, and at most per forward pass (on each rank).
     checkpoint_activations: store only the inputs of blocks, and compute other activations again in the backward pass.
     sequence_length: tokens per sequence; `None` for the context of the model.
@@ -255,6 +276,7 @@ class TrainingConfig(TrainingSettings):
     label_smoothing: float = 0.0
     mtp_weight: float = 0.0
     bpe_dropout: float = 0.0
+    dpo_beta: float = 0.1
     average: float = 0.0
     eval_every: int = 100
     eval_tokens: Annotated[int, COUNT_FROM_1] = 1_000_000
@@ -271,10 +293,12 @@ class TrainingConfig(TrainingSettings):
             without_effect |= {"momentum"}
         if self.schedule == "constant":
             without_effect |= {"min_lr"}
-        if self.objective != "chat":
+        if not OBJECTIVES[self.objective].is_chat:
             without_effect |= {"pack"}
         if self.objective != "next-token":
             without_effect |= {"mtp_weight", "bpe_dropout"}
+        if self.objective != "dpo":
+            without_effect |= {"dpo_beta"}
         if OBJECTIVES[self.objective].corpus != "text":
             without_effect |= {"sequence_growth"}
         return {name: value for name, value in vars(self).items() if value is not None and name not in without_effect}
@@ -301,6 +325,10 @@ class TrainingConfig(TrainingSettings):
         require(
             self.bpe_dropout == 0 or self.objective == "next-token",
             "`bpe_dropout` is for decoders that are trained on plain text; leave it out.",
+        )
+        require(
+            self.label_smoothing == 0 or self.objective != "dpo",
+            "`label_smoothing` is for the prediction of tokens, not for preferences; leave it out.",
         )
         check_choice("keep", self.keep, KEEP)
         require(

@@ -4,10 +4,11 @@ The mean loss of conversations, pairs or windows has a bootstrap confidence inte
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,10 +34,15 @@ def default_batch_size(context: int) -> int:
 
 @dataclass(frozen=True)
 class EvaluationLoss:
-    """A summed loss. total: negative log-likelihood in nats of `tokens` tokens, at least one."""
+    """A summed loss.
+
+    total: in nats, such as the negative log-likelihood of `tokens` tokens, at least one, or another kind of target
+    metrics: the means of metrics of the objective over the targets, by name
+    """
 
     total: float
     tokens: int
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
@@ -133,13 +139,16 @@ def evaluate_loss(
             progress(n_targets)
 
     total, tokens = 0.0, 0
-    with _evaluation_mode(model):
+    metrics: Counter[str] = Counter()  # sums over targets
+    with evaluation_mode(model):
         for loss in batch_losses(model, objective, dealt(), dtype, sharded=sharded):
             if counted:
                 total += loss.total.item()
-                tokens += loss.n_tokens
-    totals, counts = zip(*ranks.gather([total, tokens]), strict=True)
-    return EvaluationLoss(sum(totals), sum(counts))
+                tokens += loss.n_targets
+                metrics.update({name: value.item() * loss.n_targets for name, value in loss.metrics.items()})
+    totals, counts, sums = zip(*ranks.gather([total, tokens, dict(metrics)]), strict=True)
+    means = {name: sum(part.get(name, 0.0) for part in sums) / sum(counts) for name in sorted({*chain(*sums)})}
+    return EvaluationLoss(sum(totals), sum(counts), means)
 
 
 def token_losses(
@@ -179,7 +188,7 @@ def token_losses(
 
 
 @contextmanager
-def _evaluation_mode(model: Transformer) -> Iterator[None]:
+def evaluation_mode(model: Transformer) -> Iterator[None]:
     """Context manager that disables dropout."""
     was_training = model.training
     model.eval()
@@ -231,6 +240,16 @@ class TextLosses(NamedTuple):
         resampled = f"{np.count_nonzero(self.tokens):,} {name}"
         reporter.note(f"95 % interval of the loss: bootstrap of {resampled}.")
         return {"loss_low": interval.low, "loss_high": interval.high, "resampled": resampled}
+
+
+def mean_interval(name: str, values: np.ndarray) -> dict[str, Any]:
+    """The fields of Evaluation about the interval of the mean of a metric, (N,); empty for fewer than MIN_UNITS values.
+
+    name: of the metric
+    """
+    groups = TextLosses(values.astype(np.float64), np.ones(len(values), np.int64)).shuffled_groups()
+    interval = ratio_interval(groups.nats, groups.tokens)
+    return {} if interval is None else {f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def text_losses(

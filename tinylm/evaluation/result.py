@@ -45,14 +45,17 @@ class Evaluation:
     loss: mean negative log-likelihood in nats per token. perplexity: exp(loss).
     bits_per_character, bits_per_byte: the same loss in bits per character and per byte of the text. Decoders only, and
         only if the scored tokens encode any text.
-    accuracy: fraction of the masked tokens whose logit is the largest. Encoders only.
+    accuracy: of encoders, the fraction of the masked tokens whose logit is the largest; on preferences, that of the
+        preferences whose chosen answer is likelier than the rejected one.
+    margin: on preferences, the mean of log p(chosen) - log p(rejected) in nats.
     exact_match, bleu, chrf: agreement of the targets found by beam search with the references: fraction of equal ones,
         and sacrebleu's BLEU and chrF (`None` without sacrebleu). Encoder-decoders only.
     tokens: number of scored tokens. characters, bytes: size of their text, in which the end of a document that is a
         line counts as its line break, and that of others as nothing; decoders only. pairs: number of pairs,
-        including those left out of the loss; encoder-decoders only.
+        including those left out of the loss, of encoder-decoders; or number of preferences.
     baselines: bits per byte of other models, by name. Decoders only.
-    loss_low, loss_high: 95 % confidence interval of the loss on text like this one, by bootstrap; `None` for a text too
+    loss_low, loss_high: 95 % confidence interval of the loss on text like this one, by bootstrap, and the same of the
+        accuracy and of the margin on preferences; `None` for a text too
         short for one.
     resampled: the units of the bootstrap, as a phrase.
     documents: the loss of each document with a scored token, in order; only if asked for. Decoders on plain text only.
@@ -63,6 +66,11 @@ class Evaluation:
     bits_per_character: float | None = None
     bits_per_byte: float | None = None
     accuracy: float | None = None
+    accuracy_low: float | None = None
+    accuracy_high: float | None = None
+    margin: float | None = None
+    margin_low: float | None = None
+    margin_high: float | None = None
     exact_match: float | None = None
     bleu: float | None = None
     chrf: float | None = None

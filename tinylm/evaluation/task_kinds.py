@@ -7,13 +7,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from tinylm.config.model import ModelConfig
-from tinylm.config.training import TrainingConfig
+from tinylm.config.training import OBJECTIVES, TrainingConfig
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.evaluation.baselines import baseline_bits_per_byte
 from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.evaluation.preferences import evaluate_preferences
 from tinylm.evaluation.result import Evaluation, pair_excerpt, text_excerpt, token_excerpt
 from tinylm.evaluation.text import evaluate_chat, evaluate_masked, evaluate_text
 from tinylm.evaluation.translation import baseline_bleu, evaluate_pairs
+from tinylm.objectives.preferences import Preferences, Reference
 from tinylm.objectives.tasks import Chat, MaskedToken, NextToken, SequenceToSequence, Task
 from tinylm.reporter import Reporter
 from tinylm.text.corpus_loading import EvaluationTokens
@@ -45,7 +47,7 @@ class Evaluate(Protocol):
 class TaskKind:
     """A dataset, an objective and its metrics.
 
-    dataset: joins encoded text with the objective for training and validation
+    dataset: joins encoded text with the objective for training and validation; arguments as for `make_task`
     evaluate: computes the metrics of a model on a text
     excerpt: (tokenizer, tokens, number of parameters) -> (N,), the beginning of the tokens, which the report evaluates
     baselines: (tokenizer, tokens (N,), training tokens, reporter) -> the scores of baselines on the text by name;
@@ -53,7 +55,7 @@ class TaskKind:
     compared: name of the metric of `evaluate` that `baselines` also computes
     """
 
-    dataset: Callable[[TokenFolder, Tokenizer, ModelConfig, TrainingConfig], Task]
+    dataset: Callable[..., Task]
     evaluate: Evaluate
     excerpt: Callable[[Tokenizer, Tokens, int], np.ndarray] = token_excerpt
     baselines: Callable[[Tokenizer, np.ndarray, Tokens | None, Reporter], dict[str, float]] | None = None
@@ -73,13 +75,23 @@ TASKS = {
         compared="bleu",
     ),
     "chat": TaskKind(dataset=Chat, evaluate=evaluate_chat),
+    "dpo": TaskKind(dataset=Preferences, evaluate=evaluate_preferences),
 }
 
 
-def make_task(tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> Task:
+def make_task(
+    tokens: TokenFolder,
+    tokenizer: Tokenizer,
+    model: ModelConfig,
+    training: TrainingConfig,
+    reference: Reference | None = None,
+) -> Task:
     """The task of `training.objective` on encoded text.
+
+    reference: for objectives with one (ObjectiveKind)
 
     Raises UsageError if no pair fits the context, or if no conversation has a scored token within the context, and
     TinyLMError for plain text shorter than a window.
     """
-    return TASKS[training.objective].dataset(tokens, tokenizer, model, training)
+    parts = {"reference": reference} if OBJECTIVES[training.objective].has_reference else {}
+    return TASKS[training.objective].dataset(tokens, tokenizer, model, training, **parts)

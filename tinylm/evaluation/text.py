@@ -21,8 +21,7 @@ from tinylm.evaluation.result import MIN_BLOCK, MIN_UNITS, DocumentLoss, Evaluat
 from tinylm.objectives.loss import LanguageModel, next_token_losses
 from tinylm.reporter import Reporter
 from tinylm.text.batches import Batch, evaluation_batches, masked_evaluation_batches
-from tinylm.text.chat_batches import chat_evaluation_batches, describe_left_out, require_usable, worth_packing
-from tinylm.text.chat_corpus import ChatTokens
+from tinylm.text.chat_tokens import ChatTokens, chat_evaluation_batches, worth_packing
 from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder, Encoder
@@ -137,6 +136,13 @@ def _document_losses(
     return tuple(documents)
 
 
+def require_no_text_settings(config: EvaluationConfig, data: str) -> None:
+    """Raise UsageError for settings of plain text. data: what is evaluated instead, such as "conversations"."""
+    given = [f"`{name}`" for name in ("sequence_length", "stride", "baselines", "by_document") if getattr(config, name)]
+    if given:
+        raise UsageError(f"{', '.join(given)} is for plain text, not for {data}; leave it out.")
+
+
 def evaluate_chat(
     model: Decoder,
     tokenizer: Tokenizer,
@@ -154,12 +160,10 @@ def evaluate_chat(
 
     Raises UsageError if no token within the context is scored, and for settings that apply to plain text only.
     """
-    given = [f"`{name}`" for name in ("sequence_length", "stride", "baselines", "by_document") if getattr(config, name)]
-    if given:
-        raise UsageError(f"{', '.join(given)} is for plain text, not for conversations; leave it out.")
+    require_no_text_settings(config, "conversations")
     tokens, context = ChatTokens(text.codes), model.context
-    require_usable(tokens, context, "evaluated")
-    for sentence in describe_left_out(tokens, context, "evaluated"):
+    tokens.require_examples(context, "evaluated")
+    for sentence in tokens.describe_left_out(context, "evaluated"):
         reporter.warn(sentence)
     scored = tokens.scored_ids(context)
     rows, packed = config.batch_size or default_batch_size(context), worth_packing(tokens, context)

@@ -16,8 +16,8 @@ from tinylm.evaluation.task_kinds import TASKS, TaskKind
 from tinylm.generation.text_generator import TextGenerator
 from tinylm.kernels.process import keep_freed_blocks
 from tinylm.text.answer_spans import ChatFormat, chat_format, read_template
-from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template import CHATML
+from tinylm.text.corpus_encoding import CHAT_TYPES
 from tinylm.text.corpus_loading import EvaluationTokens, TextSource, evaluation_source, evaluation_tokens
 from tinylm.text.run_tokens import reopen_ids
 from tinylm.text.sharded_tokens import Tokens
@@ -125,7 +125,7 @@ class EvaluatedModel(TextGenerator):
             return chat_format(template, self.tokenizer, text.train_on or "assistant")
 
         kinds = corpora_of(self.architecture)
-        chat = format_of if ChatCorpus.kind in kinds else None
+        chat = format_of if CHAT_TYPES.keys() & kinds else None
         return evaluation_tokens(source, self.path, self.data, self.tokenizer, kinds[0], self.reporter, chat)
 
     def _training_tokens(self) -> Tokens | None:

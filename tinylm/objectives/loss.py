@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from tinylm.text.batches import Batch
 from tinylm.transformer.architectures import Output
@@ -30,15 +31,15 @@ MAX_CUDA_LOGITS = 1 << 27  # the allocator reuses blocks of any size (decision 0
 class Loss(NamedTuple):
     """The loss of one batch.
 
-    total: () cross-entropy in nats, summed over the scored targets.
-    n_tokens: number of scored targets.
+    total: () in nats, summed over the targets: of most objectives, the cross-entropy of the scored tokens.
+    n_targets: number of targets.
     aux: () auxiliary loss (load balancing, multi-token prediction), summed over sequences.
-    metrics: to log, averaged over sequences: `router_entropy` () in nats and `expert_shares` (L, E) of a mixture of
-        experts in training; otherwise empty.
+    metrics: to log, averaged over targets: `router_entropy` () in nats and `expert_shares` (L, E) of a mixture of
+        experts in training, and those of the objective.
     """
 
     total: Tensor
-    n_tokens: int
+    n_targets: int
     aux: Tensor
     metrics: dict[str, Tensor] = {}  # noqa: RUF012, never modified
 
@@ -86,7 +87,7 @@ class Objective(Protocol):
 
 def next_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
     """-sum log p(target | tokens before it in the same text) over the scored targets."""
-    return _loss(model, _decoder_output(model, batch), batch, smoothing)
+    return _loss(model, decoder_output(model, batch), batch, smoothing)
 
 
 def next_two_tokens(model: LanguageModel, batch: Batch, smoothing: float, second_weight: float) -> Loss:
@@ -96,32 +97,45 @@ def next_two_tokens(model: LanguageModel, batch: Batch, smoothing: float, second
     (T,) is -second_weight / T * sum_t log p(target t + 1 | tokens up to t), over all but the last position.
     """
     assert batch.mask is None and batch.segments is None  # whole windows of text
-    output = _decoder_output(model, batch)
+    output = decoder_output(model, batch)
     after_next = F.pad(batch.targets[:, 1:], (0, 1), value=IGNORED)  # (B, T)
     targets = torch.stack([batch.targets.flatten(), after_next.flatten()])  # (2, B*T)
     total, second = _cross_entropies(model, output.hidden.flatten(0, 1), targets, smoothing)
     weight = second_weight / batch.targets.shape[1]
-    return Loss(total, batch.n_targets, output.aux + weight * second, _routing_metrics(output))
+    return Loss(total, batch.n_targets, output.aux + weight * second, routing_metrics(output))
 
 
 def next_token_losses(model: LanguageModel, batch: Batch) -> Tensor:
     """The terms of `next_token`: -log p of each scored target in nats, (N,), row by row."""
-    return _losses(model, _decoder_output(model, batch), batch)
+    return target_losses(model, decoder_output(model, batch), batch)
 
 
 def sequence_to_sequence_losses(model: LanguageModel, batch: Batch) -> Tensor:
     """The terms of `sequence_to_sequence`: -log p of each scored target in nats, (N,), row by row."""
-    return _losses(model, model(batch.ids, batch.source, batch.source_lengths, batch.mask), batch)
+    return target_losses(model, model(batch.ids, batch.source, batch.source_lengths, batch.mask), batch)
 
 
-def _losses(model: LanguageModel, output: Output, batch: Batch) -> Tensor:
+def target_losses(model: LanguageModel, output: Output, batch: Batch) -> Tensor:
+    """-log p of each scored target in nats, (N,), row by row.
+
+    The logits of long batches are computed in chunks; for a gradient, the backward pass computes them again.
+    """
     hidden, targets = _scored(output, batch)
     rows = max(1, MAX_LOGITS // model.vocab_size)
+
+    def losses(hidden: Tensor, targets: Tensor) -> Tensor:
+        return F.nll_loss(log_softmax(model.logits(hidden)), targets, reduction="none")
+
+    if len(targets) <= rows:
+        return losses(hidden, targets)
     chunks = zip(hidden.split(rows), targets.split(rows), strict=True)
-    return torch.cat([F.nll_loss(log_softmax(model.logits(h)), t, reduction="none") for h, t in chunks])
+    if not torch.is_grad_enabled():
+        return torch.cat([losses(*chunk) for chunk in chunks])
+    return torch.cat([checkpoint(losses, *chunk, use_reentrant=False) for chunk in chunks])
 
 
-def _decoder_output(model: LanguageModel, batch: Batch) -> Output:
+def decoder_output(model: LanguageModel, batch: Batch) -> Output:
+    """The output of a decoder for a batch of any layout."""
     has_layout = batch.segments is not None or batch.lengths is not None
     return model(batch.ids, None, batch.segments, batch.lengths) if has_layout else model(batch.ids)
 
@@ -139,7 +153,7 @@ def sequence_to_sequence(model: LanguageModel, batch: Batch, smoothing: float = 
 def _loss(model: LanguageModel, output: Output, batch: Batch, smoothing: float) -> Loss:
     hidden, targets = _scored(output, batch)
     (total,) = _cross_entropies(model, hidden, targets[None], smoothing)
-    return Loss(total, batch.n_targets, output.aux, _routing_metrics(output))
+    return Loss(total, batch.n_targets, output.aux, routing_metrics(output))
 
 
 def _scored(output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -151,7 +165,8 @@ def _scored(output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
     return hidden[scored], targets[scored]  # (N, D), (N,)
 
 
-def _routing_metrics(output: Output) -> dict[str, Tensor]:
+def routing_metrics(output: Output) -> dict[str, Tensor]:
+    """The metrics of the experts of a model, for `Loss.metrics`."""
     if output.routing is None:
         return {}
     return {"router_entropy": output.routing.entropy, "expert_shares": output.routing.shares}

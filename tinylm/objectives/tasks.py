@@ -31,7 +31,7 @@ from tinylm.text.batches import (
     masked_evaluation_batches,
     undo_merges,
 )
-from tinylm.text.chat_batches import ChatParts, chat_evaluation_batches, chat_rows, require_usable
+from tinylm.text.chat_tokens import ChatTokens, chat_evaluation_batches, chat_rows
 from tinylm.text.pairs import PairTokens, pair_evaluation_batches
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
@@ -159,15 +159,16 @@ class SequenceToSequence:
 class Chat:
     """Predict each scored token of a conversation from the tokens before it."""
 
+    tokens_type: type[ChatTokens] = ChatTokens
     validation_objective: Objective = staticmethod(next_token)
 
     def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
         self._smoothing = training.label_smoothing
         self._context = model.context
         self._packed = training.pack
-        train, self._val = ChatParts.from_tokens(tokens)
+        train, self._val = self.tokens_type(tokens.train), self.tokens_type(tokens.val)
         for part, name in ((train, "training"), (self._val, "validation")):
-            require_usable(part, model.context, name)
+            part.require_examples(model.context, name)
         rows = chat_rows(train, model.context, training.pack)
         batches = rows.training_batches(training.batch_size, training.seed)
         self.batch = batches.batch

@@ -6,7 +6,7 @@ from typing import Any
 
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig
-from tinylm.config.training import MUON_OPTIMIZERS, objective_for
+from tinylm.config.training import MUON_OPTIMIZERS
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
 from tinylm.planning.cost import training_speed, training_step_seconds
@@ -80,14 +80,14 @@ def choose_mtp_weight(request: PlanRequest, config: ModelConfig) -> float:
     """
     if "mtp_weight" in request.training:
         return request.training["mtp_weight"]
-    objective = request.training.get("objective", objective_for(config.architecture, request.data.kind))
+    objective = request.objective(config)
     is_small = request.vocab_size <= recipes.MTP_MAX_VOCABULARY
     return recipes.MTP_WEIGHT if request.is_new_modern and objective == "next-token" and is_small else 0.0
 
 
 def choose_bpe_dropout(request: PlanRequest, config: ModelConfig, length: RunLength) -> float:
     """The chosen probability, or BPE_DROPOUT in new modern decoders of plain text that see it often (decision 044)."""
-    objective = request.training.get("objective", objective_for(config.architecture, request.data.kind))
+    objective = request.objective(config)
     is_often = length.epochs >= recipes.BPE_DROPOUT_MIN_EPOCHS
     helps = request.is_new_modern and objective == "next-token" and is_often
     default = recipes.BPE_DROPOUT if helps and request.tokenizer_kind == "bpe" else 0.0
@@ -158,10 +158,12 @@ def choose_settings(
 
     Without budget, batch sizes, `sequence_length` and `checkpoint_activations`, unless they are among the choices.
     """
+    objective = request.objective(config)
+    lr_factor = recipes.OBJECTIVE_LR_FACTORS.get(objective, 1.0)
     settings = {
         **request.recipe.settings,
-        "objective": objective_for(config.architecture, request.data.kind),
-        "lr": choose_learning_rate(request.recipe_name, config.width, request.adapter),
+        "objective": objective,
+        "lr": choose_learning_rate(request.recipe_name, config.width, request.adapter) * lr_factor,
         "label_smoothing": 0.0,
         "mtp_weight": choose_mtp_weight(request, config),
         "bpe_dropout": choose_bpe_dropout(request, config, length),

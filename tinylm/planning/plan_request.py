@@ -11,7 +11,7 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.presets import SIZES, PresetSettings
 from tinylm.config.run import AdapterConfig, DataConfig
 from tinylm.config.settings import MachineSettings, SharedSettings
-from tinylm.config.training import MUON_OPTIMIZERS, Budget, mean_share
+from tinylm.config.training import MUON_OPTIMIZERS, OBJECTIVES, Budget, mean_share, objective_for
 from tinylm.config.validation import check_settings
 from tinylm.errors import UsageError
 from tinylm.planning import recipes
@@ -22,9 +22,9 @@ from tinylm.planning.recipes import (
     RECIPES,
     Recipe,
 )
-from tinylm.text.chat_batches import ChatParts, chat_rows, describe_left_out, require_usable, worth_packing
-from tinylm.text.chat_corpus import ChatCorpus
+from tinylm.text.chat_tokens import ChatTokens, chat_rows, worth_packing
 from tinylm.text.corpus import Corpus
+from tinylm.text.corpus_encoding import CHAT_TYPES
 from tinylm.text.pairs import PairContexts, PairCorpus
 from tinylm.text.token_files import TokenFolder
 
@@ -145,24 +145,28 @@ class PairShape(DataShape):
 
 @dataclass(frozen=True, eq=False)
 class ChatShape(DataShape):
-    """Conversations; those longer than the context are cut."""
+    """Conversations; those longer than the context are cut.
 
-    parts: ChatParts
+    train, val: the conversations for training and for validation
+    """
+
+    train: ChatTokens
+    val: ChatTokens
 
     def choose_context(self, data: DataConfig, context: int, notices: list[str]) -> int:
         """The default, lengthened so that nearly all conversations fit."""
-        return max(context, fitting_context(*(part.lengths - 1 for part in self.parts)))
+        return max(context, fitting_context(self.train.lengths - 1, self.val.lengths - 1))
 
     def check_context(self, data: DataConfig, context: int, *, is_new: bool) -> list[str]:
         """As in DataShape. Raises UsageError if no token within the context counts in the loss."""
-        for name, part in zip(PARTS, self.parts, strict=True):
-            require_usable(part, context, name)
-        named = zip(PARTS, self.parts, strict=True)
-        return [sentence for name, part in named for sentence in describe_left_out(part, context, name)]
+        named = (("training", self.train), ("validation", self.val))
+        for name, part in named:
+            part.require_examples(context, name)
+        return [sentence for name, part in named for sentence in part.describe_left_out(context, name)]
 
     def rows(self, data: DataConfig, context: int, pack: bool | None) -> Rows:
         packed = self._packs(context, pack)
-        rows = chat_rows(self.parts.train, context, packed)
+        rows = chat_rows(self.train, context, packed)
         return Rows(len(rows), rows.n_tokens / len(rows), rows.width, constant=packed)
 
     def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
@@ -170,18 +174,20 @@ class ChatShape(DataShape):
 
     def _packs(self, context: int, pack: bool | None) -> bool:
         """Whether conversations share rows: the user's choice, or what is faster for the context."""
-        return worth_packing(self.parts.train, context) if pack is None else bool(pack)
+        return worth_packing(self.train, context) if pack is None else bool(pack)
 
 
 SHAPES: dict[str, Callable[[TokenFolder, int], DataShape]] = {
     Corpus.kind: lambda tokens, end_of_text_id: TextShape(),
     PairCorpus.kind: lambda tokens, end_of_text_id: PairShape(PairContexts.from_tokens(tokens, end_of_text_id)),
-    ChatCorpus.kind: lambda tokens, end_of_text_id: ChatShape(ChatParts.from_tokens(tokens)),
 }
 
 
 def data_shape(data: DataConfig, tokens: TokenFolder, end_of_text_id: int) -> DataShape:
     """The shape of encoded data of any kind."""
+    if data.is_chat:
+        tokens_type = CHAT_TYPES[data.kind].tokens_type
+        return ChatShape(tokens_type(tokens.train), tokens_type(tokens.val))
     return SHAPES[data.kind](tokens, end_of_text_id)
 
 
@@ -236,6 +242,12 @@ class PlanRequest:
         if self.size != "auto" and self.model.keys() >= SIZES[self.size].keys():
             parts = ", ".join(f"`{name}`" for name in SIZES[self.size])
             raise UsageError(f"`size` sets {parts}, and all of them are given; leave out `size` or one of them.")
+        objective = self.training.get("objective")
+        if objective is not None and OBJECTIVES[objective].corpus != self.data.kind:
+            raise UsageError(
+                f'`objective="{objective}"` is for {OBJECTIVES[objective].corpus}, and the data are {self.data.kind}; '
+                "leave it out."
+            )
         if "pack" in self.training and not self.data.is_chat:
             raise UsageError("`pack` is for conversations, and the text has none; leave it out.")
         if self.training.get("schedule") == "constant" and self.training.get("min_lr") is not None:
@@ -277,6 +289,10 @@ class PlanRequest:
     def optimizer(self) -> str:
         """The chosen optimizer, or that of the recipe."""
         return self.training.get("optimizer", self.recipe.settings.get("optimizer", "adamw"))
+
+    def objective(self, config: ModelConfig) -> str:
+        """The chosen objective, or the default for this model and the data."""
+        return self.training.get("objective", objective_for(config.architecture, self.data.kind))
 
     @property
     def is_new_modern(self) -> bool:

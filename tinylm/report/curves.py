@@ -13,7 +13,8 @@ MAX_NUMBER = 1e30
 MAX_LAYERS = 200  # layers whose gradient norms and expert shares are shown
 MAX_NAME = 60  # characters of the name of a layer
 MAX_SAMPLE = 4000  # characters of a sample
-SERIES = ("loss", "lr", "grad_norm", "tokens_per_second")
+METRICS = ("accuracy", "margin", "router_entropy")  # of some objectives and models
+SERIES = ("loss", "lr", "grad_norm", "tokens_per_second", *METRICS)
 
 Record = dict[str, Any]
 
@@ -98,15 +99,15 @@ def read_curves(run: Path, points: int, tokens_per_step: int | None) -> dict[str
             continue
         norms = record.pop("gradient_norms", None)
         experts = record.pop("expert_shares", experts)
-        train.add({name: record.get(name) for name in ("step", "seconds", *SERIES, "router_entropy") if name in record})
+        train.add({name: record.get(name) for name in ("step", "seconds", *SERIES) if name in record})
         if isinstance(norms, dict):
             for name in list(norms)[:MAX_LAYERS]:
                 if len(names) < MAX_LAYERS:
                     names.setdefault(name)
             layers.add({"step": record["step"], "seconds": record.get("seconds"), "norms": norms})
     curves: dict[str, Any] = {
-        "train": _columns(train, (*SERIES, "router_entropy"), tokens_per_step),
-        "val": _columns(val, ("val_bits_per_byte", "val_loss"), tokens_per_step),
+        "train": _columns(train, SERIES, tokens_per_step),
+        "val": _columns(val, ("val_bits_per_byte", "val_loss", *(f"val_{name}" for name in METRICS)), tokens_per_step),
     }
     if names:
         rows = list(layers)

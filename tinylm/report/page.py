@@ -90,6 +90,7 @@ def collect_run(path: Path, n_runs: int = 1) -> Run:
         "val_loss": number(summary["val_loss"], 6),
         "val_bits_per_byte": number(summary["val_bits_per_byte"], 6),
         "created": config.created[:40],
+        "loss_unit": config.loss_unit,
         "parts": parameters_by_part(config.model),
         "settings": flatten(config.to_json() | {"id": None}),
         "problems": [],

@@ -258,12 +258,19 @@
       const byte = shown.filter((run) => run.curves.val.val_bits_per_byte);
       const list = byte.length ? [plot("Validation loss (bits per byte)", axis, byte.map((run) =>
         one(run, "val", "val_bits_per_byte", { width: 2.5, points: run.curves.val.step.length < 80 })))] : [];
-      list.push(plot("Loss (nats per token)", axis, shown.flatMap((run) => [
+      list.push(plot(`Loss (${[...new Set(shown.map((run) => run.loss_unit))].join(", ")})`, axis, shown.flatMap((run) => [
         one(run, "train", "loss", { width: 1, label: `${run.name} (training)` }),
         one(run, "val", "val_loss", { width: 2.5, points: run.curves.val.step.length < 80, label: `${run.name} (validation)` }),
       ])), plot("Learning rate", axis, all("lr")), plot("Gradient norm, before clipping", axis, all("grad_norm"), { log: true }),
       plot("Training tokens per second", axis, all("tokens_per_second")));
-      if (shown.some((run) => run.curves.train.router_entropy)) list.push(plot("Router entropy (nats)", axis, all("router_entropy")));
+      const metrics = { accuracy: "Accuracy", margin: "Margin (nats)", router_entropy: "Router entropy (nats)" };
+      for (const [name, title] of Object.entries(metrics)) {
+        const able = shown.filter((run) => run.curves.train[name]);
+        if (able.length) list.push(plot(title, axis, able.flatMap((run) => [
+          one(run, "train", name, { width: 1, label: `${run.name} (training)` }),
+          ...(run.curves.val[`val_${name}`] ? [one(run, "val", `val_${name}`, { width: 2.5, label: `${run.name} (validation)` })] : []),
+        ])));
+      }
       replot(plots, list);
     };
     const axes = el("fieldset", { class: "controls" }, el("legend", {}, "Against"), Object.entries(AXES)
@@ -499,7 +506,7 @@
       run.updates.map((update) => [update.layer, short(update.norm), short(update.relative), bar(value(update) / most)]), { class: "wide" });
   }, "Frobenius norm of the update of each layer: s B A of LoRA, the product of both matrices of a bottleneck.");
 
-  const TITLES = { loss: "nats per token", accuracy: "accuracy", exact_match: "exact match rate", bits_per_byte: "bits per byte", bleu: "BLEU",
+  const TITLES = { loss: "nats per token", accuracy: "accuracy", margin: "margin in nats", exact_match: "exact match rate", bits_per_byte: "bits per byte", bleu: "BLEU",
     chrf: "chrF", tokens: "tokens scored", characters: "characters scored", bytes: "bytes scored", pairs: "pairs" };
   const COUNTS = new Set(["tokens", "characters", "bytes", "pairs"]);
   const titleOf = (name) => TITLES[name] || name.replace(/_/g, " ");
@@ -507,13 +514,12 @@
   (function evaluation() {
     const able = runs.filter((run) => run.evaluation);
     if (!able.length) return;
-    const names = [...new Set(able.flatMap((run) => Object.keys(run.evaluation.metrics)))].filter((name) => !/^loss_/.test(name));
+    const names = [...new Set(able.flatMap((run) => Object.keys(run.evaluation.metrics)))].filter((name) => !/_(low|high)$/.test(name));
     const row = (name, value) => [name, ...able.map((run) => value(run.evaluation.metrics))];
     const shownAs = (name) => (name === "loss" ? fixed : COUNTS.has(name) ? whole : short);
-    const rows = names.map((name) => row(titleOf(name), (metrics) => shownAs(name)(metrics[name])));
-    if (able.some((run) => run.evaluation.metrics.loss_low != null)) {
-      rows.splice(1, 0, row("95 % interval", ({ loss_low: low, loss_high: high }) => unbroken(low == null ? "–" : `${fixed(low)} to ${fixed(high)}`)));
-    }
+    const interval = (name) => row("95 % interval", ({ [`${name}_low`]: low, [`${name}_high`]: high }) => unbroken(low == null ? "–" : `${fixed(low)} to ${fixed(high)}`));
+    const rows = names.flatMap((name) => [row(titleOf(name), (metrics) => shownAs(name)(metrics[name])),
+      ...(able.some((run) => run.evaluation.metrics[`${name}_low`] != null) ? [interval(name)] : [])]);
     const content = [table(["", ...able.map((run) => run.name)], rows)];
     for (const compared of ["bits_per_byte", "bleu"]) {
       const beside = able.filter((run) => run.evaluation.compared === compared && Object.keys(run.evaluation.baselines).length);

@@ -14,7 +14,7 @@ from torch import Tensor
 from tinylm.config.run import RunConfig
 from tinylm.errors import NotResumableError, SaveError
 from tinylm.run_directory import metrics_log
-from tinylm.run_directory.layout import OPTIMIZER_FILE, staging_directory, weights_file
+from tinylm.run_directory.layout import FIRST_FILE, OPTIMIZER_FILE, staging_directory, weights_file
 from tinylm.run_directory.loading import MAX_STATE_BYTES, config_digest
 from tinylm.run_directory.lock_and_commit import commit, recover_last, remove_unfinished
 from tinylm.run_directory.weights import (
@@ -23,6 +23,7 @@ from tinylm.run_directory.weights import (
     check_weights_file,
     read_layout,
     read_tensors,
+    read_weights_files,
     write_tensors,
     write_weights,
 )
@@ -104,6 +105,15 @@ class RunDirectory:
         """Replace the weights for inference: the best or, if those are kept, the last. val_loss: nats per token."""
         with self._saving():
             write_weights(self._current / weights_file(config), tensors, config, step, val_loss)
+
+    def write_first_weights(self, tensors: dict[str, Tensor], config: RunConfig) -> None:
+        """Write the weights that training started from."""
+        with self._saving():
+            write_weights(self._current / FIRST_FILE, tensors, config, 0, None)
+
+    def read_first_weights(self, config: RunConfig) -> dict[str, Tensor]:
+        """The weights that training started from. Raises TinyLMError if they are missing or damaged."""
+        return read_weights_files([self.path / FIRST_FILE], config).tensors
 
     def save_copy(self, write: Callable[[Path], None]) -> None:
         """Call `write` with the folder of the run, to replace the best weights in the format of another tool."""

@@ -144,7 +144,7 @@ class Batch:
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         tensors = [getattr(self, field.name) for field in fields(self)]
         # Fields that cannot be `None` have a tensor here.
-        return Batch(*(None if tensor is None else function(tensor) for tensor in tensors))  # type: ignore[arg-type]
+        return type(self)(*(None if tensor is None else function(tensor) for tensor in tensors))  # type: ignore[arg-type]
 
 
 class Windows:

@@ -4,15 +4,12 @@
 Alpaca's `instruction`, `input` and `output`. `tools` and `system` may be beside any of them.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from tinylm.config.validation import describe_value
 from tinylm.errors import UsageError
-from tinylm.text.compression import Progress, no_progress
-from tinylm.text.readers import records, require_encodable
+from tinylm.text.readers import require_encodable
 
 ROLES = ("system", "user", "assistant", "tool")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}  # and ROLES
@@ -63,16 +60,6 @@ class Conversation:
         return None if emptied else replace(self, messages=messages)
 
 
-def read_conversations(file: Path, encoding: str, progress: Progress = no_progress) -> Iterator[Conversation]:
-    """Yield the conversations of a file: JSONL, a JSON array or Parquet.
-
-    `progress` receives the number of bytes read from the disk. Raises UsageError, with the location, for a record that
-    is not a conversation, and as `records` does.
-    """
-    for location, record in records(file, encoding, KEYS, progress):
-        yield parse_conversation(record, location)
-
-
 def parse_conversation(record: Any, location: str) -> Conversation:
     """The conversation in a JSON value. Keys whose value is null count as absent.
 
@@ -105,6 +92,8 @@ def parse_conversation(record: Any, location: str) -> Conversation:
 
 def _entries_of(record: dict[str, Any], location: str) -> tuple[Any, tuple[str, ...]]:
     """The messages of a record, as they are written, and the keys that they were taken from."""
+    if {"chosen", "rejected"} <= record.keys():
+        raise UsageError(f'{location}: this is a preference, not a conversation; read it with `format="preferences"`.')
     found: list[tuple[str, ...]] = [(key,) for key in ("messages", "conversations") if key in record]
     if "completion" in record or ("prompt" in record and not found):
         found.append(("prompt", "completion"))

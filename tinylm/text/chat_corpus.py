@@ -9,19 +9,18 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from tinylm.errors import TinyLMError
 from tinylm.text.answer_spans import ChatFormat, ScoredText
-from tinylm.text.chat import KEYS, Conversation, read_conversations
+from tinylm.text.chat import KEYS, Conversation, parse_conversation
 from tinylm.text.chat_template import is_named
+from tinylm.text.chat_tokens import CODES_PER_ID, FIRST, SCORED, ChatTokens
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Corpus, CorpusStats, Stream, scan_stream
 from tinylm.text.parallel_encoding import TextBatch
-from tinylm.text.readers import is_parquet, parquet_columns
-from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.readers import is_parquet, parquet_columns, records
 from tinylm.text.token_files import BATCH_CHARACTERS, Encoding
 from tinylm.text.tokenizer import LITERAL, Tokenizer
 
@@ -42,6 +41,13 @@ class ChatCorpus(Corpus):
 
     kind: ClassVar[str] = "chat"
     detects_json: ClassVar[bool] = True
+    tokens_type: ClassVar[type[ChatTokens]] = ChatTokens
+    keys: ClassVar[tuple[str, ...]] = KEYS
+
+    @classmethod
+    def has_keys_of(cls, keys: set[str]) -> bool:
+        """Whether JSON objects with the keys of conversations are records of this kind."""
+        return True
 
     @property
     def train_on(self) -> str:
@@ -51,15 +57,23 @@ class ChatCorpus(Corpus):
     def conversations(self, progress: Progress = no_progress) -> Iterator[Conversation]:
         """Yield the conversations of all files. `progress` receives the number of bytes read from the disk.
 
-        Conversations with a message that `drop_unknown` leaves empty are skipped. Raises UsageError as
-        `read_conversations` does.
+        Records with a message that `drop_unknown` leaves empty are skipped. Raises UsageError as `parse` and `records`
+        do.
         """
         for file in self.files:
-            for conversation in read_conversations(file, self.encoding, progress):
-                self._note_keys(conversation)
-                kept = conversation if self.drop_unknown is None else conversation.map_contents(self.drop_unknown)
-                if kept is not None:
-                    yield kept
+            for location, record in records(file, self.encoding, self.keys, progress):
+                kept: list[Conversation] = []
+                for conversation in self.parse(record, location):
+                    self._note_keys(conversation)
+                    known = conversation if self.drop_unknown is None else conversation.map_contents(self.drop_unknown)
+                    kept += [] if known is None else [known]
+                if len(kept) == self.documents_per_record:
+                    yield from kept
+
+    @classmethod
+    def parse(cls, record: Any, location: str) -> tuple[Conversation, ...]:
+        """The `documents_per_record` conversations of a JSON value. Errors as for `parse_conversation`."""
+        return (parse_conversation(record, location),)
 
     def _note_keys(self, conversation: Conversation) -> None:
         for key in conversation.unused:
@@ -73,7 +87,7 @@ class ChatCorpus(Corpus):
     def unused_keys(self) -> list[str]:
         """The keys and columns without effect: in no layout of conversations, and not named by the template."""
         columns = [name for file in self.files if is_parquet(file) for name in parquet_columns(file)]
-        return list(dict.fromkeys([*self._unused, *(name for name in columns if name not in KEYS)]))
+        return list(dict.fromkeys([*self._unused, *(name for name in columns if name not in self.keys)]))
 
     def examples(self, progress: Progress = no_progress) -> Iterator[ScoredText]:
         """Yield the text of each conversation with its scored spans.
@@ -83,8 +97,9 @@ class ChatCorpus(Corpus):
         return self.chat.render_each(self.conversations(progress))
 
     def selected_examples(self, selected: Iterable[bool]) -> Iterator[ScoredText]:
-        """Yield the examples of the conversations for which `selected` has True; as `examples`."""
-        return self.chat.render_each(itertools.compress(self.conversations(), selected))
+        """Yield the examples of the records for which `selected` has True; as `examples`."""
+        chosen = itertools.chain.from_iterable(itertools.repeat(flag, self.documents_per_record) for flag in selected)
+        return self.chat.render_each(itertools.compress(self.conversations(), chosen))
 
     def _drop_unknown(self, parts: Iterable[str]) -> Iterable[str]:
         return parts if self.drop_unknown is None else map(self.drop_unknown, parts)
@@ -114,10 +129,6 @@ class ChatCorpus(Corpus):
     def n_with_literal_tokens(self) -> int:
         """The number of conversations, in the last scan, that contain the text of a special token as ordinary text."""
         return sum(self._with_literal_tokens)
-
-
-CODES_PER_ID = 4
-SCORED, FIRST = 2, 1
 
 
 def encode_example(example: ScoredText, tokenizer: Tokenizer) -> np.ndarray:
@@ -154,78 +165,3 @@ def _encode_examples(examples: list[ScoredText], tokenizer: Tokenizer) -> np.nda
 
 
 CHAT_ENCODING = Encoding(_example_batches, _encode_examples, CODES_PER_ID)
-
-
-def ids_of(codes: np.ndarray) -> np.ndarray:
-    """The token ids of codes: (N,) -> (N,)."""
-    return codes // CODES_PER_ID
-
-
-MarkedText = tuple[tuple[str, bool], ...]  # parts of a text in order, each scored or not
-
-
-class ChatTokens:
-    """The conversations in an array of codes. The first token of a conversation is not scored, whatever its flag.
-
-    lengths: (N,), tokens of each conversation. first_scored: (N,), index of its first scored token; its length if no
-    token is scored. n_scored: number of scored tokens. Raises TinyLMError if a non-empty array does not begin with the
-    first token of a conversation.
-    """
-
-    def __init__(self, tokens: Tokens) -> None:
-        codes = np.asarray(tokens)
-        self._codes = codes
-        self._starts = np.flatnonzero(codes & FIRST)
-        if len(codes) and (not len(self._starts) or self._starts[0]):
-            raise TinyLMError("The encoded text is damaged: it does not begin with a conversation.")
-        self.lengths = np.diff(self._starts, append=len(codes))
-        scored = np.flatnonzero(codes & SCORED)
-        scored = scored[(codes[scored] & FIRST) == 0]
-        self.n_scored = len(scored)
-        following = np.append(scored, len(codes))[np.searchsorted(scored, self._starts)]
-        self.first_scored = np.minimum(following - self._starts, self.lengths)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def tokens(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The ids, (T,) of int64, and the scored flags, (T,) of bool, of a conversation. Ignore the first flag."""
-        start = self._starts[index]
-        codes = np.asarray(self._codes[start : start + self.lengths[index]], dtype=np.int64)
-        return ids_of(codes), (codes & SCORED) > 0
-
-    def scored_ids(self, context: int) -> np.ndarray:
-        """The ids, (M,), of all scored tokens that a model with this context length predicts."""
-        parts = [np.zeros(0, dtype=np.int64)]
-        for index in self.usable(context):
-            ids, scored = (part[1 : context + 1] for part in self.tokens(index))
-            parts.append(ids[scored])
-        return np.concatenate(parts)
-
-    @property
-    def unscored(self) -> int:
-        """Number of conversations without a scored token."""
-        return int((self.first_scored == self.lengths).sum())
-
-    def usable(self, context: int) -> np.ndarray:
-        """The indices, (M,), of the conversations with a scored token in their first `context` + 1 tokens."""
-        return np.flatnonzero((self.first_scored < self.lengths) & (self.first_scored <= context))
-
-    def inputs(self, context: int) -> np.ndarray:
-        """The number of input tokens of each conversation, (N,): all but the last token, and at most `context`."""
-        return np.minimum(self.lengths - 1, context)
-
-
-def marked_examples(tokens: ChatTokens, tokenizer: Tokenizer, number: int) -> tuple[MarkedText, ...]:
-    """The texts of the first `number` conversations, special tokens included, in parts that are scored or not.
-
-    Raises TinyLMError if the `tokenizers` library fails.
-    """
-    examples = []
-    for index in range(min(number, len(tokens))):
-        ids, scored = tokens.tokens(index)
-        scored[:1] = False  # the first token is never a target
-        edges = [0, *(np.flatnonzero(np.diff(scored)) + 1), len(ids)]
-        parts = ((tokenizer.decode_with_special(ids[a:b]), bool(scored[a])) for a, b in itertools.pairwise(edges))
-        examples.append(tuple(parts))
-    return tuple(examples)

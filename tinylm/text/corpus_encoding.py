@@ -23,6 +23,7 @@ from tinylm.text.chat_corpus import CHAT_ENCODING, ChatCorpus
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, Stream, document_end, slice_stream
 from tinylm.text.pairs import PairCorpus, PairTokens
+from tinylm.text.preferences import PreferenceCorpus
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.text_cache import scan_or_recall
 from tinylm.text.token_files import (
@@ -41,8 +42,11 @@ DRAW_SEED = 0  # of validation records; the same in all runs, whose validation l
 COUNTED_TOKENS = 1 << 20  # tokens that are decoded at a time, to count their bytes
 EXAMINED_CONVERSATIONS = 256  # in which characters of the chat template are looked for
 
-CORPUS_TYPES: dict[str, type[Corpus]] = {corpus.kind: corpus for corpus in (Corpus, PairCorpus, ChatCorpus)}
-ENCODINGS: dict[str, Encoding] = {"text": TEXT_ENCODING, "pairs": TEXT_ENCODING, "chat": CHAT_ENCODING}
+CORPUS_TYPES: dict[str, type[Corpus]] = {
+    corpus.kind: corpus for corpus in (Corpus, PairCorpus, ChatCorpus, PreferenceCorpus)
+}
+CHAT_TYPES = {kind: corpus for kind, corpus in CORPUS_TYPES.items() if issubclass(corpus, ChatCorpus)}
+ENCODINGS: dict[str, Encoding] = {kind: CHAT_ENCODING if kind in CHAT_TYPES else TEXT_ENCODING for kind in CORPUS_TYPES}
 
 Warn = Callable[[str], None]
 
@@ -306,10 +310,11 @@ def encode_split(
     UsageError if either part is too short, and the errors of `encode_to_folder`.
     """
     kind = split.corpus.kind
-    if kind != ChatCorpus.kind:  # gigatoken does not encode conversations
+    is_chat = isinstance(split.corpus, ChatCorpus)
+    if not is_chat:  # gigatoken does not encode conversations
         val_sample = split.val_stats.sample if split.val_stats else ()
         check_encoder(tokenizer, [*split.stats.sample, *val_sample], warn)
-    encoder = encoder or (tokenizer.encoder_with_special if kind == ChatCorpus.kind else tokenizer.encoder)
+    encoder = encoder or (tokenizer.encoder_with_special if is_chat else tokenizer.encoder)
     val_fingerprint = split.val_stats.fingerprint if split.val_stats else None
     key = token_key(
         split.stats.fingerprint, val_fingerprint, split.train_characters, tokenizer, encoder, split.val_records

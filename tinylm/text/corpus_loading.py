@@ -20,6 +20,7 @@ from tinylm.text.chat_corpus import CHAT_ENCODING, ChatCorpus
 from tinylm.text.compression import SPOOL_FILE, content_suffix, display_name
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, document_end, find_corpus
 from tinylm.text.corpus_encoding import (
+    CHAT_TYPES,
     CORPUS_TYPES,
     SplitCorpus,
     check_encoder,
@@ -31,7 +32,7 @@ from tinylm.text.corpus_encoding import (
     require_text,
     split_corpus,
 )
-from tinylm.text.file_selection import describe_skipped, format_size, holds_chat
+from tinylm.text.file_selection import conversation_keys, describe_skipped, format_size
 from tinylm.text.readers import is_table, table_columns
 from tinylm.text.run_tokens import encode_again, find_run_corpus, reopen_part
 from tinylm.text.token_files import TokenFolder, encode_in_memory, encode_stream
@@ -122,18 +123,18 @@ def _find_corpora(
             raise UsageError(f'`format="{format}"` does not fit the model: {reason}. Leave it out.')
         format = "auto"
     fields = {}
-    if format == ChatCorpus.kind:
-        kind, fields["chat"] = ChatCorpus.kind, _chat_format(source, make_chat_format, "`format`")
+    if format in CHAT_TYPES:
+        kind, fields["chat"] = format, _chat_format(source, make_chat_format, "`format`")
     if kind in RECORD_KEYS and requires_records:
         raise UsageError(f"`text_key` is for documents; JSONL of {RECORD_KEYS[kind]}. Leave `text_key` out.")
     text_key = "text" if source.text_key is None else source.text_key
     corpora = [
         find_corpus(paths, text_key, source.encoding, spool, CORPUS_TYPES[kind], format, **fields) for paths in parts
     ]
-    if kind == Corpus.kind and format == "auto" and not requires_records and any(map(_holds_chat, corpora)):
-        kind, chosen = ChatCorpus.kind, _chat_format(source, make_chat_format, corpora[0].name)
-        corpora = [_as_chat(corpus, chosen) for corpus in corpora]
-    if kind != ChatCorpus.kind:
+    if kind == Corpus.kind and format == "auto" and not requires_records and (found := _chat_kind(corpora)):
+        kind, chosen = found, _chat_format(source, make_chat_format, corpora[0].name)
+        corpora = [_as_chat(corpus, CHAT_TYPES[kind], chosen) for corpus in corpora]
+    if kind not in CHAT_TYPES:
         _reject_chat_settings(source)
     if kind == Corpus.kind and format == "auto":
         _report_tables(corpora, reporter, required=requires_records)
@@ -167,8 +168,14 @@ def _report_tables(corpora: Sequence[Corpus], reporter: Reporter, *, required: b
         )
 
 
-def _holds_chat(corpus: Corpus) -> bool:
-    return any(holds_chat(file, corpus.encoding) for file in corpus.files)
+def _chat_kind(corpora: Sequence[Corpus]) -> str | None:
+    """The kind of the first conversations in the corpora, a key of CHAT_TYPES; `None` without conversations."""
+    for corpus in corpora:
+        for file in corpus.files:
+            if keys := conversation_keys(file, corpus.encoding):
+                kinds = [kind for kind, corpus_type in CHAT_TYPES.items() if corpus_type.has_keys_of(keys)]
+                return kinds[-1]  # the most special one
+    return None
 
 
 def _chat_format(source: TextSource, make_chat_format: ChatFormatOf | None, subject: str) -> ChatFormat:
@@ -188,8 +195,8 @@ def _reject_chat_settings(source: TextSource) -> None:
         raise UsageError(f"{names} is for conversations, and the text has none: JSONL with {LAYOUTS}.")
 
 
-def _as_chat(corpus: Corpus, chat: ChatFormat) -> ChatCorpus:
-    return ChatCorpus(
+def _as_chat(corpus: Corpus, corpus_type: type[ChatCorpus], chat: ChatFormat) -> ChatCorpus:
+    return corpus_type(
         corpus.paths, corpus.files, corpus.text_key, corpus.encoding, corpus.format, corpus.skipped, chat=chat
     )
 

@@ -167,8 +167,8 @@ def is_json(text: str) -> bool:
 def is_chat(text: str) -> bool:
     """Whether a text begins with a JSON object, or an array of objects, with the keys of a conversation and no `text`.
 
-    The keys are those of a layout in `tinylm.text.chat`. If the text ends within the object, so that later keys are
-    unknown, `prompt`, `completion` or `instruction` is enough.
+    The keys are those of a layout in `tinylm.text.chat`, or of a preference. If the text ends within the object, so
+    that later keys are unknown, `prompt`, `completion` or `instruction` is enough.
     """
     return has_chat_keys(*_first_keys(text))
 
@@ -177,7 +177,7 @@ def has_chat_keys(keys: set[str], complete: bool = True) -> bool:
     """Whether these are the keys of a conversation. `complete`: whether the object has no other keys."""
     if "text" in keys:
         return False
-    pairs = ({"prompt", "completion"}, {"instruction", "output"})
+    pairs = ({"prompt", "completion"}, {"instruction", "output"}, {"chosen", "rejected"})
     if not complete and keys & {"prompt", "completion", "instruction"}:
         return True
     return bool(keys & {"messages", "conversations"}) or any(pair <= keys for pair in pairs)
@@ -412,11 +412,13 @@ def _reject_other_encoding(file: Path, head: bytes, encoding: str) -> None:
         ) from None
 
 
-def holds_chat(file: Path, encoding: str) -> bool:
-    """Whether a file begins with a conversation in JSON, or has the columns of conversations in Parquet."""
+def conversation_keys(file: Path, encoding: str) -> set[str]:
+    """The keys of the first conversation in a JSON file, or the columns of Parquet; empty without conversations."""
     if is_parquet(file):
-        return has_chat_keys(set(parquet_columns(file)))
-    return is_chat((decode_head(_read_head(file), encoding) or "").lstrip("\ufeff"))
+        keys, complete = set(parquet_columns(file)), True
+    else:
+        keys, complete = _first_keys((decode_head(_read_head(file), encoding) or "").lstrip("\ufeff"))
+    return keys if has_chat_keys(keys, complete) else set()
 
 
 def _reject_json(file: Path, text: str) -> None:

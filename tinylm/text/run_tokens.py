@@ -10,7 +10,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import Reporter
 from tinylm.system.cache_directory import private_folder
 from tinylm.text.answer_spans import chat_format
-from tinylm.text.chat_corpus import ids_of
+from tinylm.text.chat_tokens import ids_of
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, find_corpus
 from tinylm.text.corpus_encoding import (
     CORPUS_TYPES,

@@ -1,12 +1,12 @@
 """Events that a training run sends to its callbacks, and their records in metrics.jsonl."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tinylm.config.run import RunConfig
 from tinylm.planning.plan import Plan
-from tinylm.text.chat_corpus import MarkedText
+from tinylm.text.chat_tokens import MarkedText
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Transformer
 
@@ -53,6 +53,7 @@ class Evaluated:
     val_loss, val_bits_per_byte: nats per token, and the same loss in bits per byte (see `RunConfig.bits_per_byte`)
     best: whether `val_loss` is the lowest so far
     seconds: since the start of the run, in all of its sessions
+    metrics: of the objective on the validation data, by name
     """
 
     step: int
@@ -60,6 +61,7 @@ class Evaluated:
     best: bool
     seconds: float
     val_bits_per_byte: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ def metrics_record(event: Logged | Evaluated) -> dict[str, Any]:
     """The event as a JSON record, as in metrics.jsonl and in --json output."""
     if isinstance(event, Evaluated):
         bits = {} if event.val_bits_per_byte is None else {"val_bits_per_byte": event.val_bits_per_byte}
-        return {"step": event.step, "val_loss": event.val_loss, **bits, "seconds": round(event.seconds, 3)}
+        others = {f"val_{name}": value for name, value in event.metrics.items()}
+        return {"step": event.step, "val_loss": event.val_loss, **bits, **others, "seconds": round(event.seconds, 3)}
     return {
         "step": event.step,
         "loss": event.loss,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinylm.config.run import DataConfig, Estimates, RunConfig, TokenizerConfig, new_run_id
-from tinylm.config.training import corpora_of
+from tinylm.config.training import OBJECTIVES, corpora_of
 from tinylm.distributed.launch import Launch
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
@@ -23,7 +23,8 @@ from tinylm.run_directory.lock_and_commit import reserve
 from tinylm.run_directory.metrics_log import History
 from tinylm.run_directory.weights import WHOLE
 from tinylm.system.files import resolve_links, temporary_folder
-from tinylm.text.chat_corpus import ChatCorpus, ChatTokens, MarkedText, marked_examples
+from tinylm.text.chat_tokens import ChatTokens, MarkedText, marked_examples
+from tinylm.text.corpus_encoding import CHAT_TYPES
 from tinylm.text.corpus_loading import encode_text, handle_unknown_characters, load_text
 from tinylm.text.run_tokens import open_folder
 from tinylm.text.token_files import TokenFolder
@@ -243,7 +244,7 @@ def prepare(
     # The text, its split, its tokenizer and its tokens
     kinds = corpora_of(start.architecture)
     split = load_text(
-        request.text, staging, kinds[0], reporter, start.chat_format if ChatCorpus.kind in kinds else None
+        request.text, staging, kinds[0], reporter, start.chat_format if CHAT_TYPES.keys() & kinds else None
     )
     tokenizer = start.fit_tokenizer(split, request.budget.time if request.budget else None, reporter)
     split = handle_unknown_characters(  # only a given vocabulary can lack characters
@@ -272,6 +273,8 @@ def prepare(
     )
     if plan.shortage is not None:
         raise TinyLMError(plan.shortage)
+    if OBJECTIVES[plan.training.objective].has_reference and start.base is None:
+        raise UsageError(f"{split.corpus.kind.capitalize()} train an existing model; name it with `init_from`.")
     config = RunConfig.new(
         id=new_run_id(),
         model=plan.model,

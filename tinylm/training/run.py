@@ -4,21 +4,24 @@ Also the texts that are sampled during training.
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tinylm.adapters.adapter import without_adapters
 from tinylm.config.run import RunConfig, RuntimeConfig
-from tinylm.config.training import SEQUENCE_GROWTHS, TrainingConfig
+from tinylm.config.training import OBJECTIVES, SEQUENCE_GROWTHS, TrainingConfig
 from tinylm.distributed.ranks import ONE_RANK, Ranks
-from tinylm.errors import TinyLMError, is_out_of_memory
+from tinylm.errors import TinyLMError, UsageError, is_out_of_memory
+from tinylm.evaluation.loop import evaluation_mode
 from tinylm.evaluation.task_kinds import make_task
 from tinylm.generation import sampler as sampling
 from tinylm.generation.generation_config import SamplingConfig
@@ -29,6 +32,7 @@ from tinylm.kernels.thread_placement import ThreadPlacement, can_place_threads
 from tinylm.kernels.without_compiler import discard_compiled, force_eager
 from tinylm.machine.device import DTYPES, autocast, weights_dtype
 from tinylm.machine.measure import LoadMeter, slows_training
+from tinylm.objectives.loss import LanguageModel
 from tinylm.objectives.tasks import Task
 from tinylm.planning.memory import require_repeatable_dropout
 from tinylm.run_directory.directory import LastSave, RunDirectory
@@ -119,6 +123,8 @@ class TrainingRun:
     ranks: the processes that train the model together
     parallel: ddp or fsdp: every rank has a replica or a shard of the model
     rows: the rows of the weights on this rank, if the model is on the meta device
+
+    Raises UsageError for an objective that compares a sharded model with its first weights.
     """
 
     directory: RunDirectory
@@ -130,6 +136,18 @@ class TrainingRun:
     ranks: Ranks = ONE_RANK
     parallel: str = "ddp"
     rows: dict[str, Tensor] | None = None
+    _first_model: Transformer | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self._keeps_first_weights and self.parallel == "fsdp":
+            raise UsageError(
+                f'`objective="{self.training.objective}"` compares all weights with those of the beginning, which are '
+                'not sharded; set `parallel="ddp"`, or train a LoRA.'
+            )
+
+    @property
+    def _keeps_first_weights(self) -> bool:
+        return OBJECTIVES[self.training.objective].has_reference and self.config.adapter is None
 
     @property
     def training(self) -> TrainingConfig:
@@ -145,7 +163,17 @@ class TrainingRun:
     def task(self) -> Task:
         """The task of `training.objective` on the tokens: batches and objectives."""
         context = self.training.sequence_length or self.config.model.context
-        return make_task(self.tokens, self.tokenizer, replace(self.config.model, context=context), self.training)
+        model = replace(self.config.model, context=context)
+        return make_task(self.tokens, self.tokenizer, model, self.training, self._reference)
+
+    @contextlib.contextmanager
+    def _reference(self) -> Iterator[LanguageModel]:
+        """Context manager for the model that training started from, in evaluation mode: the base of an adapter, or a
+        copy of the first weights.
+        """
+        model = self.model if self._first_model is None else self._first_model
+        with evaluation_mode(model), without_adapters(model), force_eager():
+            yield model
 
     @property
     def shard(self) -> Shard:
@@ -203,6 +231,9 @@ class TrainingRun:
                 load_shards(self.model, self.rows, self.runtime.device)
                 self.rows = None
 
+        if self._keeps_first_weights:
+            self._first_model = self._copy_of_first_model()
+
         # The optimizer, and how layers compute
         optimizer = build_optimizer(self.model, self.training, self.runtime.dtype)
         if self.training.checkpoint_activations:
@@ -258,6 +289,19 @@ class TrainingRun:
                 step_done=placement.step if placement else lambda tokens, seconds: None,
             )
             return trainer.run(), state
+
+    def _copy_of_first_model(self) -> Transformer:
+        """A frozen copy of the model with the weights that training started from, which the run keeps."""
+        model = copy.deepcopy(self.model).requires_grad_(False).float()
+        tensors: dict[str, Tensor] = {}
+        if self.ranks.is_first and self.resume_from is None:
+            self.directory.write_first_weights(dict(model.state_dict()), self.config)
+        elif self.ranks.is_first:
+            tensors = self.directory.read_first_weights(self.config)
+        if self.resume_from is not None:
+            model.load_state_dict(self.ranks.broadcast(tensors))
+        set_weights_dtype(model, DTYPES[self.runtime.dtype])
+        return model
 
     def _thread_placement(self) -> ThreadPlacement | None:
         """Chooses the cores of this process beside busy processes, if it is the only rank and computes on a CPU."""

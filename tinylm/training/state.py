@@ -39,8 +39,8 @@ class TrainerState:
     micro_batch: sequences per forward pass; halved each time memory runs out
     best_loss, best_step: lowest validation loss in nats per token, and its step; val_loss: last validation loss
     evals_since_best: evaluations since the lowest loss; last_eval_step: step of the last evaluation, or -1
-    loss_sum, n_tokens: loss in nats, summed since the last log line, and the number of tokens in the sum
-    metrics, n_sequences: metrics, summed over sequences since the last log line, and the number of sequences
+    loss_sum, metrics, n_targets: loss in nats and metrics, summed over targets since the last log line, and the number
+        of targets
     skipped_steps: consecutive steps that fp16 loss scaling skipped; scaler: state of the GradScaler
     """
 
@@ -57,9 +57,8 @@ class TrainerState:
     evals_since_best: int = 0
     last_eval_step: int = -1
     loss_sum: float = 0.0
-    n_tokens: int = 0
     metrics: dict[str, Any] = field(default_factory=dict)
-    n_sequences: int = 0
+    n_targets: int = 0
     skipped_steps: int = 0
     scaler: dict[str, float] = field(default_factory=dict)
 
@@ -75,6 +74,9 @@ class TrainerState:
         """
         try:
             values = dict(values)
+            if "n_sequences" in values:  # until 2026-11-28, metrics were summed over sequences
+                values = {**values, "metrics": {}, "n_targets": values["n_tokens"]}
+                del values["n_sequences"], values["n_tokens"]
             restore_rng(values.pop("rng"))
             state = cls(**values)
             state._check_numbers()
@@ -85,7 +87,7 @@ class TrainerState:
     def _check_numbers(self) -> None:
         """Raise ValueError for a number of the wrong type or range. A state may come from an untrusted source."""
         _check_number("micro_batch", self.micro_batch, int, 1)
-        for name in ("step", "best_step", "evals_since_best", "n_tokens", "n_sequences", "skipped_steps"):
+        for name in ("step", "best_step", "evals_since_best", "n_targets", "skipped_steps"):
             _check_number(name, getattr(self, name), int, 0)
         _check_number("last_eval_step", self.last_eval_step, int, -1)
         for name in ("seconds", "setup_seconds", "step_seconds", "eval_seconds", "save_seconds"):

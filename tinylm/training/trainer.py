@@ -12,7 +12,7 @@ import torch
 from tinylm.config.training import TrainingConfig, window_parts
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
-from tinylm.evaluation.loop import batch_losses, default_batch_size, evaluate_loss
+from tinylm.evaluation.loop import EvaluationLoss, batch_losses, default_batch_size, evaluate_loss
 from tinylm.kernels.without_compiler import force_eager
 from tinylm.machine.device import autocast, choose_inference_dtype, empty_cache, weights_dtype
 from tinylm.objectives.loss import LanguageModel, Objective
@@ -200,8 +200,7 @@ class Trainer:
         norm = self._update(loss_sum)
         state.step += 1
         state.loss_sum += loss_sum
-        state.n_tokens += batch.n_targets
-        state.n_sequences += len(batch)
+        state.n_targets += batch.n_targets
         state.metrics = {name: _sum(state.metrics.get(name), value) for name, value in metrics.items()}
         seconds = time.monotonic() - start
         state.step_seconds += seconds
@@ -218,15 +217,15 @@ class Trainer:
         event = Logged(
             step=state.step,
             progress=progress,
-            loss=state.loss_sum / state.n_tokens,
+            loss=state.loss_sum / state.n_targets,
             lr=lr,
             grad_norm=norm if math.isfinite(norm) else None,
             tokens_per_second=self._throughput.read(),
             seconds=self._seconds(),
-            metrics={name: _scaled(value, 1 / state.n_sequences) for name, value in state.metrics.items()}
+            metrics={name: _scaled(value, 1 / state.n_targets) for name, value in state.metrics.items()}
             | extra_metrics,
         )
-        state.loss_sum, state.n_tokens, state.metrics, state.n_sequences = 0.0, 0, {}, 0
+        state.loss_sum, state.n_targets, state.metrics = 0.0, 0, {}
         self.report(event)
 
     def _allocate_optimizer(self) -> None:
@@ -296,7 +295,7 @@ class Trainer:
     def _accumulate(self, objective: Objective, batch: Batch, own: Batch, parts: int) -> tuple[float, dict[str, Any]]:
         """Compute the gradient of the batch over micro-batches and ranks.
 
-        Returns two sums over all ranks: of the loss in nats over targets, and of each metric over sequences.
+        Returns two sums over targets and ranks: of the loss in nats, and of each metric.
 
         own: the rows of this rank. parts: the number of rows of a window.
 
@@ -367,27 +366,28 @@ class Trainer:
                 continue
             loss_sum += loss.total.detach()
             for name, value in loss.metrics.items():
-                metrics[name] = _sum(metrics.get(name), _scaled(value.tolist(), len(part)))
+                metrics[name] = _sum(metrics.get(name), _scaled(value.tolist(), loss.n_targets))
         return loss_sum.item(), metrics
 
     def _evaluate(self) -> None:
         state = self.state
         start = time.monotonic()
         with self._average.average_parameters() if self._average is not None else contextlib.nullcontext():
-            val_loss, best = self._validate()
+            found, best = self._validate()
             state.evals_since_best = 0 if best else state.evals_since_best + 1
             state.last_eval_step = state.step
-            self.report(Evaluated(state.step, val_loss, best, self._seconds()))
+            self.report(Evaluated(state.step, found.loss, best, self._seconds(), metrics=found.metrics))
         state.eval_seconds = time.monotonic() - start
         self._evaluated_pace = self._pace
         self._throughput.exclude(state.eval_seconds)
 
-    def _validate(self) -> tuple[float, bool]:
+    def _validate(self) -> tuple[EvaluationLoss, bool]:
         """Compute the validation loss, and save the weights for inference if they are better, or if the last ones are
         kept; returns the loss, and whether it is the lowest so far.
         """
         state = self.state
-        val_loss = self._validation_loss()
+        found = self._validation_loss()
+        val_loss = found.loss
         if not math.isfinite(val_loss):
             raise DivergedError(
                 f"The validation loss after step {state.step} is not finite; saved weights are from before that "
@@ -399,9 +399,9 @@ class Trainer:
         if best or self.config.keep == "last":
             self.store.save_best(self.model, state.step, val_loss)
         state.val_loss = val_loss
-        return val_loss, best
+        return found, best
 
-    def _validation_loss(self) -> float:
+    def _validation_loss(self) -> EvaluationLoss:
         rows = evaluation_rows(self.state.micro_batch, self.config.checkpoint_activations)
         rows = min(default_batch_size(self.model.context), rows)
         batches = self.task.validation_batches(rows, self.config.eval_tokens)
@@ -418,7 +418,7 @@ class Trainer:
                     lambda tokens: self.check_stop(),
                     self.ranks,
                     sharded=self._sharded,
-                ).loss
+                )
         finally:
             release_gathered(self.model)
 

@@ -60,11 +60,14 @@ def segment_mask(segments: Tensor, window: int | None) -> Tensor:
 
 
 def segment_positions(segments: Tensor) -> Tensor:
-    """The position of each token in its text: (B, T) -> (B, T). A text is a run of equal numbers in a row."""
+    """The position of each token in its text: (B, T) -> (B, T). A text is a run of equal numbers in a row.
+
+    Padding, whose number is 0, has the position 0, since a row of several texts may be longer than the context.
+    """
     slots = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)  # (B, T)
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    return slots - torch.where(begins, slots, 0).cummax(dim=1).values
+    return torch.where(segments > 0, slots - torch.where(begins, slots, 0).cummax(dim=1).values, 0)
 
 
 def padding_mask(lengths: Tensor | None, keys: int) -> Tensor | None:

@@ -1,0 +1,139 @@
+"""Preferences on the command line: train, finetune-lora, eval and what they write."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tinylm as api
+from tests.commands.test_chat_data import SHORT, write_lines
+from tests.shell import assert_error, records, run_ok, same_tensors, tinylm
+from tinylm.run_directory.loading import read_config
+from tinylm.run_directory.metrics_log import read_metrics
+from tinylm.text.answer_spans import chat_format
+from tinylm.text.preferences import parse_preference
+
+FIXED = ("--steps", 8, "--eval-every", 4, "--save-every", 4, "--log-every", 1, "--batch-size", 4, "--lr", 0.003)
+RECORDS = [
+    {"prompt": f"Say {i}", "chosen": f"{i}!", "rejected": f"I will not say {i}, never {i}."[: 12 + i % 9]}
+    for i in range(60)
+]
+
+
+@pytest.fixture
+def preferences(here: Path) -> Path:
+    return write_lines(here / "preferences.jsonl", RECORDS)
+
+
+@pytest.fixture
+def model(here: Path) -> Path:
+    chats = [{"prompt": r["prompt"], "completion": r[key]} for r in RECORDS for key in ("chosen", "rejected")]
+    run_ok("train", write_lines(here / "chats.jsonl", chats), "--out", "model", *SHORT)
+    return here / "model"
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_a_run_is_resumed_exactly_and_learns_to_prefer(kind: str, model: Path, preferences: Path, here: Path) -> None:
+    """For a LoRA, the base is the reference; otherwise, the run keeps the first weights."""
+    start = (
+        ("finetune-lora", preferences, "-m", model) if kind == "lora" else ("train", preferences, "--init-from", model)
+    )
+    run_ok(*start, "--out", "whole", *FIXED)
+    run_ok(*start, "--out", "parts", *FIXED, "--steps", 4)
+    run_ok(start[0], "--resume", "parts", "--steps", 8)
+    names = ("adapter" if kind == "lora" else "model", "optimizer")
+    for name in names:
+        assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
+    config = read_config(here / "whole")
+    assert (config.data.kind, config.training.objective, config.loss_unit) == (
+        "preferences",
+        "dpo",
+        "nats per preference",
+    )
+    found = read_metrics(here / "whole")
+    losses = [record["val_loss"] for record in found if "val_loss" in record]
+    assert losses[0] == pytest.approx(np.log(2), abs=1e-6) and losses[-1] < losses[0]
+    assert next(record["val_margin"] for record in found if "val_loss" in record) == pytest.approx(0, abs=1e-6)
+    assert all(0 <= record["accuracy"] <= 1 for record in found if "loss" in record)
+    info = run_ok("info", "whole").stdout
+    assert "nats per preference" in info and "nats per token" not in info
+    if kind == "full":
+        assert same_tensors(here / "whole/first.safetensors", model / "model.safetensors")
+        (here / "parts/first.safetensors").unlink()
+        assert_error(tinylm("train", "--resume", "parts", "--steps", 9), 1, "first.safetensors")
+
+
+def test_packed_preferences_have_the_losses_of_single_ones(model: Path, preferences: Path, here: Path) -> None:
+    """Over a whole pass in one step."""
+    one_step = ("--steps", 1, "--eval-every", 1, "--dtype", "fp32", "--batch-size", 60, "--lr", 1e-3, "--seed", 3)
+    for name, pack in (("packed", "--pack"), ("single", "--no-pack")):
+        run_ok("finetune-lora", preferences, "-m", model, "--out", name, *one_step, pack)
+    one, other = ([r["val_loss"] for r in read_metrics(here / n) if "val_loss" in r] for n in ("packed", "single"))
+    assert one == pytest.approx(other, rel=1e-4) and one[0] != one[1]
+
+
+def test_eval_shows_how_often_and_by_how_much_the_chosen_answer_is_likelier(model: Path, preferences: Path) -> None:
+    """Reference: the log-probabilities of one text at a time."""
+    loaded = api.load(model)
+    format = chat_format(loaded.chat_template or "", loaded.tokenizer)
+    margins, nats, tokens = [], 0.0, 0
+    for record in RECORDS:
+        sums = []
+        for conversation in parse_preference(record, "here"):
+            rendered = format.render(conversation)
+            ids, starts = loaded.tokenizer.encode_with_special(rendered.text)
+            inputs = torch.as_tensor(np.array(ids, dtype=np.int64))[None]
+            with torch.inference_mode():
+                logits = loaded.network.logits(loaded.network(inputs[:, :-1]).hidden).float()
+            losses = F.cross_entropy(logits[0], inputs[0, 1:], reduction="none").numpy()
+            (span,) = rendered.spans
+            scored = (np.array(starts[1:]) >= span.start) & (np.array(starts[1:]) < span.stop)
+            sums.append(float(losses[scored].sum()))
+            if len(sums) == 1:
+                nats, tokens = nats + sums[0], tokens + int(scored.sum())
+        margins.append(sums[1] - sums[0])
+    (found,) = records(run_ok("eval", preferences, "-m", model, "--json", "--dtype", "fp32"))
+    assert found["margin"] == pytest.approx(np.mean(margins), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(np.mean(np.array(margins) > 0))
+    assert (found["pairs"], found["tokens"]) == (60, tokens)
+    assert found["loss"] == pytest.approx(nats / tokens, rel=1e-5)
+    for name in ("loss", "accuracy", "margin"):
+        assert found[f"{name}_low"] <= found[name] <= found[f"{name}_high"]
+    table = run_ok("eval", preferences, "-m", model, "--dtype", "fp32").stdout
+    assert "margin in nats" in table and table.count("95 % interval") == 3
+
+
+def test_what_does_not_fit_preferences_is_an_error_before_training(model: Path, preferences: Path, here: Path) -> None:
+    for arguments, message in (
+        (("train", preferences), "Preferences train an existing model; name it with --init-from"),
+        (
+            ("finetune-lora", preferences, "-m", model, "--objective", "chat"),
+            "--objective chat is for chat, and the data",
+        ),
+        (
+            ("finetune-lora", preferences, "-m", model, "--label-smoothing", 0.1),
+            "--label-smoothing is for the prediction",
+        ),
+        (("finetune-lora", preferences, "-m", model, "--dpo-beta", 0), "--dpo-beta"),
+        (("eval", preferences, "-m", model, "--stride", 4), "--stride is for plain text, not for preferences"),
+    ):
+        assert_error(tinylm(*arguments), 2, message)
+    same = write_lines(here / "same.jsonl", [{"prompt": "Say 1", "chosen": "1!", "rejected": "1!"}] * 20)
+    assert_error(tinylm("finetune-lora", same, "-m", model), 2, "No training preference has two different answers")
+    lacking = write_lines(here / "lacking.jsonl", [RECORDS[0], {"prompt": "Say 1", "chosen": "1!"}])
+    assert_error(tinylm("finetune-lora", lacking, "-m", model), 2, "there is no 'rejected'")
+    assert not (here / "checkpoints").exists()
+
+
+def test_the_report_has_curves_of_accuracy_and_margin(model: Path, preferences: Path, here: Path) -> None:
+    run_ok("finetune-lora", preferences, "-m", model, "--out", "preferring", *FIXED)
+    run_ok("report", "preferring", "--out", "page.html")
+    page = (here / "page.html").read_text()
+    data = json.loads(page.partition('type="application/json"')[2].partition(">")[2].partition("</script>")[0])
+    curves = data["runs"][0]["curves"]
+    assert len(curves["train"]["margin"]) == len(curves["train"]["accuracy"]) == 8
+    assert len(curves["val"]["val_margin"]) == 3
+    assert data["runs"][0]["loss_unit"] == "nats per preference"

@@ -203,5 +203,5 @@ def test_every_field_of_the_model_and_training_configuration_has_an_option() -> 
     imported |= {"qkv_bias", "output_bias", "ffn_bias", "parallel_residual", "embedding_scale"}
     imported |= {"attention_multiplier", "normalise_top_k"}
     assert {field.name for field in dataclasses.fields(ModelConfig)} - options == imported
-    without = {"budget", "warmup", "eval_tokens", "epsilon", "objective", "keep"}
+    without = {"budget", "warmup", "eval_tokens", "epsilon", "keep"}
     assert {field.name for field in dataclasses.fields(TrainingConfig)} - options == without

@@ -17,6 +17,7 @@ from tinylm.text.answer_spans import chat_format
 from tinylm.text.preferences import parse_preference
 
 FIXED = ("--steps", 8, "--eval-every", 4, "--save-every", 4, "--log-every", 1, "--batch-size", 4, "--lr", 0.003)
+FIXED += ("--schedule", "constant", "--warmup-steps", 0)
 RECORDS = [
     {"prompt": f"Say {i}", "chosen": f"{i}!", "rejected": f"I will not say {i}, never {i}."[: 12 + i % 9]}
     for i in range(60)

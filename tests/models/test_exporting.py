@@ -1,5 +1,6 @@
 """Exports of whole runs: other libraries compute the same logits, and a failure leaves no files."""
 
+import json
 import logging
 import shutil
 import warnings
@@ -44,6 +45,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def run(runs: dict[str, Path]) -> Path:
     return runs["modern"]
+
+
+def test_a_model_that_was_trained_on_conversations_is_exported_with_its_template_and_end_token(tmp_path: Path) -> None:
+    lines = [json.dumps({"prompt": f"Say {i}", "completion": f"It is {i}."}) for i in range(20)]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    tinylm.train(tmp_path / "chats.jsonl", tmp_path / "run", **{**TINY, "context": 64})
+    tinylm.export_model(tmp_path / "run", to="hf", out=tmp_path / "hf")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    generation = transformers.GenerationConfig.from_pretrained(tmp_path / "hf")
+    assert tokenizer.decode([generation.eos_token_id]) == "<|im_end|>"
+    assert "<|im_start|>user\nHi<|im_end|>" in tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False
+    )
+    assert tinylm.load(tmp_path / "hf").generate("It is", max_tokens=3, seed=0)
+    tinylm.export_model(tmp_path / "run", to="gguf", out=tmp_path / "run.gguf")
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -1,5 +1,6 @@
 """Every objective of a configuration has a task, whose batches fit the objective."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -128,10 +129,12 @@ def test_the_objective_of_a_task_computes_the_loss_of_its_batches(objective: str
     training = TrainingConfig(objective=objective, **SETTINGS)
     end = tokenizer.end_of_text_id
     pairs = np.array([0, 1, end, 2, 1, end] * 20, dtype=np.uint16)
-    if objective == "chat":  # the codes of two conversations of two and four tokens, of which one and two are scored
+    if OBJECTIVES[objective].is_chat:  # two conversations of two and four tokens, of which one and two are scored
         pairs = np.array([5, 6, 9, 4, 14, 10] * 20, dtype=np.uint16)
-    task = make_task(TokenFolder(Path("unused"), pairs, pairs), tokenizer, config, training)
-    model = randomised(build_model(config)).eval()
+    model, other = (randomised(build_model(config), seed).eval() for seed in range(2))
+    frozen = {"dpo": {"reference": lambda: contextlib.nullcontext(other)}, "distillation": {"teachers": [other]}}
+    folder = TokenFolder(Path("unused"), pairs, pairs)
+    task = make_task(folder, tokenizer, config, training, **frozen.get(objective, {}))
     first, again = task.batch(3), task.batch(3)
     assert torch.equal(first.ids, again.ids) and torch.equal(first.targets, again.targets)
     with torch.no_grad():

@@ -116,7 +116,7 @@ def test_packed_rows_have_the_loss_and_the_gradient_of_single_conversations(name
         losses = [next_token(model, batch) for batch in batches]
         torch.stack([loss.total for loss in losses]).sum().backward()
         gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        return sum(loss.total.item() for loss in losses), sum(loss.n_tokens for loss in losses), torch.cat(gradients)
+        return sum(loss.total.item() for loss in losses), sum(loss.n_targets for loss in losses), torch.cat(gradients)
 
     one_by_one = [batch for i in tokens.examples(24) for batch in [ChatRows(tokens, 24, False, i[None]).batch([0])]]
     expected = loss_and_gradient(one_by_one)

@@ -43,7 +43,8 @@ def test_segments_are_masked_and_numbered_as_a_loop_does() -> None:
     rows = [[1, 1, 1, 2, 3, 3, 0, 0], [1, 1, 2, 2, 2, 2, 2, 2]]
     segments = torch.tensor(rows)
     slots = range(8)
-    assert segment_positions(segments).tolist() == [[slot - row.index(row[slot]) for slot in slots] for row in rows]
+    expected_positions = [[slot - row.index(row[slot]) if row[slot] else 0 for slot in slots] for row in rows]
+    assert segment_positions(segments).tolist() == expected_positions
     for window in (None, 1, 2, 5):
         expected = [
             [[s <= i and (window is None or i - s < window) and row[s] == row[i] for s in slots] for i in slots]

@@ -34,6 +34,7 @@ from tinylm.config.validation import (
 from tinylm.errors import NotTrainedError, TinyLMError, UsageError
 
 ADAPTER_KINDS = ("lora", "bottleneck")
+PREDICTIVE = ("next-token", "distillation")  # objectives whose validation loss is that of the next token of a text
 DEVICES = ("cuda", "mps", "cpu")
 DTYPES = ("fp32", "bf16", "fp16")
 CORPUS_KINDS = tuple(dict.fromkeys(kind.corpus for kind in OBJECTIVES.values()))
@@ -231,6 +232,21 @@ class AdapterConfig:
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TeacherConfig:
+    """A model that a run learned from.
+
+    path: for information only. digest: of its weights. parameters: their approximate number.
+    """
+
+    path: str
+    digest: str
+    parameters: Annotated[int, COUNT_FROM_1]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 def run_of(path: Path) -> Path:
     """The run directory of a path that names weights: the parent of a `last/` in a run, otherwise the path itself."""
     is_last = path.name == LAST and not os.path.lexists(path / "config.json")
@@ -260,6 +276,7 @@ class RunConfig:
     format: version of the file format. version: of tinylm. created: time in ISO 8601.
     data: `None` for an imported model. training, runtime: `None` for an imported or merged model.
     adapter: set if the run holds an adapter instead of the weights of a model.
+    teachers: the models whose predictions the run learned from.
     family: the family (Hugging Face's model type) of an imported model, whose weights keep their dtype.
     merged: digests of the adapters that were merged into these weights. unmerged_digest: digest of the weights before
         the first merge. merged_steps: the step of those weights and of each merged adapter; empty if not recorded.
@@ -276,6 +293,7 @@ class RunConfig:
     training: TrainingConfig | None = None
     runtime: RuntimeConfig | None = None
     adapter: AdapterConfig | None = None
+    teachers: tuple[TeacherConfig, ...] = ()
     family: str | None = None
     merged: tuple[str, ...] = ()
     unmerged_digest: str | None = None
@@ -323,10 +341,11 @@ class RunConfig:
     def bits_per_byte(self, val_loss: float | None) -> float | None:
         """A validation loss in nats per token, converted to bits per byte of the whole validation text.
 
-        `None` without a loss, for other objectives than next-token, and for a run that has not recorded `val_bytes`.
+        `None` without a loss, for objectives that do not predict the next token, and for a run that has not recorded
+        `val_bytes`.
         """
         data = self.data
-        if val_loss is None or self.objective != "next-token" or data is None or not data.val_bytes:
+        if val_loss is None or self.objective not in PREDICTIVE or data is None or not data.val_bytes:
             return None
         bits = val_loss / math.log(2) * (data.val_tokens - 1) / data.val_bytes
         return bits if math.isfinite(bits) else None

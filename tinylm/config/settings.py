@@ -212,6 +212,14 @@ class TrainSettings(SharedSettings, PresetSettings, TokenizerSettings):
         str | Path | None,
         Setting("Start from the weights, architecture and tokenizer of this model.", Panel.RUN, metavar="MODEL"),
     ] = None
+    teacher: Annotated[
+        str | Path | Sequence[str | Path] | None,
+        Setting(
+            "Learn from the predictions of this model, too, with its tokenizer; may be given several times.",
+            Panel.RUN,
+            metavar="MODEL",
+        ),
+    ] = None
     extend_vocab: Annotated[
         bool, Setting("With --init-from: add new characters of the text to the vocabulary.", Panel.RUN)
     ] = False
@@ -275,7 +283,7 @@ def names_of(*kinds: Any) -> frozenset[str]:
 MODEL_NAMES = names_of(PresetSettings)
 INTERVAL_NAMES = frozenset(("eval_every", "save_every", "log_every", "log_gradients"))
 # Settings that can change when a run is resumed.
-RESUMABLE_NAMES = names_of(BudgetSettings) | INTERVAL_NAMES | {"patience", "parallel"}
+RESUMABLE_NAMES = names_of(BudgetSettings) | INTERVAL_NAMES | {"patience", "parallel", "teacher"}
 
 
 def given_settings(settings: SharedSettings) -> dict[str, Any]:

@@ -53,6 +53,7 @@ OBJECTIVES = {
     "next-token": ObjectiveKind("text", ("decoder",)),
     "masked-token": ObjectiveKind("text", ("encoder",)),
     "sequence-to-sequence": ObjectiveKind("pairs", ("encoder-decoder",)),
+    "distillation": ObjectiveKind("text", ("decoder",)),
     "chat": ObjectiveKind("chat", ("decoder",), is_chat=True),
     "dpo": ObjectiveKind("preferences", ("decoder",), is_chat=True, unit="preference", has_reference=True),
 }
@@ -193,6 +194,14 @@ class TrainingSettings:
             Range(0, 100, open_low=True),
         ),
     ] = None
+    teacher_weight: Annotated[
+        float | None,
+        Setting(
+            "Weight of the predictions of --teacher in the loss; the text has the rest (default: 0.5).",
+            Panel.OPTIMIZER,
+            FRACTION,
+        ),
+    ] = None
     label_smoothing: Annotated[
         float | None,
         Setting("Label smoothing: share of the target probability spread over all tokens.", Panel.OPTIMIZER, FRACTION),
@@ -239,6 +248,7 @@ class TrainingConfig(TrainingSettings):
     mtp_weight: weight of the loss of the token after the next in the first step; see `tinylm.objectives.tasks`.
     bpe_dropout: probability of undoing a merge of BPE in the first step; see `tinylm.objectives.tasks`.
     dpo_beta: beta of direct preference optimisation; see `tinylm.objectives.preferences`.
+    teacher_weight: weight of the teachers' distributions in the targets; see `tinylm.objectives.distillation`.
     batch_size, micro_batch: sequences per optimizer step, and at most per forward pass (on each rank).
     checkpoint_activations: store only the inputs of blocks, and compute other activations again in the backward pass.
     sequence_length: tokens per sequence; `None` for the context of the model.
@@ -277,6 +287,7 @@ class TrainingConfig(TrainingSettings):
     mtp_weight: float = 0.0
     bpe_dropout: float = 0.0
     dpo_beta: float = 0.1
+    teacher_weight: float = 0.5
     average: float = 0.0
     eval_every: int = 100
     eval_tokens: Annotated[int, COUNT_FROM_1] = 1_000_000
@@ -299,6 +310,8 @@ class TrainingConfig(TrainingSettings):
             without_effect |= {"mtp_weight", "bpe_dropout"}
         if self.objective != "dpo":
             without_effect |= {"dpo_beta"}
+        if self.objective != "distillation":
+            without_effect |= {"teacher_weight"}
         if OBJECTIVES[self.objective].corpus != "text":
             without_effect |= {"sequence_growth"}
         return {name: value for name, value in vars(self).items() if value is not None and name not in without_effect}

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tinylm.config.model import ModelConfig
-from tinylm.config.training import OBJECTIVES, TrainingConfig
+from tinylm.config.training import TrainingConfig
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.evaluation.baselines import baseline_bits_per_byte
 from tinylm.evaluation.evaluation_config import EvaluationConfig
@@ -15,7 +15,8 @@ from tinylm.evaluation.preferences import evaluate_preferences
 from tinylm.evaluation.result import Evaluation, pair_excerpt, text_excerpt, token_excerpt
 from tinylm.evaluation.text import evaluate_chat, evaluate_masked, evaluate_text
 from tinylm.evaluation.translation import baseline_bleu, evaluate_pairs
-from tinylm.objectives.preferences import Preferences, Reference
+from tinylm.objectives.distillation import Distillation
+from tinylm.objectives.preferences import Preferences
 from tinylm.objectives.tasks import Chat, MaskedToken, NextToken, SequenceToSequence, Task
 from tinylm.reporter import Reporter
 from tinylm.text.corpus_loading import EvaluationTokens
@@ -74,6 +75,9 @@ TASKS = {
         baselines=baseline_bleu,
         compared="bleu",
     ),
+    "distillation": TaskKind(
+        dataset=Distillation, evaluate=evaluate_text, excerpt=text_excerpt, baselines=baseline_bits_per_byte
+    ),
     "chat": TaskKind(dataset=Chat, evaluate=evaluate_chat),
     "dpo": TaskKind(dataset=Preferences, evaluate=evaluate_preferences),
 }
@@ -84,14 +88,13 @@ def make_task(
     tokenizer: Tokenizer,
     model: ModelConfig,
     training: TrainingConfig,
-    reference: Reference | None = None,
+    **frozen: Any,
 ) -> Task:
     """The task of `training.objective` on encoded text.
 
-    reference: for objectives with one (ObjectiveKind)
+    frozen: the models that the objective compares with: the `reference` of dpo, the `teachers` of distillation
 
     Raises UsageError if no pair fits the context, or if no conversation has a scored token within the context, and
     TinyLMError for plain text shorter than a window.
     """
-    parts = {"reference": reference} if OBJECTIVES[training.objective].has_reference else {}
-    return TASKS[training.objective].dataset(tokens, tokenizer, model, training, **parts)
+    return TASKS[training.objective].dataset(tokens, tokenizer, model, training, **frozen)

@@ -111,7 +111,7 @@ def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, devi
 
     Raises TinyLMError if the base model has other weights, and UsageError if none is found.
     """
-    run = model or find_base_model(path, adapter)
+    run = model or find_base_model(path, adapter.base, adapter.base_digest)
     if run is None:
         same_name = run_of(path.absolute()).parent / PureWindowsPath(adapter.base).name
         is_file = os.path.isfile(same_name / MODEL_FILE)  # noqa: PTH113, returns False for a name that is too long
@@ -132,8 +132,9 @@ def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, devi
     return base
 
 
-def find_base_model(path: Path, adapter: AdapterConfig) -> Path | None:
-    """The base model of the adapter at `path`, or `None`. The first that exists:
+def find_base_model(path: Path, recorded: str, digest: str) -> Path | None:
+    """The model with this digest that the run at `path` recorded, such as the base of an adapter, or `None`. The first
+    that exists:
 
     1. a run beside the adapter or directly in checkpoints/ whose weights have the recorded digest, or which recovered
        those weights by undoing all merges (`recovered_digest`), or its `last/`; in each folder, one with the recorded
@@ -143,19 +144,19 @@ def find_base_model(path: Path, adapter: AdapterConfig) -> Path | None:
 
     The digest of a foreign model is compared by `load_base_model`, which reads all weights.
     """
-    base = PureWindowsPath(adapter.base)  # splits at slashes and backslashes
+    base = PureWindowsPath(recorded)  # splits at slashes and backslashes
     base_name = base.parent.name if base.name == LAST else base.name
     for run, config in _runs_nearby(path, first=base_name):
-        if _is_base(run, config, adapter):
+        if _is_base(run, config, digest):
             return run
-        if not is_link(run / LAST) and _is_base(run / LAST, config, adapter):
+        if not is_link(run / LAST) and _is_base(run / LAST, config, digest):
             return run / LAST
     for folder in _folders_nearby(path):
         named = folder / base_name
         with contextlib.suppress(OSError):  # a name that is too long
             if base_name not in ("", "..") and not is_link(named) and is_foreign(named):
                 return named
-    return _recall_base(adapter)
+    return _recall_base(digest)
 
 
 def remember_base(digest: str, base: Path) -> None:
@@ -168,21 +169,21 @@ def remember_base(digest: str, base: Path) -> None:
         unfinished.write_bytes(os.fsencode(resolve_links(base)))
 
 
-def _recall_base(adapter: AdapterConfig) -> Path | None:
+def _recall_base(digest: str) -> Path | None:
     with contextlib.suppress(TinyLMError, OSError, ValueError):
-        file = cache_root() / BASES / adapter.base_digest
+        file = cache_root() / BASES / digest
         if is_private_entry(file, BASES):
             base = Path(os.fsdecode(read_bytes(file, MAX_PATH_BYTES)))
-            if is_foreign(base) or _is_base(base, read_config(base), adapter):
+            if is_foreign(base) or _is_base(base, read_config(base), digest):
                 return base
     return None
 
 
-def _is_base(run: Path, config: RunConfig, adapter: AdapterConfig) -> bool:
-    """Whether a run has, or has recovered, the weights that the adapter was trained on."""
+def _is_base(run: Path, config: RunConfig, digest: str) -> bool:
+    """Whether a run has, or has recovered, the weights with this digest."""
     with contextlib.suppress(TinyLMError, OSError):  # damaged weights
         digests = (config.recovered_digest, read_header(run / MODEL_FILE).digest)
-        return config.adapter is None and adapter.base_digest in digests
+        return config.adapter is None and digest in digests
     return False
 
 

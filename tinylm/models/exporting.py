@@ -308,7 +308,8 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _special_ids(tokenizer: Tokenizer) -> tuple[object, ...]:
-    return tokenizer.end_of_text_id, tokenizer.stop_ids, tokenizer.bos_id
+    """The end of a text counts as a stop: it is one in every export, and not in a chat model of tinylm."""
+    return tokenizer.end_of_text_id, tokenizer.stop_ids | {tokenizer.end_of_text_id}, tokenizer.bos_id
 
 
 def _largest(values: Tensor) -> float:

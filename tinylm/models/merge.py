@@ -76,7 +76,7 @@ def merge_adapter(
     adapter = find_run(adapter, reporter)
     model = model and find_model(model, reporter)
     config = None if is_adapter_folder(adapter) else read_adapter_config(adapter)[1]
-    model = model if model or undo or config is None else find_base_model(adapter, config)
+    model = model if model or undo or config is None else find_base_model(adapter, config.base, config.base_digest)
     if any(resolve_links(out) == resolve_links(source) for source in (adapter, model) if source is not None):
         raise UsageError(f"{out} is one of the models to merge, which are never overwritten; choose another `out`.")
     with reserve(out, force) as staging:

@@ -183,10 +183,10 @@ def _cross_entropies(model: LanguageModel, hidden: Tensor, targets: Tensor, smoo
     def losses(hidden: Tensor, targets: Tensor) -> list[Tensor]:
         return compute(model.logits(hidden), targets, smoothing)
 
-    return _in_chunks(model, losses, hidden, targets)
+    return in_chunks(model, losses, hidden, targets)
 
 
-def _in_chunks(
+def in_chunks(
     model: LanguageModel, losses: Callable[[Tensor, Tensor], list[Tensor]], hidden: Tensor, targets: Tensor
 ) -> Sequence[Tensor]:
     """`losses(hidden, targets)`, K sums over N targets, computed in chunks of them to bound the memory of the logits.

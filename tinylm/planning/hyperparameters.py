@@ -6,10 +6,10 @@ from typing import Any
 
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig
-from tinylm.config.training import MUON_OPTIMIZERS
+from tinylm.config.training import MUON_OPTIMIZERS, OBJECTIVES
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
-from tinylm.planning.cost import training_speed, training_step_seconds
+from tinylm.planning.cost import parameters_by_part, training_speed, training_step_seconds
 from tinylm.planning.plan_request import PlanRequest
 
 
@@ -30,8 +30,16 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
     tokens_per_step = batch_size * rows.tokens
     length = request.mean_length(config)
     step_seconds = training_step_seconds(machine, config, tokens_per_step, request.optimizer, length)
+    step_seconds *= 1 + _frozen_share(request, config)
     steps = request.effective_budget.total_steps(steps_per_epoch) or max(1, int(request.seconds / step_seconds))
     return RunLength(steps, steps / steps_per_epoch, steps * tokens_per_step, step_seconds)
+
+
+def _frozen_share(request: PlanRequest, config: ModelConfig) -> float:
+    """The time of the forward passes of frozen models, as a share of a training step: a third for each equal model."""
+    parameters = parameters_by_part(config)["total"]
+    reference = parameters if OBJECTIVES[request.objective(config)].has_reference else 0
+    return (reference + request.teacher_parameters) / (3 * parameters)
 
 
 def choose_compile(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> bool:

@@ -120,7 +120,8 @@ def training_memory(
     layer_parameters = sum(shape.numel() * layers for shape, layers in layer_matrices(config).values())
     trained = parameters if request.adapter is None else adapter_parameters(config, request)
     frozen = parameters if request.adapter is not None else 0
-    reference = parameters if OBJECTIVES[request.objective(config)].has_reference and not frozen else 0
+    others = request.teacher_parameters
+    others += parameters if OBJECTIVES[request.objective(config)].has_reference and not frozen else 0
     losses = 1 if choose_mtp_weight(request, config) == 0 else 2
     logit_bytes = recipes.LOGIT_BYTES + (losses - 1) * recipes.LOGIT_GRADIENT_BYTES
     moments, update = 8 * trained, 0  # fp32: two moments of Adam
@@ -157,7 +158,7 @@ def training_memory(
     return TrainingMemory(
         ranks=request.ranks,
         process=process,
-        state=state // state_shards + size * frozen // shards + size * reference,
+        state=state // state_shards + size * frozen // shards + size * others,
         gradients=4 * trained // state_shards,
         gathered=gathered,
         casts=casts,

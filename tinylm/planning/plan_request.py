@@ -215,6 +215,7 @@ class PlanRequest:
     compile: auto, on or off
     base: the model to train further, or the base model of `adapter`
     adapter: the adapter to train; `None` trains the model itself
+    teacher_parameters: number of parameters of all teachers
     base_loading_bytes: memory that the weights of `base` took while they were read
     parallel, ranks: auto, ddp or fsdp, and the number of processes that train the model together
 
@@ -233,6 +234,7 @@ class PlanRequest:
     parallel: str = "auto"
     ranks: int = 1
     adapter: AdapterConfig | None = None
+    teacher_parameters: int = 0
     tokenizer_kind: str = "char"
 
     def __post_init__(self) -> None:
@@ -248,6 +250,8 @@ class PlanRequest:
                 f'`objective="{objective}"` is for {OBJECTIVES[objective].corpus}, and the data are {self.data.kind}; '
                 "leave it out."
             )
+        if not self.teacher_parameters and (objective == "distillation" or "teacher_weight" in self.training):
+            raise UsageError("Distillation needs a model to learn from; name it with `teacher`.")
         if "pack" in self.training and not self.data.is_chat:
             raise UsageError("`pack` is for conversations, and the text has none; leave it out.")
         if self.training.get("schedule") == "constant" and self.training.get("min_lr") is not None:

@@ -15,6 +15,7 @@ from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
 from tinylm.machine.measure import LoadMeter, LoadNotes, Machine, choose_machine
 from tinylm.models.adapter import add_adapter, remember_base
+from tinylm.models.teachers import Teacher, open_teacher, open_teachers
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest, data_shape
 from tinylm.reporter import LogReporter, Reporter
@@ -125,6 +126,7 @@ class PreparedRun:
     start: StartingPoint
     tokenizer: Tokenizer
     tokens: TokenFolder
+    teachers: tuple[Teacher, ...] = ()
 
     @property
     def trainable_parameters(self) -> int:
@@ -150,7 +152,8 @@ class PreparedRun:
             remember_base(self.config.adapter.base_digest, Path(self.config.adapter.base))
         network = self.start.build(self.plan.model, self.plan.training.seed)
         parallel = self.plan.parallel
-        return TrainingRun(directory, self.config, network, self.tokenizer, self.tokens, ranks=ranks, parallel=parallel)
+        others: dict[str, Any] = {"ranks": ranks, "parallel": parallel, "teachers": self.teachers}
+        return TrainingRun(directory, self.config, network, self.tokenizer, self.tokens, **others)
 
 
 def plan_run(request: TrainingRequest, reporter: Reporter, launch: Launch | None = None) -> PreparedRun:
@@ -217,7 +220,8 @@ def _applicable_training(request: TrainingRequest, data: DataConfig, tokenizer: 
     """The given fields of TrainingConfig, without ignorable ones that do not apply to this text."""
     inapplicable = set() if data.is_chat else {"pack"}
     inapplicable |= set() if tokenizer.kind == "bpe" else {"bpe_dropout"}
-    return request.select(request.training.keys() - (inapplicable & request.ignorable))
+    ignored = inapplicable & request.ignorable
+    return {name: value for name, value in request.training.items() if name not in ignored}
 
 
 def prepare(
@@ -239,7 +243,8 @@ def prepare(
     Raises UsageError for settings and text that cannot be used, and TinyLMError if training would run out of memory.
     """
     # The model to start from, or the choices for a new one
-    start = load_start(request, source)
+    teachers = open_teachers(request.teachers, reporter)
+    start = load_start(request, source, teachers)
 
     # The text, its split, its tokenizer and its tokens
     kinds = corpora_of(start.architecture)
@@ -268,6 +273,7 @@ def prepare(
             parallel=request.settings.parallel,
             ranks=processes,
             adapter=start.adapter,
+            teacher_parameters=sum(teacher.recorded.parameters for teacher in teachers),
             tokenizer_kind=tokenizer.kind,
         ),
     )
@@ -288,10 +294,23 @@ def prepare(
         training=plan.training,
         runtime=replace(plan.runtime, job=job),
         adapter=start.adapter,
+        teachers=tuple(teacher.recorded for teacher in teachers),
         family=start.family,
         planned=Estimates(steps=plan.steps, seconds=plan.seconds, memory=plan.memory),
     )
-    return PreparedRun(plan=plan, config=config, start=start, tokenizer=tokenizer, tokens=tokens)
+    _require_contexts(teachers, plan)
+    return PreparedRun(plan=plan, config=config, start=start, tokenizer=tokenizer, tokens=tokens, teachers=teachers)
+
+
+def _require_contexts(teachers: Sequence[Teacher], plan: Plan) -> None:
+    """Raise UsageError for a teacher with a shorter context than the training sequences."""
+    length = plan.training.sequence_length or plan.model.context
+    for teacher in teachers:
+        if teacher.network.context < length:
+            raise UsageError(
+                f"The teacher {teacher.path} has a context of {teacher.network.context} tokens, and the model one of "
+                f"{length}; set `context` to at most {teacher.network.context}."
+            )
 
 
 def note_sharding(run: TrainingRun, session: Session) -> None:
@@ -380,6 +399,7 @@ def share_run(run: TrainingRun, ranks: Ranks) -> None:
             "tokens": str(run.tokens.path.absolute()),
             "save": None if save is None else save.to_json(),
             "parallel": run.parallel,
+            "teachers": [str(teacher.path.absolute()) for teacher in run.teachers],
         }
     )
     if save is None or run.shard == WHOLE:
@@ -409,7 +429,9 @@ def receive_run(ranks: Ranks) -> TrainingRun:
     else:
         model, rows = restore_rows(config, save, shard)
     ranks.gather(None)
-    return TrainingRun(ShardOnlyRun(path), config, model, tokenizer, tokens, save, ranks, shared["parallel"], rows)
+    teachers = tuple(open_teacher(Path(teacher)) for teacher in shared["teachers"])
+    directory, parallel = ShardOnlyRun(path), shared["parallel"]
+    return TrainingRun(directory, config, model, tokenizer, tokens, save, ranks, parallel, rows, teachers)
 
 
 def _receive_model(config: RunConfig, ranks: Ranks) -> Transformer:

@@ -13,6 +13,7 @@ from tinylm.errors import OtherRunKindError, TinyLMError, UsageError
 from tinylm.machine.device import choose_device, describe_device
 from tinylm.models.adapter import add_adapter, find_adapters, find_base_model, load_base_model, remember_base
 from tinylm.models.open import find_model
+from tinylm.models.teachers import find_teachers
 from tinylm.planning.plan import plan_resumed
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.layout import find_run
@@ -117,13 +118,16 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         save.state["micro_batch"] = plan.micro_batch(state.micro_batch, notices)
         shard, rows = rank_shard(plan.parallel, config, session.ranks), None
         if config.adapter is not None:
-            base = base or find_base_model(path, config.adapter)
+            base = base or find_base_model(path, config.adapter.base, config.adapter.base_digest)
             model = _load_adapted(path, config.adapter, save, base)
         elif shard != WHOLE:
             model, rows = restore_rows(config, save, shard)
         else:
             model = restore_model(config, save.read_weights(), path)
-        run = TrainingRun(directory, config, model, tokenizer, tokens, save, session.ranks, plan.parallel, rows)
+        teachers = find_teachers(path, config, request.teachers, session.reporter)
+        run = TrainingRun(
+            directory, config, model, tokenizer, tokens, save, session.ranks, plan.parallel, rows, teachers
+        )
         rule = StoppingRule.of(training, run.task.steps_per_epoch)
         if finished := _describe_finished(rule, state, state.seconds + time.monotonic() - session.started):
             message = f"{path} is finished: {finished} continues it."

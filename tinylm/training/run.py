@@ -32,6 +32,7 @@ from tinylm.kernels.thread_placement import ThreadPlacement, can_place_threads
 from tinylm.kernels.without_compiler import discard_compiled, force_eager
 from tinylm.machine.device import DTYPES, autocast, weights_dtype
 from tinylm.machine.measure import LoadMeter, slows_training
+from tinylm.models.teachers import Teacher
 from tinylm.objectives.loss import LanguageModel
 from tinylm.objectives.tasks import Task
 from tinylm.planning.memory import require_repeatable_dropout
@@ -123,6 +124,7 @@ class TrainingRun:
     ranks: the processes that train the model together
     parallel: ddp or fsdp: every rank has a replica or a shard of the model
     rows: the rows of the weights on this rank, if the model is on the meta device
+    teachers: the models whose predictions the model learns from
 
     Raises UsageError for an objective that compares a sharded model with its first weights.
     """
@@ -136,6 +138,7 @@ class TrainingRun:
     ranks: Ranks = ONE_RANK
     parallel: str = "ddp"
     rows: dict[str, Tensor] | None = None
+    teachers: tuple[Teacher, ...] = ()
     _first_model: Transformer | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -164,7 +167,12 @@ class TrainingRun:
         """The task of `training.objective` on the tokens: batches and objectives."""
         context = self.training.sequence_length or self.config.model.context
         model = replace(self.config.model, context=context)
-        return make_task(self.tokens, self.tokenizer, model, self.training, self._reference)
+        frozen: dict[str, Any] = {}
+        if OBJECTIVES[self.training.objective].has_reference:
+            frozen["reference"] = self._reference
+        if self.teachers:
+            frozen["teachers"] = [teacher.network for teacher in self.teachers]
+        return make_task(self.tokens, self.tokenizer, model, self.training, **frozen)
 
     @contextlib.contextmanager
     def _reference(self) -> Iterator[LanguageModel]:
@@ -231,6 +239,8 @@ class TrainingRun:
                 load_shards(self.model, self.rows, self.runtime.device)
                 self.rows = None
 
+        for teacher in self.teachers:
+            set_weights_dtype(teacher.network.to(self.runtime.device), DTYPES[self.runtime.dtype])
         if self._keeps_first_weights:
             self._first_model = self._copy_of_first_model()
 

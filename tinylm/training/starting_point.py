@@ -2,7 +2,7 @@
 
 import abc
 import glob
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -11,12 +11,13 @@ from tinylm.adapters.bottleneck import sublayers
 from tinylm.adapters.lora import TARGETS, max_rank, target_modules
 from tinylm.config.model import ARCHITECTURES, ModelConfig
 from tinylm.config.run import AdapterConfig, run_of
-from tinylm.config.settings import MODEL_NAMES, AdapterSettings, LoRASettings, TrainSettings
+from tinylm.config.settings import MODEL_NAMES, AdapterSettings, LoRASettings, TrainSettings, reject_fixed_settings
 from tinylm.config.validation import check_choice
 from tinylm.errors import UsageError
 from tinylm.formats.foreign import foreign_name, is_foreign
 from tinylm.models.adapter import add_adapter
 from tinylm.models.open import find_model, open_model
+from tinylm.models.teachers import Teacher
 from tinylm.planning.cost import parameters_by_part
 from tinylm.reporter import Reporter
 from tinylm.run_directory.layout import CHECKPOINTS, newest_model
@@ -103,25 +104,33 @@ class NewModel(StartingPoint):
     vocab_size: int | None = None
 
     @classmethod
-    def choose(cls, given: Mapping[str, Any]) -> Self:
-        """A new model by the given settings. Raises UsageError for a tokenizer that cannot be loaded."""
+    def choose(cls, given: Mapping[str, Any], teachers: Sequence[Teacher]) -> Self:
+        """A new model by the given settings, with the tokenizer of its teachers. Raises UsageError for a tokenizer that
+        cannot be loaded.
+        """
         choices = {name: value for name, value in given.items() if name in MODEL_NAMES}
         if "local_layers" in choices:
             choices["local_layers"] = tuple(choices["local_layers"])
         architecture = choices.get("architecture", "decoder")
         check_choice("architecture", architecture, ARCHITECTURES)
         tokenizer = given.get("tokenizer", "auto")
+        owner, loaded = f"The tokenizer {tokenizer}", load_tokenizer_file(tokenizer)
+        if teachers:
+            reject_fixed_settings(dict(given), "teacher", {"tokenizer", "vocab_size"}, ())
+            owner, loaded = f"The teacher {teachers[0].path}", teachers[0].tokenizer
         return cls(
             architecture=architecture,
-            vocabulary_owner=f"The tokenizer {tokenizer}",
-            tokenizer=load_tokenizer_file(tokenizer),
+            vocabulary_owner=owner,
+            tokenizer=loaded,
             choices=choices,
             tokenizer_choice=tokenizer,
             vocab_size=given.get("vocab_size"),
         )
 
     def fit_tokenizer(self, split: SplitCorpus, seconds: float | None, reporter: Reporter) -> Tokenizer:
-        tokenizer = choose_tokenizer(split, self.tokenizer_choice, self.vocab_size, seconds, reporter)
+        tokenizer = self.tokenizer
+        if tokenizer is None or self.vocab_size is not None:
+            tokenizer = choose_tokenizer(split, self.tokenizer_choice, self.vocab_size, seconds, reporter)
         if (chat := split.chat) is not None:
             tokenizer = tokenizer.with_special_tokens(_missing(chat, tokenizer), [chat.end_token or END_OF_TEXT])
         return tokenizer.with_mask_token() if self.architecture == "encoder" else tokenizer
@@ -244,16 +253,20 @@ def default_out(request: TrainingRequest, source: Path | None) -> Path:
     return run.with_name(run.name + suffix)
 
 
-def load_start(request: TrainingRequest, source: Path | None) -> StartingPoint:
+def load_start(request: TrainingRequest, source: Path | None, teachers: Sequence[Teacher] = ()) -> StartingPoint:
     """Load the model at `source`, the path from `find_source`, and add a new adapter if the request is for one.
+
+    teachers: the models that a decoder learns from
 
     Raises UsageError for settings that do not fit the model, and TinyLMError for damaged files.
     """
     if source is None:
-        return NewModel.choose(request.given)
+        return NewModel.choose(request.given, teachers)
     settings, loaded = request.settings, open_model(source)
     if isinstance(settings, TrainSettings):
         loaded.network.float()
+        if teachers and loaded.tokenizer.sha256 != teachers[0].tokenizer.sha256:
+            raise UsageError(f"{source} and its teacher {teachers[0].path} have different tokenizers.")
         return TrainedModel.of(loaded, source, f"The tokenizer of {source}", extend_vocab=settings.extend_vocab)
     adapter = _adapter_config(settings, loaded, source)
     add_adapter(loaded.network, adapter, request.given.get("seed", 0))

@@ -64,7 +64,12 @@ class TrainingRequest:
             return
         if "extend_vocab" in self.given:
             raise UsageError('`extend_vocab` and `unknown="skip"` contradict each other; give one of them.')
-        if "init_from" not in self.given and self.given.get("tokenizer") in (None, "auto", "char", "bpe"):
+        if not {"init_from", "teacher"} & self.given.keys() and self.given.get("tokenizer") in (
+            None,
+            "auto",
+            "char",
+            "bpe",
+        ):
             raise UsageError(
                 "`unknown` is for a given vocabulary, that of `init_from` or of `tokenizer=PATH`; leave it out."
             )
@@ -110,8 +115,16 @@ class TrainingRequest:
     @property
     def training(self) -> dict[str, Any]:
         """The given fields of TrainingConfig, and `warmup_steps`; for a resumed run, those that may change."""
-        names = names_of(TrainingSettings) | {"warmup_steps"}
-        return self.select(names if self.resume is None else INTERVAL_NAMES | {"patience"})
+        if self.resume is not None:
+            return self.select(INTERVAL_NAMES | {"patience"})
+        objective = {"objective": "distillation"} if self.teachers else {}
+        return objective | self.select(names_of(TrainingSettings) | {"warmup_steps"})
+
+    @property
+    def teachers(self) -> tuple[str | Path, ...]:
+        """The names of the models to learn from."""
+        names = self.given.get("teacher", ())
+        return (names,) if isinstance(names, str | Path) else tuple(names)
 
     @property
     def adapter_kind(self) -> str | None:

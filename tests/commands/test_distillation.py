@@ -1,0 +1,72 @@
+"""Distillation on the command line: training, resume, and teachers that cannot be used."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.shell import TINY, assert_error, run_ok, same_tensors, story, tinylm
+from tinylm.run_directory.loading import read_config, read_weights
+from tinylm.run_directory.metrics_log import read_metrics
+
+FIXED = (*TINY, "--steps", 8, "--eval-every", 4, "--save-every", 4, "--dropout", "0.1", "--schedule", "constant")
+
+
+@pytest.fixture
+def text(here: Path) -> Path:
+    (here / "text.txt").write_text(story(6000))
+    for seed in (1, 2):
+        run_ok("train", "text.txt", "--out", f"teacher{seed}", "--seed", seed, *TINY)
+    return here / "text.txt"
+
+
+def test_a_run_records_its_teachers_has_their_tokenizer_and_is_resumed_exactly(text: Path, here: Path) -> None:
+    both = ("--teacher", "teacher1", "--teacher", "teacher2")
+    run_ok("train", text, "--out", "whole", *both, *FIXED)
+    run_ok("train", text, "--out", "parts", *both, *FIXED, "--steps", 4)
+    run_ok("train", "--resume", "parts", "--steps", 8)
+    for name in ("model", "optimizer"):
+        assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
+    run_ok("train", text, "--out", "alone", *FIXED)
+    assert not same_tensors(here / "whole/model.safetensors", here / "alone/model.safetensors")
+    config = read_config(here / "whole")
+    teachers = [read_config(here / f"teacher{n}") for n in (1, 2)]
+    assert config.tokenizer == teachers[0].tokenizer
+    assert config.training.objective == "distillation"
+    digests = [read_weights(here / f"teacher{n}", teachers[n - 1]).digest for n in (1, 2)]
+    assert [teacher.digest for teacher in config.teachers] == digests
+    assert all(record["val_bits_per_byte"] > 0 for record in read_metrics(here / "whole") if "val_loss" in record)
+    run_ok("sample", "-m", "whole", "-n", 5)
+    run_ok("eval", "-m", "whole")
+
+
+def test_a_teacher_that_was_moved_is_found_by_its_weights_or_named_again(text: Path, here: Path) -> None:
+    run_ok("train", text, "--out", "student", "--teacher", "teacher1", *FIXED, "--steps", 4)
+    (here / "teacher1").rename(here / "renamed")
+    run_ok("train", "--resume", "student", "--steps", 5)
+    (here / "elsewhere").mkdir()
+    (here / "renamed").rename(here / "elsewhere/moved")
+    failed = tinylm("train", "--resume", "student", "--steps", 6)
+    assert_error(failed, 2, "was not found, or has other weights now; name all of its teachers with --teacher")
+    assert_error(tinylm("train", "--resume", "student", "--steps", 6, "--teacher", "teacher2"), 2, "was not found")
+    run_ok("train", "--resume", "student", "--steps", 6, "--teacher", "elsewhere/moved")
+
+
+def test_teachers_that_cannot_be_used_are_errors_before_training(text: Path, here: Path) -> None:
+    (here / "other.txt").write_text(story(3000).upper())
+    run_ok("train", "other.txt", "--out", "other", *TINY)
+    run_ok("train", text, "--out", "masked", "--architecture", "encoder", *TINY)
+    run_ok("finetune-lora", text, "-m", "teacher1", "--out", "lora", "--steps", 2, "--batch-size", 2)
+    for arguments, code, message in (
+        (("--teacher", "teacher1", "--teacher", "other"), 2, "have different tokenizers; name teachers that share one"),
+        (("--teacher", "teacher1", "--tokenizer", "bpe"), 2, "--teacher fixes --tokenizer; leave it out"),
+        (("--teacher", "teacher1", "--context", 64), 2, "has a context of 16 tokens, and the model one of 64"),
+        (("--teacher", "masked"), 2, "--teacher is for decoders"),
+        (("--teacher", "lora"), 2, "is an adapter, not a model"),
+        (("--teacher", "missing"), 2, "missing"),
+        (("--teacher-weight", 0.2), 2, "Distillation needs a model to learn from; name it with --teacher"),
+        (("--objective", "distillation"), 2, "Distillation needs a model to learn from"),
+        (("--teacher", "teacher1", "--init-from", "other"), 2, "have different tokenizers"),
+    ):
+        options = ("--steps", 2) if "--init-from" in arguments else FIXED
+        assert_error(tinylm("train", text, "--out", "student", *options, *arguments), code, message)
+    assert not (here / "student").exists()

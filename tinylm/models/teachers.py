@@ -1,0 +1,70 @@
+"""The teachers of a distillation: opened by name for a new run, and found again by their digests to resume it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tinylm.config.run import RunConfig, TeacherConfig
+from tinylm.errors import UsageError
+from tinylm.models.adapter import find_base_model, remember_base
+from tinylm.models.open import find_model, open_model
+from tinylm.reporter import Reporter
+from tinylm.system.files import resolve_links
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.architectures import Decoder
+
+
+class Teacher(NamedTuple):
+    """A frozen model that another one learns from. path: where it was opened. recorded: as the run records it."""
+
+    path: Path
+    network: Decoder
+    tokenizer: Tokenizer
+    recorded: TeacherConfig
+
+
+def open_teacher(path: Path) -> Teacher:
+    """The teacher at a path that `find_model` returned. Raises UsageError unless it is a decoder."""
+    network, config, tokenizer, weights = open_model(path)
+    if not isinstance(network, Decoder):
+        raise UsageError(
+            f"`teacher` is for decoders, and {path} has another architecture, {config.model.architecture}."
+        )
+    recorded = TeacherConfig(
+        path=str(resolve_links(path)), digest=weights.digest, parameters=config.model.approximate_parameters
+    )
+    return Teacher(path, network.requires_grad_(False), tokenizer, recorded)
+
+
+def open_teachers(names: Sequence[str | Path], reporter: Reporter) -> tuple[Teacher, ...]:
+    """The teachers with these names. Raises UsageError if their tokenizers differ."""
+    teachers = tuple(open_teacher(find_model(Path(name), reporter)) for name in names)
+    for teacher in teachers[1:]:
+        if teacher.tokenizer.sha256 != teachers[0].tokenizer.sha256:
+            raise UsageError(
+                f"The teachers {teachers[0].path} and {teacher.path} have different tokenizers; name teachers that "
+                "share one, such as runs on the same text."
+            )
+    for teacher in teachers:
+        remember_base(teacher.recorded.digest, teacher.path)
+    return teachers
+
+
+def find_teachers(run: Path, config: RunConfig, names: Sequence[str | Path], reporter: Reporter) -> tuple[Teacher, ...]:
+    """The teachers of a run, in their order: those with these names or, without names, where `find_base_model` finds
+    them. The recorded paths are not opened, since a stranger could have written them.
+
+    Raises UsageError if a teacher is missing or has other weights.
+    """
+    found = {teacher.recorded.digest: teacher for teacher in open_teachers(names, reporter)}
+    for recorded in config.teachers:
+        if recorded.digest not in found and not names:
+            path = find_base_model(run, recorded.path, recorded.digest)
+            if path is not None and (teacher := open_teacher(path)).recorded.digest == recorded.digest:
+                found[recorded.digest] = teacher
+        if recorded.digest not in found:
+            raise UsageError(
+                f"The teacher {recorded.path[:200]} of {run} was not found, or has other weights now; name all of its "
+                "teachers with `teacher`."
+            )
+    return tuple(found[recorded.digest] for recorded in config.teachers)

@@ -63,7 +63,7 @@ RECIPES = {
 }
 LORA_ALPHA = 16.0  # decision 022
 MAX_ADAPTER_LR_FACTOR = 2.0  # decision 022: largest learning rate of an adapter, as a multiple of its recipe's `lr`
-OBJECTIVE_LR_FACTORS = {"dpo": 0.05}  # not measured: of the learning rate of other objectives
+OBJECTIVE_LR_FACTORS = {"dpo": 0.025}  # docs/preferences.md: of the learning rate of other objectives
 MIN_LR_DIVISOR = 10  # Brown et al. 2020: the learning rate ends at a tenth of its peak
 
 # Preset modern: weight decay (also where training is continued) and output layer (only of new models).

@@ -35,6 +35,8 @@ def test_a_run_records_its_teachers_has_their_tokenizer_and_is_resumed_exactly(t
     digests = [read_weights(here / f"teacher{n}", teachers[n - 1]).digest for n in (1, 2)]
     assert [teacher.digest for teacher in config.teachers] == digests
     assert all(record["val_bits_per_byte"] > 0 for record in read_metrics(here / "whole") if "val_loss" in record)
+    run_ok("train", text, "--out", "further", "--init-from", "teacher1", *both, "--teacher-weight", 1, "--steps", 2)
+    assert_error(tinylm("train", "--resume", "alone", "--teacher", "teacher1"), 2, "alone learns from no teacher")
     run_ok("sample", "-m", "whole", "-n", 5)
     run_ok("eval", "-m", "whole")
 
@@ -59,11 +61,27 @@ def test_teachers_that_cannot_be_used_are_errors_before_training(text: Path, her
     for arguments, code, message in (
         (("--teacher", "teacher1", "--teacher", "other"), 2, "have different tokenizers; name teachers that share one"),
         (("--teacher", "teacher1", "--tokenizer", "bpe"), 2, "--teacher fixes --tokenizer; leave it out"),
-        (("--teacher", "teacher1", "--context", 64), 2, "has a context of 16 tokens, and the model one of 64"),
+        (
+            ("--teacher", "teacher1", "--context", 64),
+            2,
+            "a context of 16 tokens, and the training sequences have",
+        ),
         (("--teacher", "masked"), 2, "--teacher is for decoders"),
         (("--teacher", "lora"), 2, "is an adapter, not a model"),
         (("--teacher", "missing"), 2, "missing"),
-        (("--teacher-weight", 0.2), 2, "Distillation needs a model to learn from; name it with --teacher"),
+        (
+            ("--teacher-weight", 0.2),
+            2,
+            "which tinylm train takes with --teacher",
+        ),
+        (("--teacher", "teacher1", "--objective", "next-token"), 2, "--teacher fixes --objective"),
+        (("--teacher", "teacher1", "--label-smoothing", 0.1), 2, "--teacher fixes --label-smoothing"),
+        (("--teacher", "teacher1", "--init-from", "teacher1", "--extend-vocab"), 2, "--teacher fixes --extend-vocab"),
+        (
+            ("--teacher", "teacher1", "--out", "teacher1", "--force"),
+            2,
+            "is a teacher, which is never written to",
+        ),
         (("--objective", "distillation"), 2, "Distillation needs a model to learn from"),
         (("--teacher", "teacher1", "--init-from", "other"), 2, "have different tokenizers"),
     ):

@@ -61,6 +61,7 @@ def test_a_run_is_resumed_exactly_and_learns_to_prefer(kind: str, model: Path, p
     assert all(0 <= record["accuracy"] <= 1 for record in found if "loss" in record)
     info = run_ok("info", "whole").stdout
     assert "nats per preference" in info and "nats per token" not in info
+    run_ok(*start, "--out", "whole", *FIXED, "--steps", 1, "--force")  # replaces it
     if kind == "full":
         assert same_tensors(here / "whole/first.safetensors", model / "model.safetensors")
         (here / "parts/first.safetensors").unlink()
@@ -108,7 +109,14 @@ def test_eval_shows_how_often_and_by_how_much_the_chosen_answer_is_likelier(mode
 
 
 def test_what_does_not_fit_preferences_is_an_error_before_training(model: Path, preferences: Path, here: Path) -> None:
+    text = write_lines(here / "text.jsonl", [{"text": "Say 1. " * 20}] * 20)
     for arguments, message in (
+        (("finetune-lora", text, "-m", model, "--dpo-beta", 0.2), "--dpo-beta is for preferences"),
+        (("train", preferences, "--init-from", model, "--parallel", "fsdp"), "--parallel ddp, or train a LoRA"),
+        (
+            ("finetune-lora", preferences, "--format", "preferences", "--text-key", "a", "-m", model),
+            "--text-key is",
+        ),
         (("train", preferences), "Preferences train an existing model; name it with --init-from"),
         (
             ("finetune-lora", preferences, "-m", model, "--objective", "chat"),
@@ -130,7 +138,8 @@ def test_what_does_not_fit_preferences_is_an_error_before_training(model: Path, 
 
 
 def test_the_report_has_curves_of_accuracy_and_margin(model: Path, preferences: Path, here: Path) -> None:
-    run_ok("finetune-lora", preferences, "-m", model, "--out", "preferring", *FIXED)
+    many = write_lines(here / "many.jsonl", RECORDS * 4)  # for validation, more than the excerpt that is evaluated
+    run_ok("finetune-lora", preferences, "-m", model, "--out", "preferring", "--val-data", many, *FIXED)
     run_ok("report", "preferring", "--out", "page.html")
     page = (here / "page.html").read_text()
     data = json.loads(page.partition('type="application/json"')[2].partition(">")[2].partition("</script>")[0])
@@ -138,3 +147,5 @@ def test_the_report_has_curves_of_accuracy_and_margin(model: Path, preferences: 
     assert len(curves["train"]["margin"]) == len(curves["train"]["accuracy"]) == 8
     assert len(curves["val"]["val_margin"]) == 3
     assert data["runs"][0]["loss_unit"] == "nats per preference"
+    assert data["runs"][0]["problems"] == []
+    assert 0 < data["runs"][0]["evaluation"]["metrics"]["pairs"] < len(RECORDS * 4)

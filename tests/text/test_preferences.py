@@ -35,6 +35,8 @@ def test_an_answer_is_a_text_or_messages_with_the_prompt_or_without() -> None:
     ):
         chosen, rejected = parse_preference(record, "here")
         assert (chosen.messages, rejected.messages) == ((ASK, GOOD), (ASK, BAD)), record
+    noted = [{**ASK, "name": None}, {"from": "gpt", "value": "Hello."}]  # as in columns of Parquet, and in ShareGPT
+    assert parse_preference({**TEXTS, "chosen": noted}, "here")[0].messages == (ASK, GOOD)
     chosen, rejected = parse_preference({"chosen": [*PROMPT, GOOD], "rejected": [*PROMPT, BAD], "score": 5}, "here")
     assert [message.get("weight") for message in chosen.messages] == [None, 0, None, None]
     assert (len(rejected.messages), rejected.messages[-1], rejected.unused) == (4, BAD, ("score",))
@@ -50,12 +52,17 @@ def test_a_record_that_is_not_a_preference_is_an_error_with_its_place() -> None:
         ({"prompt": "Hi", "chosen": "a"}, r"^here: there is no 'rejected'; a preference has"),
         ({"chosen": "a", "rejected": "b"}, r"^here: there is no 'prompt', to which"),
         ({**TEXTS, "prompt": ""}, "the user's 'content' is empty"),
-        ({**TEXTS, "chosen": " "}, r"here, 'chosen', message 2: the assistant's 'content' is empty"),
+        ({**TEXTS, "chosen": " "}, r"here, 'chosen', message 1: the assistant's 'content' is empty"),
         ({**TEXTS, "rejected": []}, r"here, 'rejected' is .*; it must be a text or a list of messages"),
         ({**TEXTS, "rejected": 3}, r"here, 'rejected' is 3; it must be a text or a list"),
-        ({**TEXTS, "rejected": [{"role": "user", "content": "x"}]}, "'rejected': there is no answer of the assistant"),
+        ({**TEXTS, "rejected": [{"role": "user", "content": "x"}]}, "'rejected': its messages do not begin with those"),
+        ({**TEXTS, "rejected": [BAD, {"role": "user", "content": "x"}]}, "'rejected': there is no answer of the assi"),
         ({"prompt": [ASK], "chosen": [ASK], "rejected": [BAD]}, "'chosen': there is no answer of the assistant"),
-        ({**TEXTS, "chosen": ["x"]}, r"'chosen', message 2: expected an object with 'role'"),
+        ({**TEXTS, "chosen": ["x"]}, r"'chosen', message 1: expected an object with 'role'"),
+        ({**TEXTS, "prompt": []}, r"here, 'prompt' is .*; it must be a text or a list"),
+        ({"chosen": [GOOD], "rejected": [BAD]}, "the prompt has no message of the user"),
+        ({**TEXTS, "chosen": [{"role": "system", "content": "x"}, ASK, GOOD]}, "do not begin with those of the prompt"),
+        ({**TEXTS, "history": ["x"]}, "'history' is not supported"),
     ]
     require_errors(lambda record: parse_preference(record, "here"), rows)
 
@@ -94,6 +101,12 @@ def test_preferences_among_conversations_and_settings_of_conversations_are_error
     with pytest.raises(UsageError, match=r"b.jsonl, line 1: there is no 'chosen'"):
         loaded(chat, format="preferences")
     assert isinstance(loaded(file, format="preferences").corpus, PreferenceCorpus)
+    both = json.dumps({"messages": [ASK, GOOD], **TEXTS})  # as in UltraFeedback
+    assert loaded(write_file(tmp_path / "c.jsonl", both + "\n" + both), format="chat").corpus.kind == "chat"
+    long = {"chosen": [{**ASK, "content": "x" * 20_000}, GOOD]}
+    long["rejected"] = [*long["chosen"][:1], BAD]
+    lines = "\n".join([json.dumps(long)] * 2)
+    assert loaded(write_file(tmp_path / "d.jsonl", lines)).corpus.kind == "preferences"
 
 
 A = [(1, False), (2, False), (3, True), (4, True)]  # a prompt of two tokens and an answer of two
@@ -117,6 +130,10 @@ def test_preferences_that_are_equal_or_lose_what_differs_in_the_context_are_left
         "4 of 4 training preferences are cut to the context of 2 tokens (the longest has 3); 2 of them lose an answer, "
         "or what differs, and are left out."
     )
+    silent = [(1, False), (2, False), (3, False)]
+    assert preferences(A, silent, A, B).describe_left_out(8, "training") == [
+        "1 of 2 training preferences are left out: nothing in an answer is scored."
+    ]
     tokens.require_examples(2, "training")
     for few, context in ((tokens, 1), (preferences(A, A), 8), (preferences(), 8)):
         with pytest.raises(UsageError, match="No training preference has two different answers"):

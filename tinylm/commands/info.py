@@ -281,7 +281,8 @@ def _print_comparison(console: Console, runs: list[_Described]) -> None:
         Curve([(step, loss * scale) for step, loss in run.validation or []], letter)
         for letter, run, scale in zip(letters, runs, known if in_bits else [1.0] * len(runs), strict=True)
     ]
-    _draw(console, f"validation loss, {'bits per byte' if in_bits else 'nats per token'}", curves)
+    units = ", ".join(dict.fromkeys(run.loss_unit for run in runs))
+    _draw(console, f"validation loss, {'bits per byte' if in_bits else units}", curves)
     tokenizers = {run.record["config"]["tokenizer"]["sha256"] for run in runs if "config" in run.record}
     if not in_bits and len(tokenizers) > 1:
         console.note(

@@ -291,9 +291,12 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         + (f" (each time {training.eval_tokens:,} of them)" if sampled else "")
         + (f" ({data.val_records:,} records)" if data.val_records else "")
         + (f"; {data.train_pairs:,} pairs" if data.train_pairs else "")
-        + (f"; {data.documents:,} conversations" if data.is_chat else ""),
+        + {"chat": f"; {data.documents:,} conversations", "preferences": f"; {data.documents // 2:,} preferences"}.get(
+            data.kind, ""
+        ),
         "model": f"{plan.parameters:,} parameters: {model.layers} layers, {model.heads} heads, width {model.width}, "
         f"context {model.context}" + ("" if model.tie else ", untied") + (", compiled" if plan.runtime.compile else ""),
+        **({"teachers": ", ".join(teacher.path for teacher in config.teachers)} if config.teachers else {}),
         "batch": batch,
         "length": f"{about}{plan.steps:,} steps, {plan.epochs:.1f} passes over the text"
         + ("; averaged weights are saved" if training.average else ""),

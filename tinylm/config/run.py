@@ -94,7 +94,7 @@ class RuntimeConfig:
 class DataConfig:
     """The corpus of a run: how it was read, and what it contains.
 
-    kind: text, pairs of a source and a target, or chat (conversations).
+    kind: text, pairs of a source and a target, chat (conversations), or preferences (pairs of these).
     corpus, val_corpus: paths, for information only: resuming a run does not open them.
     text_key, encoding, format, unknown: the settings with which the corpus was read.
     val_records: number of validation records (lines, JSON, pairs, conversations): those of `val_corpus`, or else drawn
@@ -316,6 +316,10 @@ class RunConfig:
             if self.data is not None:
                 length = self.training.sequence_length or self.model.context
                 check_sequence_growth(self.training.sequence_growth, length, is_plain_text=self.data.is_plain_text)
+        require(
+            self.training is None or bool(self.teachers) == (self.training.objective == "distillation"),
+            "A run has teachers if its objective is distillation, and only then.",
+        )
         require(
             self.data is None or self.data.kind in {kind.corpus for kind in fitting.values()},
             f"A run of the objective {' or '.join(fitting)} is trained on "

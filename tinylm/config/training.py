@@ -199,7 +199,7 @@ class TrainingSettings:
         Setting(
             "Weight of the predictions of --teacher in the loss; the text has the rest (default: 0.5).",
             Panel.OPTIMIZER,
-            FRACTION,
+            Range(0, 1),
         ),
     ] = None
     label_smoothing: Annotated[

@@ -164,11 +164,11 @@ def token_losses(
     losses_of: returns the losses of the scored targets of a batch. Other arguments and errors: see `evaluate_loss`.
     """
     losses: list[np.ndarray] = []  # of this rank
-    counts: list[int] = []  # of all batches
+    counts: list[int] = []  # scored tokens of all batches
 
     def counted() -> Iterator[Batch]:
         for batch in batches:
-            counts.append(batch.n_targets)
+            counts.append(int(batch.targets_per_text.sum()))
             yield batch
 
     def objective(model: LanguageModel, batch: Batch) -> Loss:

@@ -1,15 +1,18 @@
 """Evaluation on preferences: how often, and by how much, a decoder finds the chosen answer likelier."""
 
+import numpy as np
+
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import TextLosses, default_batch_size, mean_interval, text_losses
-from tinylm.evaluation.result import Evaluation
+from tinylm.evaluation.result import Evaluation, token_excerpt
 from tinylm.evaluation.text import require_no_text_settings
 from tinylm.objectives.loss import next_token_losses
 from tinylm.reporter import Reporter
-from tinylm.text.chat_tokens import chat_evaluation_batches, worth_packing
+from tinylm.text.chat_tokens import FIRST, chat_evaluation_batches, worth_packing
 from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.preferences import PreferenceTokens
+from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder
 
@@ -53,3 +56,11 @@ def evaluate_preferences(
         **mean_interval("accuracy", margins > 0),
         **mean_interval("margin", margins),
     )
+
+
+def preference_excerpt(tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
+    """The codes of the first preferences, (N,): the whole ones of `token_excerpt`, and at least one."""
+    codes = np.asarray(tokens)
+    edges = np.append(np.flatnonzero(codes & FIRST)[::2], len(codes))  # of preferences, which begin every second text
+    fitting = int(np.searchsorted(edges, len(token_excerpt(tokenizer, tokens, parameters)), side="right")) - 1
+    return codes[: int(edges[min(max(fitting, 1), len(edges) - 1)])]

@@ -11,7 +11,7 @@ from tinylm.config.training import TrainingConfig
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.evaluation.baselines import baseline_bits_per_byte
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.preferences import evaluate_preferences
+from tinylm.evaluation.preferences import evaluate_preferences, preference_excerpt
 from tinylm.evaluation.result import Evaluation, pair_excerpt, text_excerpt, token_excerpt
 from tinylm.evaluation.text import evaluate_chat, evaluate_masked, evaluate_text
 from tinylm.evaluation.translation import baseline_bleu, evaluate_pairs
@@ -79,7 +79,7 @@ TASKS = {
         dataset=Distillation, evaluate=evaluate_text, excerpt=text_excerpt, baselines=baseline_bits_per_byte
     ),
     "chat": TaskKind(dataset=Chat, evaluate=evaluate_chat),
-    "dpo": TaskKind(dataset=Preferences, evaluate=evaluate_preferences),
+    "dpo": TaskKind(dataset=Preferences, evaluate=evaluate_preferences, excerpt=preference_excerpt),
 }
 
 

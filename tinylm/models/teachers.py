@@ -50,12 +50,31 @@ def open_teachers(names: Sequence[str | Path], reporter: Reporter) -> tuple[Teac
     return teachers
 
 
+def require_fitting(teachers: Sequence[Teacher], tokenizer: Tokenizer, vocab_size: int, length: int) -> None:
+    """Raise UsageError for a teacher with another tokenizer than the model, with too few ids, or with a context that is
+    shorter than the training sequences.
+
+    vocab_size, length: number of ids of the model, and of tokens in a sequence
+    """
+    for teacher in teachers:
+        if teacher.tokenizer.sha256 != tokenizer.sha256 or teacher.network.vocab_size < vocab_size:
+            raise UsageError(f"The teacher {teacher.path} has another vocabulary than the model; choose another one.")
+        if teacher.network.context < length:
+            raise UsageError(
+                f"The teacher {teacher.path} has a context of {teacher.network.context} tokens, and the training "
+                f"sequences have {length}; set `context` (with `init_from`, `sequence_length`) to at most "
+                f"{teacher.network.context}."
+            )
+
+
 def find_teachers(run: Path, config: RunConfig, names: Sequence[str | Path], reporter: Reporter) -> tuple[Teacher, ...]:
     """The teachers of a run, in their order: those with these names or, without names, where `find_base_model` finds
     them. The recorded paths are not opened, since a stranger could have written them.
 
-    Raises UsageError if a teacher is missing or has other weights.
+    Raises UsageError if a teacher is missing or has other weights, and for names of other models.
     """
+    if names and not config.teachers:
+        raise UsageError(f"{run} learns from no teacher; leave out `teacher`.")
     found = {teacher.recorded.digest: teacher for teacher in open_teachers(names, reporter)}
     for recorded in config.teachers:
         if recorded.digest not in found and not names:

@@ -167,11 +167,12 @@ def choose_settings(
     Without budget, batch sizes, `sequence_length` and `checkpoint_activations`, unless they are among the choices.
     """
     objective = request.objective(config)
-    lr_factor = recipes.OBJECTIVE_LR_FACTORS.get(objective, 1.0)
+    lr = choose_learning_rate(request.recipe_name, config.width, request.adapter)
+    lr *= recipes.OBJECTIVE_LR_FACTORS.get(objective, 1.0)
     settings = {
         **request.recipe.settings,
         "objective": objective,
-        "lr": choose_learning_rate(request.recipe_name, config.width, request.adapter) * lr_factor,
+        "lr": float(f"{lr:.2g}"),
         "label_smoothing": 0.0,
         "mtp_weight": choose_mtp_weight(request, config),
         "bpe_dropout": choose_bpe_dropout(request, config, length),

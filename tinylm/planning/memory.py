@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tinylm.config.model import GATED_ACTIVATIONS, ModelConfig
 from tinylm.config.run import AdapterConfig
-from tinylm.config.training import MUON_OPTIMIZERS, OBJECTIVES
+from tinylm.config.training import MUON_OPTIMIZERS
 from tinylm.distributed.ranks import MAX_SUM_BYTES
 from tinylm.errors import UsageError
 from tinylm.machine.measure import Machine
@@ -121,7 +121,7 @@ def training_memory(
     trained = parameters if request.adapter is None else adapter_parameters(config, request)
     frozen = parameters if request.adapter is not None else 0
     others = request.teacher_parameters
-    others += parameters if OBJECTIVES[request.objective(config)].has_reference and not frozen else 0
+    others += parameters if request.keeps_first_weights else 0
     losses = 1 if choose_mtp_weight(request, config) == 0 else 2
     logit_bytes = recipes.LOGIT_BYTES + (losses - 1) * recipes.LOGIT_GRADIENT_BYTES
     moments, update = 8 * trained, 0  # fp32: two moments of Adam
@@ -277,7 +277,9 @@ def plan_memory(
     A single process has a replica. Several processes have replicas or shards as the user chose; without a choice,
     replicas if they fit, else shards. `choose_checkpointing` decides about the activations, and raises UsageError.
     """
-    modes = ("ddp",) if request.ranks == 1 else {"auto": ("ddp", "fsdp")}.get(request.parallel, (request.parallel,))
+    modes = {"auto": ("ddp", "fsdp")}.get(request.parallel, (request.parallel,))
+    if request.ranks == 1 or request.keeps_first_weights:
+        modes = ("ddp",)
     for parallel in modes:
         plain, checkpointed = (
             training_memory(
@@ -371,7 +373,7 @@ def describe_remedies(
         remedies.append('`optimizer="adamw"`')
     if not new_model and request.adapter is None:
         remedies.append("a LoRA adapter instead of all weights")
-    if plan.parallel == "ddp" and request.ranks > 1:
+    if plan.parallel == "ddp" and request.ranks > 1 and not request.keeps_first_weights:
         remedies.append('`parallel="fsdp"`')
     return f"Choose {' or '.join(remedies)}."
 

@@ -169,7 +169,7 @@ def plan_resumed(
     """
     training, runtime, data = recorded
     model = replace(config.model, context=training.sequence_length or config.model.context)
-    kept = {name: getattr(training, name) for name in ("optimizer", "average", "checkpoint_activations")}
+    kept = {name: getattr(training, name) for name in ("objective", "optimizer", "average", "checkpoint_activations")}
     request = PlanRequest(
         data=data,
         vocab_size=tokenizer.vocab_size,
@@ -177,6 +177,7 @@ def plan_resumed(
         training=kept | ({"pack": training.pack} if data.is_chat else {}),
         base=model,
         adapter=config.adapter,
+        teacher_parameters=sum(teacher.parameters for teacher in config.teachers),
         parallel=parallel,
         ranks=ranks,
     )

@@ -246,12 +246,19 @@ class PlanRequest:
             raise UsageError(f"`size` sets {parts}, and all of them are given; leave out `size` or one of them.")
         objective = self.training.get("objective")
         if objective is not None and OBJECTIVES[objective].corpus != self.data.kind:
+            name = "`teacher`" if self.teacher_parameters else f'`objective="{objective}"`'
             raise UsageError(
-                f'`objective="{objective}"` is for {OBJECTIVES[objective].corpus}, and the data are {self.data.kind}; '
-                "leave it out."
+                f"{name} is for {OBJECTIVES[objective].corpus}, and the data are {self.data.kind}; leave it out."
+            )
+        if "dpo_beta" in self.training and self.data.kind != "preferences":
+            raise UsageError("`dpo_beta` is for preferences, and the data are others; leave it out.")
+        if self.keeps_first_weights and self.parallel == "fsdp":
+            raise UsageError(
+                "The loss compares all weights with those of the beginning, which are not sharded; set "
+                '`parallel="ddp"`, or train a LoRA.'
             )
         if not self.teacher_parameters and (objective == "distillation" or "teacher_weight" in self.training):
-            raise UsageError("Distillation needs a model to learn from; name it with `teacher`.")
+            raise UsageError("Distillation needs a model to learn from, which `tinylm train` takes with `teacher`.")
         if "pack" in self.training and not self.data.is_chat:
             raise UsageError("`pack` is for conversations, and the text has none; leave it out.")
         if self.training.get("schedule") == "constant" and self.training.get("min_lr") is not None:
@@ -297,6 +304,12 @@ class PlanRequest:
     def objective(self, config: ModelConfig) -> str:
         """The chosen objective, or the default for this model and the data."""
         return self.training.get("objective", objective_for(config.architecture, self.data.kind))
+
+    @property
+    def keeps_first_weights(self) -> bool:
+        """Whether the loss compares all weights with those that training started from, a copy of which is kept."""
+        kinds = [kind for kind in OBJECTIVES.values() if kind.corpus == self.data.kind]
+        return self.adapter is None and any(kind.has_reference for kind in kinds)
 
     @property
     def is_new_modern(self) -> bool:

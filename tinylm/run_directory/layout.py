@@ -18,7 +18,8 @@ FIRST_FILE = "first.safetensors"  # the weights that training started from, if i
 PEFT_WEIGHTS = "adapter_model.safetensors"
 PEFT_FILES = ("adapter_config.json", PEFT_WEIGHTS)  # of a LoRA adapter, for PEFT only
 FOREIGN_FILE = "tokenizer_config.json"  # of Hugging Face folders; runs have none
-RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", "samples.jsonl", MODEL_FILE, ADAPTER_FILE, *PEFT_FILES)
+WEIGHTS_FILES = (MODEL_FILE, ADAPTER_FILE, FIRST_FILE)
+RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", "samples.jsonl", *WEIGHTS_FILES, *PEFT_FILES)
 RUN_FOLDERS = (LAST, "last.new", "last.old", "tokens")
 
 

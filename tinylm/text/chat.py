@@ -71,18 +71,18 @@ def parse_conversation(record: Any, location: str) -> Conversation:
     if not isinstance(record, dict):
         raise UsageError(f"{location}: expected an object with 'messages', but found {describe_value(record)}.")
     record = {key: value for key, value in record.items() if value is not None}
-    _refuse_keys(record, REFUSED, location)
+    refuse_keys(record, REFUSED, location)
     entries, used = _entries_of(record, location)
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_MESSAGES:
         raise UsageError(
             f"{location}: '{used[0]}' must be a list of 1 to {MAX_MESSAGES:,} messages, but is "
             f"{'empty' if entries == [] else describe_value(entries)}."
         )
-    messages = [_message(entry, f"{location}, message {number}") for number, entry in enumerate(entries, start=1)]
+    messages = [parse_message(entry, f"{location}, message {number}") for number, entry in enumerate(entries, start=1)]
     if record.get("system"):
         if messages[0]["role"] == "system":
             raise UsageError(f"{location}: 'system' stands beside a system message; leave one of them out.")
-        messages.insert(0, _message({"role": "system", "content": record["system"]}, f"{location}, 'system'"))
+        messages.insert(0, parse_message({"role": "system", "content": record["system"]}, f"{location}, 'system'"))
     asked = [message["content"] for message in messages if message["role"] == "user"]
     if "prompt" not in used and "prompt" in record and record["prompt"] not in asked:
         raise UsageError(f"{location}: 'prompt' is none of the user's messages; leave it out, or make it one of them.")
@@ -92,13 +92,13 @@ def parse_conversation(record: Any, location: str) -> Conversation:
 
 def _entries_of(record: dict[str, Any], location: str) -> tuple[Any, tuple[str, ...]]:
     """The messages of a record, as they are written, and the keys that they were taken from."""
-    if {"chosen", "rejected"} <= record.keys():
-        raise UsageError(f'{location}: this is a preference, not a conversation; read it with `format="preferences"`.')
     found: list[tuple[str, ...]] = [(key,) for key in ("messages", "conversations") if key in record]
     if "completion" in record or ("prompt" in record and not found):
         found.append(("prompt", "completion"))
     if "instruction" in record or ("output" in record and not found):
         found.append(("instruction", "output"))
+    if {"chosen", "rejected"} <= record.keys() and found in ([], [("prompt", "completion")]):
+        raise UsageError(f'{location}: this is a preference, not a conversation; read it with `format="preferences"`.')
     if len(found) != 1:
         held = ", ".join(map(describe_value, list(record)[:5])) or "nothing"
         problem = f"both {found[0][-1]!r} and {found[1][-1]!r}" if found else f"none of them (but {held})"
@@ -128,13 +128,15 @@ def _text_under(record: dict[str, Any], key: str, keys: tuple[str, ...], locatio
     return text
 
 
-def _refuse_keys(values: dict[str, Any], refused: dict[str, str], location: str) -> None:
+def refuse_keys(values: dict[str, Any], refused: dict[str, str], location: str) -> None:
+    """Raise UsageError, with the location and advice, for a key that is not supported."""
     for key, advice in refused.items():
         if values.get(key) not in (None, [], {}):
             raise UsageError(f"{location}: {key!r} is not supported; {advice}.")
 
 
-def _message(entry: Any, location: str) -> dict[str, Any]:
+def parse_message(entry: Any, location: str) -> dict[str, Any]:
+    """The message of a JSON value, with `role` and `content`. Errors as for `parse_conversation`."""
     if not isinstance(entry, dict):
         raise UsageError(
             f"{location}: expected an object with 'role' and 'content', but found {describe_value(entry)}."
@@ -146,7 +148,7 @@ def _message(entry: Any, location: str) -> dict[str, Any]:
     if not isinstance(role, str) or role not in ROLES:
         found = "is missing" if "role" not in entry else f"is {describe_value(role)}"
         raise UsageError(f"{location}: 'role' {found}; it must be one of: {', '.join(ROLES)}.")
-    _refuse_keys(entry, REFUSED_IN_MESSAGES, location)
+    refuse_keys(entry, REFUSED_IN_MESSAGES, location)
     if entry.get("weight", 1) not in (0, 1):
         raise UsageError(
             f"{location}: 'weight' is {describe_value(entry['weight'])}; it must be 1, or 0 for an answer that is not "

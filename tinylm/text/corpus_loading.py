@@ -46,6 +46,7 @@ OTHER_FORMATS = {  # by the kind of text that a model takes: formats of other ki
 RECORD_KEYS = {  # phrases for messages: the JSON keys of the kinds of corpus to which `text_key` does not apply
     "pairs": "pairs has the keys 'source' and 'target'",
     "chat": f"conversations has the keys {LAYOUTS}",
+    "preferences": "preferences has the keys 'prompt', 'chosen' and 'rejected'",
 }
 MAX_LISTED_KEYS = 10
 

@@ -168,7 +168,7 @@ def is_chat(text: str) -> bool:
     """Whether a text begins with a JSON object, or an array of objects, with the keys of a conversation and no `text`.
 
     The keys are those of a layout in `tinylm.text.chat`, or of a preference. If the text ends within the object, so
-    that later keys are unknown, `prompt`, `completion` or `instruction` is enough.
+    that later keys are unknown, `prompt`, `completion`, `instruction`, `chosen` or `rejected` is enough.
     """
     return has_chat_keys(*_first_keys(text))
 
@@ -178,7 +178,7 @@ def has_chat_keys(keys: set[str], complete: bool = True) -> bool:
     if "text" in keys:
         return False
     pairs = ({"prompt", "completion"}, {"instruction", "output"}, {"chosen", "rejected"})
-    if not complete and keys & {"prompt", "completion", "instruction"}:
+    if not complete and keys & {"prompt", "completion", "instruction", "chosen", "rejected"}:
         return True
     return bool(keys & {"messages", "conversations"}) or any(pair <= keys for pair in pairs)
 

@@ -12,12 +12,13 @@ import numpy as np
 from tinylm.config.validation import describe_value, require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.batches import Batch
-from tinylm.text.chat import Conversation, parse_conversation
+from tinylm.text.chat import REFUSED, Conversation, parse_conversation, parse_message, refuse_keys
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import ChatTokens
 from tinylm.text.sharded_tokens import Tokens
 
 ANSWERS = ("chosen", "rejected")
+CHAT_KEYS = ("messages", "conversations", "completion", "instruction", "output")  # of conversations, without answers
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,13 @@ class PreferenceTokens(ChatTokens):
             sentences.append(
                 f"{int(equal.sum()):,} of {total:,} {name} preferences are left out: both answers are equal."
             )
+        unscored = (self.first_scored == self.lengths).reshape(-1, 2).any(axis=1) & ~equal
+        if unscored.any():
+            sentences.append(
+                f"{int(unscored.sum()):,} of {total:,} {name} preferences are left out: nothing in an answer is scored."
+            )
         if cut := int((lengths - 1 > context).sum()):
-            lost = total - int(equal.sum()) - len(self.examples(context))
+            lost = total - int(equal.sum()) - int(unscored.sum()) - len(self.examples(context))
             sentences.append(
                 f"{cut:,} of {total:,} {name} preferences are cut to the context of {context} tokens (the longest has "
                 f"{lengths.max() - 1}); {lost:,} of them lose an answer, or what differs, and are left out."
@@ -107,8 +113,8 @@ class PreferenceCorpus(ChatCorpus):
 
     @classmethod
     def has_keys_of(cls, keys: set[str]) -> bool:
-        """As `ChatCorpus.has_keys_of`."""
-        return keys.issuperset(ANSWERS)
+        """As `ChatCorpus.has_keys_of`. A long first object may have further keys than those that were read."""
+        return keys.issuperset(ANSWERS) or (not keys.isdisjoint(ANSWERS) and keys.isdisjoint(CHAT_KEYS))
 
     @classmethod
     def parse(cls, record: Any, location: str) -> tuple[Conversation, ...]:
@@ -127,6 +133,7 @@ def parse_preference(record: Any, location: str) -> tuple[Conversation, Conversa
     if not isinstance(record, dict):
         raise UsageError(f"{location}: expected an object with 'chosen', but found {describe_value(record)}.")
     record = {key: value for key, value in record.items() if value is not None}
+    refuse_keys(record, REFUSED, location)
     for key in ANSWERS:
         if key not in record:
             raise UsageError(f"{location}: there is no {key!r}; a preference has a 'prompt', 'chosen' and 'rejected'.")
@@ -138,30 +145,30 @@ def parse_preference(record: Any, location: str) -> tuple[Conversation, Conversa
     else:
         equal = [one == other for one, other in zip(chosen[:-1], rejected[:-1], strict=False)]
         prompt = chosen[: (*equal, False).index(False)]
+    if not any(message["role"] == "user" for message in prompt):
+        raise UsageError(f"{location}: the prompt has no message of the user; both answers need the same question.")
     return (
         _conversation(record, prompt, chosen, f"{location}, 'chosen'"),
         _conversation(record, prompt, rejected, f"{location}, 'rejected'"),
     )
 
 
-def _messages(value: Any, role: str, location: str) -> list[Any]:
-    if isinstance(value, str):
-        return [{"role": role, "content": value}]
-    if not isinstance(value, list) or not value:
+def _messages(value: Any, role: str, location: str) -> list[dict[str, Any]]:
+    entries = [{"role": role, "content": value}] if isinstance(value, str) else value
+    if not isinstance(entries, list) or not entries:
         raise UsageError(f"{location} is {describe_value(value)}; it must be a text or a list of messages.")
-    return value
+    return [parse_message(entry, f"{location}, message {number}") for number, entry in enumerate(entries, start=1)]
 
 
 def _conversation(record: dict[str, Any], prompt: list[Any], answer: list[Any], location: str) -> Conversation:
     """The prompt, whose answers are not scored, with an answer, which may repeat it."""
-    answer = answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer
-    unscored = [{**message, "weight": 0} if _is_answer(message) else message for message in prompt]
+    repeats = answer[: len(prompt)] == prompt
+    if not repeats and answer[0]["role"] in ("system", "user"):
+        raise UsageError(f"{location}: its messages do not begin with those of the prompt; repeat all, or none.")
+    answer = answer[len(prompt) :] if repeats else answer
+    unscored = [{**message, "weight": 0} if message["role"] == "assistant" else message for message in prompt]
     others = {name: record[name] for name in ("system", "tools") if name in record}
     conversation = parse_conversation({"messages": [*unscored, *answer], **others}, location)
     if not answer or conversation.messages[-1]["role"] != "assistant":
         raise UsageError(f"{location}: there is no answer of the assistant at the end, after the prompt.")
     return replace(conversation, unused=tuple(name for name in record if name not in PreferenceCorpus.keys))
-
-
-def _is_answer(message: Any) -> bool:
-    return isinstance(message, dict) and message.get("role", message.get("from")) in ("assistant", "gpt")

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinylm.config.run import DataConfig, Estimates, RunConfig, TokenizerConfig, new_run_id
+from tinylm.config.run import DataConfig, Estimates, RunConfig, TokenizerConfig, new_run_id, run_of
 from tinylm.config.training import OBJECTIVES, corpora_of
 from tinylm.distributed.launch import Launch
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
 from tinylm.machine.measure import LoadMeter, LoadNotes, Machine, choose_machine
 from tinylm.models.adapter import add_adapter, remember_base
-from tinylm.models.teachers import Teacher, open_teacher, open_teachers
+from tinylm.models.teachers import Teacher, open_teacher, open_teachers, require_fitting
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest, data_shape
 from tinylm.reporter import LogReporter, Reporter
@@ -145,8 +145,11 @@ class PreparedRun:
     def create(self, out: Path, ranks: Ranks) -> TrainingRun:
         """Write the new run directory, which appears at `out` with the first save, and build the model.
 
-        Raises SaveError if the directory cannot be written.
+        Raises SaveError if the directory cannot be written, and UsageError if it is a teacher.
         """
+        for teacher in self.teachers:
+            if resolve_links(run_of(teacher.path)) == resolve_links(out):
+                raise UsageError(f"{out} is a teacher, which is never written to; choose another `out`.")
         directory = RunDirectory.create(out, self.config, self.tokenizer)
         if self.config.adapter is not None:
             remember_base(self.config.adapter.base_digest, Path(self.config.adapter.base))
@@ -220,6 +223,8 @@ def _applicable_training(request: TrainingRequest, data: DataConfig, tokenizer: 
     """The given fields of TrainingConfig, without ignorable ones that do not apply to this text."""
     inapplicable = set() if data.is_chat else {"pack"}
     inapplicable |= set() if tokenizer.kind == "bpe" else {"bpe_dropout"}
+    inapplicable |= set() if data.kind == "preferences" else {"dpo_beta"}
+    inapplicable |= set() if request.teachers else {"teacher_weight"}
     ignored = inapplicable & request.ignorable
     return {name: value for name, value in request.training.items() if name not in ignored}
 
@@ -298,19 +303,8 @@ def prepare(
         family=start.family,
         planned=Estimates(steps=plan.steps, seconds=plan.seconds, memory=plan.memory),
     )
-    _require_contexts(teachers, plan)
+    require_fitting(teachers, tokenizer, plan.model.vocab_size, plan.training.sequence_length or plan.model.context)
     return PreparedRun(plan=plan, config=config, start=start, tokenizer=tokenizer, tokens=tokens, teachers=teachers)
-
-
-def _require_contexts(teachers: Sequence[Teacher], plan: Plan) -> None:
-    """Raise UsageError for a teacher with a shorter context than the training sequences."""
-    length = plan.training.sequence_length or plan.model.context
-    for teacher in teachers:
-        if teacher.network.context < length:
-            raise UsageError(
-                f"The teacher {teacher.path} has a context of {teacher.network.context} tokens, and the model one of "
-                f"{length}; set `context` to at most {teacher.network.context}."
-            )
 
 
 def note_sharding(run: TrainingRun, session: Session) -> None:

@@ -13,7 +13,7 @@ from tinylm.errors import OtherRunKindError, TinyLMError, UsageError
 from tinylm.machine.device import choose_device, describe_device
 from tinylm.models.adapter import add_adapter, find_adapters, find_base_model, load_base_model, remember_base
 from tinylm.models.open import find_model
-from tinylm.models.teachers import find_teachers
+from tinylm.models.teachers import find_teachers, require_fitting
 from tinylm.planning.plan import plan_resumed
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.layout import find_run
@@ -69,8 +69,8 @@ def _saved_before_restart(request: TrainingRequest, session: Session) -> Trainin
         raise TinyLMError(f"Cannot continue {out} after a restart: {error.strerror or error}.") from error
     if config.runtime is None or config.runtime.job != session.ranks.job or not (out / "last").is_dir():
         return None
-    kind = type(request.settings)
-    return TrainingRequest(settings=kind(parallel=request.settings.parallel), resume=out, model=request.model)
+    kept = {name: value for name, value in request.given.items() if name in ("parallel", "teacher")}
+    return TrainingRequest(settings=type(request.settings)(**kept), resume=out, model=request.model)
 
 
 def resume_run(saved: Path, request: TrainingRequest, session: Session) -> TrainingResult:
@@ -125,6 +125,7 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         else:
             model = restore_model(config, save.read_weights(), path)
         teachers = find_teachers(path, config, request.teachers, session.reporter)
+        require_fitting(teachers, tokenizer, config.model.vocab_size, training.sequence_length or config.model.context)
         run = TrainingRun(
             directory, config, model, tokenizer, tokens, save, session.ranks, plan.parallel, rows, teachers
         )

@@ -20,7 +20,7 @@ from tinylm.adapters.adapter import without_adapters
 from tinylm.config.run import RunConfig, RuntimeConfig
 from tinylm.config.training import OBJECTIVES, SEQUENCE_GROWTHS, TrainingConfig
 from tinylm.distributed.ranks import ONE_RANK, Ranks
-from tinylm.errors import TinyLMError, UsageError, is_out_of_memory
+from tinylm.errors import TinyLMError, is_out_of_memory
 from tinylm.evaluation.loop import evaluation_mode
 from tinylm.evaluation.task_kinds import make_task
 from tinylm.generation import sampler as sampling
@@ -37,7 +37,8 @@ from tinylm.objectives.loss import LanguageModel
 from tinylm.objectives.tasks import Task
 from tinylm.planning.memory import require_repeatable_dropout
 from tinylm.run_directory.directory import LastSave, RunDirectory
-from tinylm.run_directory.weights import WHOLE, Shard
+from tinylm.run_directory.layout import FIRST_FILE
+from tinylm.run_directory.weights import WHOLE, Shard, require_tensors
 from tinylm.text.batches import Batch
 from tinylm.text.decoding import decode_after
 from tinylm.text.token_files import TokenFolder
@@ -125,8 +126,6 @@ class TrainingRun:
     parallel: ddp or fsdp: every rank has a replica or a shard of the model
     rows: the rows of the weights on this rank, if the model is on the meta device
     teachers: the models whose predictions the model learns from
-
-    Raises UsageError for an objective that compares a sharded model with its first weights.
     """
 
     directory: RunDirectory
@@ -140,13 +139,6 @@ class TrainingRun:
     rows: dict[str, Tensor] | None = None
     teachers: tuple[Teacher, ...] = ()
     _first_model: Transformer | None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self._keeps_first_weights and self.parallel == "fsdp":
-            raise UsageError(
-                f'`objective="{self.training.objective}"` compares all weights with those of the beginning, which are '
-                'not sharded; set `parallel="ddp"`, or train a LoRA.'
-            )
 
     @property
     def _keeps_first_weights(self) -> bool:
@@ -308,6 +300,7 @@ class TrainingRun:
             self.directory.write_first_weights(dict(model.state_dict()), self.config)
         elif self.ranks.is_first:
             tensors = self.directory.read_first_weights(self.config)
+            require_tensors(tensors, model.state_dict(), self.directory.path / FIRST_FILE)
         if self.resume_from is not None:
             model.load_state_dict(self.ranks.broadcast(tensors))
         set_weights_dtype(model, DTYPES[self.runtime.dtype])

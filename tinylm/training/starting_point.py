@@ -11,7 +11,7 @@ from tinylm.adapters.bottleneck import sublayers
 from tinylm.adapters.lora import TARGETS, max_rank, target_modules
 from tinylm.config.model import ARCHITECTURES, ModelConfig
 from tinylm.config.run import AdapterConfig, run_of
-from tinylm.config.settings import MODEL_NAMES, AdapterSettings, LoRASettings, TrainSettings, reject_fixed_settings
+from tinylm.config.settings import MODEL_NAMES, AdapterSettings, LoRASettings, TrainSettings
 from tinylm.config.validation import check_choice
 from tinylm.errors import UsageError
 from tinylm.formats.foreign import foreign_name, is_foreign
@@ -116,7 +116,6 @@ class NewModel(StartingPoint):
         tokenizer = given.get("tokenizer", "auto")
         owner, loaded = f"The tokenizer {tokenizer}", load_tokenizer_file(tokenizer)
         if teachers:
-            reject_fixed_settings(dict(given), "teacher", {"tokenizer", "vocab_size"}, ())
             owner, loaded = f"The teacher {teachers[0].path}", teachers[0].tokenizer
         return cls(
             architecture=architecture,

@@ -75,7 +75,7 @@ class TrainerState:
         try:
             values = dict(values)
             if "n_sequences" in values:  # until 2026-11-28, metrics were summed over sequences
-                values = {**values, "metrics": {}, "n_targets": values["n_tokens"]}
+                values = {**values, "metrics": {}, "loss_sum": 0.0, "n_targets": 0}
                 del values["n_sequences"], values["n_tokens"]
             restore_rng(values.pop("rng"))
             state = cls(**values)

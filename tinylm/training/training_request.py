@@ -84,7 +84,10 @@ class TrainingRequest:
             return reject_fixed_settings(given, "resume", given.keys() - resumable, self.ignorable)
         if "init_from" in given:
             fixed = {"tokenizer", "vocab_size", *MODEL_NAMES}
-            return reject_fixed_settings(given, "init_from", fixed, self.ignorable)
+            given = reject_fixed_settings(given, "init_from", fixed, self.ignorable)
+        if "teacher" in given:
+            fixed = {"tokenizer", "vocab_size", "extend_vocab", "label_smoothing", "objective"}
+            given = reject_fixed_settings(given, "teacher", fixed, self.ignorable)
         return given
 
     def select(self, names: Collection[str]) -> dict[str, Any]:

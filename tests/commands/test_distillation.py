@@ -72,7 +72,7 @@ def test_teachers_that_cannot_be_used_are_errors_before_training(text: Path, her
         (
             ("--teacher-weight", 0.2),
             2,
-            "which tinylm train takes with --teacher",
+            "Distillation needs a model to learn from, --teacher",
         ),
         (("--teacher", "teacher1", "--objective", "next-token"), 2, "--teacher fixes --objective"),
         (("--teacher", "teacher1", "--label-smoothing", 0.1), 2, "--teacher fixes --label-smoothing"),

@@ -10,6 +10,7 @@ import pytest
 from tests.text.corpora import require_errors, write_file
 from tests.text.test_chat_batches import chat_tokens
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.evaluation.preferences import preference_excerpt
 from tinylm.reporter import LogReporter
 from tinylm.text.answer_spans import chat_format
 from tinylm.text.chat_template import CHATML
@@ -140,6 +141,15 @@ def test_preferences_that_are_equal_or_lose_what_differs_in_the_context_are_left
             few.require_examples(context, "training")
     with pytest.raises(TinyLMError, match="its 3 conversations are not pairs"):
         preferences(A, B, C)
+
+
+def test_an_excerpt_has_whole_preferences_and_at_least_one() -> None:
+    """With a huge model, the excerpt of other data has its first 1,000 tokens."""
+    tokenizer, codes = train_char("abc"), preferences(*[A, C] * 300)._codes
+    assert len(preference_excerpt(tokenizer, codes, 10**15)) == 994  # 142 preferences of seven tokens
+    assert len(preference_excerpt(tokenizer, codes[:70], 10**15)) == 70
+    long = [(1, False)] * 900 + [(2, True)]
+    assert len(preference_excerpt(tokenizer, preferences(long, long, A, B)._codes, 10**15)) == 1802
 
 
 def test_a_preference_stays_in_one_row_packed_or_not_and_a_row_may_be_longer_than_the_context() -> None:

@@ -154,8 +154,13 @@ class DataConfig:
 
     @property
     def is_chat(self) -> bool:
-        """Whether the data are conversations."""
+        """Whether the data are conversations, alone or compared with each other."""
         return any(kind.is_chat for kind in OBJECTIVES.values() if kind.corpus == self.kind)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether training on these data compares the model with the one that training started from."""
+        return any(kind.has_reference for kind in OBJECTIVES.values() if kind.corpus == self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -250,7 +250,7 @@ class PlanRequest:
             raise UsageError(
                 f"{name} is for {OBJECTIVES[objective].corpus}, and the data are {self.data.kind}; leave it out."
             )
-        if "dpo_beta" in self.training and self.data.kind != "preferences":
+        if "dpo_beta" in self.training and not self.data.has_reference:
             raise UsageError("`dpo_beta` is for preferences, and the data are others; leave it out.")
         if self.keeps_first_weights and self.parallel == "fsdp":
             raise UsageError(
@@ -258,7 +258,7 @@ class PlanRequest:
                 '`parallel="ddp"`, or train a LoRA.'
             )
         if not self.teacher_parameters and (objective == "distillation" or "teacher_weight" in self.training):
-            raise UsageError("Distillation needs a model to learn from, which `tinylm train` takes with `teacher`.")
+            raise UsageError("Distillation needs a model to learn from, `teacher`, which adapters do not take.")
         if "pack" in self.training and not self.data.is_chat:
             raise UsageError("`pack` is for conversations, and the text has none; leave it out.")
         if self.training.get("schedule") == "constant" and self.training.get("min_lr") is not None:
@@ -308,8 +308,7 @@ class PlanRequest:
     @property
     def keeps_first_weights(self) -> bool:
         """Whether the loss compares all weights with those that training started from, a copy of which is kept."""
-        kinds = [kind for kind in OBJECTIVES.values() if kind.corpus == self.data.kind]
-        return self.adapter is None and any(kind.has_reference for kind in kinds)
+        return self.adapter is None and self.data.has_reference
 
     @property
     def is_new_modern(self) -> bool:

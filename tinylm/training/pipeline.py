@@ -223,7 +223,7 @@ def _applicable_training(request: TrainingRequest, data: DataConfig, tokenizer: 
     """The given fields of TrainingConfig, without ignorable ones that do not apply to this text."""
     inapplicable = set() if data.is_chat else {"pack"}
     inapplicable |= set() if tokenizer.kind == "bpe" else {"bpe_dropout"}
-    inapplicable |= set() if data.kind == "preferences" else {"dpo_beta"}
+    inapplicable |= set() if data.has_reference else {"dpo_beta"}
     inapplicable |= set() if request.teachers else {"teacher_weight"}
     ignored = inapplicable & request.ignorable
     return {name: value for name, value in request.training.items() if name not in ignored}

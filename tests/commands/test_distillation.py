@@ -35,6 +35,8 @@ def test_a_run_records_its_teachers_has_their_tokenizer_and_is_resumed_exactly(t
     digests = [read_weights(here / f"teacher{n}", teachers[n - 1]).digest for n in (1, 2)]
     assert [teacher.digest for teacher in config.teachers] == digests
     assert all(record["val_bits_per_byte"] > 0 for record in read_metrics(here / "whole") if "val_loss" in record)
+    planned = run_ok("train", text, "--teacher", "teacher1", "--layers", 1, "--dry-run").stdout
+    assert "context 16" in planned  # that of the teacher, not of the planned size
     run_ok("train", text, "--out", "further", "--init-from", "teacher1", *both, "--teacher-weight", 1, "--steps", 2)
     assert_error(tinylm("train", "--resume", "alone", "--teacher", "teacher1"), 2, "alone learns from no teacher")
     run_ok("sample", "-m", "whole", "-n", 5)

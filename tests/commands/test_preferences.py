@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 import tinylm as api
 from tests.commands.test_chat_data import SHORT, write_lines
 from tests.shell import assert_error, records, run_ok, same_tensors, tinylm
 from tinylm.run_directory.loading import read_config
 from tinylm.run_directory.metrics_log import read_metrics
+from tinylm.run_directory.weights import write_weights
 from tinylm.text.answer_spans import chat_format
 from tinylm.text.preferences import parse_preference
 
@@ -64,7 +66,11 @@ def test_a_run_is_resumed_exactly_and_learns_to_prefer(kind: str, model: Path, p
     run_ok(*start, "--out", "whole", *FIXED, "--steps", 1, "--force")  # replaces it
     if kind == "full":
         assert same_tensors(here / "whole/first.safetensors", model / "model.safetensors")
-        (here / "parts/first.safetensors").unlink()
+        file, recorded = here / "parts/first.safetensors", read_config(here / "parts")
+        forged = {name: tensor for name, tensor in load_file(file).items() if "norm" not in name}
+        write_weights(file, forged, recorded, 0, None)
+        assert_error(tinylm("train", "--resume", "parts", "--steps", 9), 1, "first.safetensors does not fit its config")
+        file.unlink()
         assert_error(tinylm("train", "--resume", "parts", "--steps", 9), 1, "first.safetensors")
 
 

@@ -254,7 +254,8 @@ def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelCo
     config = request.base or _new_model(request, size)
     is_new = request.base is None
     if is_new and "context" not in request.model:
-        config = replace(config, context=request.shape.choose_context(request.data, config.context, notices))
+        default = min(config.context, request.teacher_context or config.context)
+        config = replace(config, context=request.shape.choose_context(request.data, default, notices))
     notices += request.shape.check_context(request.data, config.context, is_new=is_new)
     check_options_have_effect(config, request.model)  # again, since the context may have changed
     return config

@@ -215,7 +215,7 @@ class PlanRequest:
     compile: auto, on or off
     base: the model to train further, or the base model of `adapter`
     adapter: the adapter to train; `None` trains the model itself
-    teacher_parameters: number of parameters of all teachers
+    teacher_parameters, teacher_context: number of parameters of all teachers, and their shortest context
     base_loading_bytes: memory that the weights of `base` took while they were read
     parallel, ranks: auto, ddp or fsdp, and the number of processes that train the model together
 
@@ -235,6 +235,7 @@ class PlanRequest:
     ranks: int = 1
     adapter: AdapterConfig | None = None
     teacher_parameters: int = 0
+    teacher_context: int | None = None
     tokenizer_kind: str = "char"
 
     def __post_init__(self) -> None:

@@ -279,6 +279,7 @@ def prepare(
             ranks=processes,
             adapter=start.adapter,
             teacher_parameters=sum(teacher.recorded.parameters for teacher in teachers),
+            teacher_context=min((teacher.network.context for teacher in teachers), default=None),
             tokenizer_kind=tokenizer.kind,
         ),
     )

@@ -25,15 +25,15 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Logged:
-    """Sent every `log_every` steps. `loss` and the routing metrics are means since the previous Logged event.
+    """Sent every `log_every` steps. `loss` and the metrics are means over targets since the previous Logged event.
 
     step, progress: as in Stepped
-    loss: nats per token
+    loss: in the unit of `RunConfig.loss_unit`, such as nats per token
     lr: learning rate of this step
     grad_norm: of this step, before clipping; `None` if fp16 loss scaling skipped the step
     tokens_per_second: since the previous Logged event, without the time of evaluations and saves
     seconds: since the start of the run, in all of its sessions
-    metrics: routing metrics of a mixture of experts, and with `log_gradients` the `gradient_norms` of this step
+    metrics: those of the objective and of experts, and with `log_gradients` the `gradient_norms` of this step
     """
 
     step: int
@@ -50,7 +50,7 @@ class Logged:
 class Evaluated:
     """Sent before the first step, every `eval_every` steps, and at the end unless a signal stops training.
 
-    val_loss, val_bits_per_byte: nats per token, and the same loss in bits per byte (see `RunConfig.bits_per_byte`)
+    val_loss, val_bits_per_byte: as `loss` in Logged, and the same in bits per byte (see `RunConfig.bits_per_byte`)
     best: whether `val_loss` is the lowest so far
     seconds: since the start of the run, in all of its sessions
     metrics: of the objective on the validation data, by name
@@ -106,7 +106,7 @@ class Started:
     """Sent when the training of the run at `path`, new or resumed, begins.
 
     steps_per_epoch: optimizer steps per pass over the training data
-    best: step and validation loss, in nats per token, of the best evaluation of earlier sessions, if there is one
+    best: step and validation loss of the best evaluation of earlier sessions, if there is one
     resumed_step: the step of the save that a resumed run continues from; `None` for a new run
     """
 

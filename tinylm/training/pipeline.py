@@ -76,7 +76,7 @@ class TrainingResult:
     history: losses and other metrics by step, as columns of training and of validation
     stopped_by: steps, epochs, time, patience, or signal
     step, epochs: optimizer steps, and passes over the training data, so far
-    val_loss: the last validation loss, in nats per token
+    val_loss: the last validation loss, in the unit of `RunConfig.loss_unit`
     best_val_loss, best_step: the lowest validation loss, and its step
     val_bits_per_byte, best_val_bits_per_byte: the two losses in bits per byte; `None` except on plain text
     kept_step: the step of the weights that are kept: `best_step` or, if the validation data are few, the last one

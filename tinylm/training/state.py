@@ -37,7 +37,7 @@ class TrainerState:
     step_seconds: total time of the steps; eval_seconds: time of the last evaluation; save_seconds: expected time of the
         next save
     micro_batch: sequences per forward pass; halved each time memory runs out
-    best_loss, best_step: lowest validation loss in nats per token, and its step; val_loss: last validation loss
+    best_loss, best_step: lowest validation loss, and its step; val_loss: last validation loss
     evals_since_best: evaluations since the lowest loss; last_eval_step: step of the last evaluation, or -1
     loss_sum, metrics, n_targets: loss in nats and metrics, summed over targets since the last log line, and the number
         of targets

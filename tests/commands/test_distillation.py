@@ -1,10 +1,14 @@
 """Distillation on the command line: training, resume, and teachers that cannot be used."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from tests.shell import TINY, assert_error, run_ok, same_tensors, story, tinylm
+from tinylm.config.run import TeacherConfig
+from tinylm.errors import UsageError
+from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import read_config, read_weights
 from tinylm.run_directory.metrics_log import read_metrics
 
@@ -53,6 +57,19 @@ def test_a_teacher_that_was_moved_is_found_by_its_weights_or_named_again(text: P
     assert_error(failed, 2, "was not found, or has other weights now; name all of its teachers with --teacher")
     assert_error(tinylm("train", "--resume", "student", "--steps", 6, "--teacher", "teacher2"), 2, "was not found")
     run_ok("train", "--resume", "student", "--steps", 6, "--teacher", "elsewhere/moved")
+
+
+def test_a_forged_run_that_names_an_unfitting_teacher_is_refused(text: Path, here: Path) -> None:
+    """Its digest leads to another model of the user, or its objective has no teachers."""
+    (here / "other.txt").write_text(story(3000).upper())
+    run_ok("train", "other.txt", "--out", "other", *TINY)
+    run_ok("train", text, "--out", "student", "--teacher", "teacher1", *FIXED, "--steps", 4)
+    config, digest = read_config(here / "student"), read_weights(here / "other", read_config(here / "other")).digest
+    forged = TeacherConfig(path="/etc/other", digest=digest, parameters=1)
+    RunDirectory(here / "student").write_config(dataclasses.replace(config, teachers=(forged,)))
+    assert_error(tinylm("train", "--resume", "student", "--steps", 5), 2, "other has another vocabulary than the model")
+    with pytest.raises(UsageError, match="has teachers if its objective is distillation, and only then"):
+        dataclasses.replace(config, teachers=())
 
 
 def test_teachers_that_cannot_be_used_are_errors_before_training(text: Path, here: Path) -> None:

@@ -74,6 +74,15 @@ def test_a_run_is_resumed_exactly_and_learns_to_prefer(kind: str, model: Path, p
         assert_error(tinylm("train", "--resume", "parts", "--steps", 9), 1, "first.safetensors")
 
 
+def test_preferences_from_standard_input_lose_unknown_characters_if_asked_to(model: Path, preferences: Path) -> None:
+    """A pair whose answer becomes empty is left out as a whole, so that the others stay pairs."""
+    lines = preferences.read_text() + json.dumps({"prompt": "Say 1", "chosen": "ß", "rejected": "1!"}) + "\n"
+    lines += json.dumps({"prompt": "Say ß1", "chosen": "1!", "rejected": "I will"}) + "\n"
+    assert_error(tinylm("eval", "-", "-m", model, stdin=lines), 2, "has no id for 1 of the text's characters")
+    (found,) = records(run_ok("eval", "-", "-m", model, "--unknown", "skip", "--json", stdin=lines))
+    assert found["pairs"] == len(RECORDS) + 1
+
+
 def test_packed_preferences_have_the_losses_of_single_ones(model: Path, preferences: Path, here: Path) -> None:
     """Over a whole pass in one step."""
     one_step = ("--steps", 1, "--eval-every", 1, "--dtype", "fp32", "--batch-size", 60, "--lr", 1e-3, "--seed", 3)

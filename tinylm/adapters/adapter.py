@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinylm.run_directory.weights import require_tensors
+from tinylm.transformer.architectures import Transformer
+from tinylm.transformer.layers import Linear
 
 
 class Adapter(nn.Module):
@@ -26,6 +29,38 @@ class Adapter(nn.Module):
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters of the update, by the last parts of their names in a saved adapter."""
         raise NotImplementedError
+
+
+class ClassificationHead(Adapter):
+    """A new output layer with a row of zeros for each label. `base` is the output layer that it replaces."""
+
+    def __init__(self, base: nn.Module, width: int, labels: int) -> None:
+        super().__init__(base)
+        self.weight = nn.Parameter(torch.zeros(labels, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., labels)"""
+        return F.linear(x, self.weight)
+
+    def merged(self) -> nn.Module:
+        """The layer as one of a model."""
+        layer = Linear(self.weight.shape[1], len(self.weight), bias=False)
+        layer.weight = nn.Parameter(self.weight.detach(), requires_grad=False)
+        return layer
+
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """The weight of the layer."""
+        return {"weight": self.weight}
+
+
+OUTPUT = "output"  # name of the output layer of a model
+
+
+def add_head(model: Transformer, labels: int) -> dict[str, Adapter]:
+    """Make a classifier of a model, in place. Returns the new output layer by its name."""
+    head = ClassificationHead(nn.Identity() if model.output is None else model.output, model.width, labels)
+    setattr(model, OUTPUT, head.to(model.device))
+    return {OUTPUT: head}
 
 
 def trained_dtype(weight: Tensor) -> torch.dtype:

@@ -10,7 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinylm.adapters.adapter import Adapter, Replacement, replace_modules, trained_dtype, unwrapped_name
+from tinylm.adapters.adapter import (
+    Adapter,
+    ClassificationHead,
+    Replacement,
+    replace_modules,
+    trained_dtype,
+    unwrapped_name,
+)
 from tinylm.config.run import AdapterConfig
 from tinylm.config.validation import check_choice
 from tinylm.errors import TinyLMError, UsageError
@@ -185,7 +192,7 @@ def merge_lora(model: nn.Module, sign: float = 1.0) -> None:
     """
 
     def merge(name: str, module: nn.Module) -> nn.Module:
-        if isinstance(module, Replacement):
+        if isinstance(module, Replacement | ClassificationHead):
             return module.merged()
         assert isinstance(module, LoRALinear | LoRAEmbedding)
         with torch.no_grad():  # not in place: an untied output layer may share the embedding's tensor
@@ -193,7 +200,7 @@ def merge_lora(model: nn.Module, sign: float = 1.0) -> None:
         module.base.weight = nn.Parameter(merged, requires_grad=False)
         return module.base
 
-    kinds = (Replacement, LoRALinear, LoRAEmbedding)  # innermost wrapper first
+    kinds = (ClassificationHead, Replacement, LoRALinear, LoRAEmbedding)  # innermost wrapper first
     for kind in kinds:
         # mypy infers no type for a lambda with a default.
         replace_modules(model, lambda _, module, kind=kind: isinstance(module, kind), merge)  # type: ignore[misc]
@@ -215,6 +222,8 @@ def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -
     """
     base_logits, adapted_logits, merged_logits = map(probe_logits, (base, adapted, merged))
     difference = (merged_logits - adapted_logits).abs().max().item()
+    if base_logits.shape != adapted_logits.shape:  # the adapter has a new output layer
+        base_logits = torch.zeros_like(adapted_logits)
     change = (adapted_logits - base_logits).abs().max().item()
     if not math.isfinite(change):
         raise TinyLMError("The logits of the model with its adapter are not finite numbers, so it cannot be merged.")

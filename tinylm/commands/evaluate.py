@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tinylm.evaluation.result import DocumentLoss, Evaluation
     from tinylm.models.model import Model
 
+MAX_CONFUSION, MAX_MISTAKES = 10, 15  # labels of a table that is printed whole; rows of a table of mistakes
 FIRST_OPTIONS = """
 model adapter format train_on batch_size sequence_length stride baselines by_document beams memorisation train_data
 device quiet json
@@ -128,19 +129,22 @@ def _print_metrics(console: Console, evaluation: "Evaluation", scored: dict[str,
         console.record(scored | (metrics if is_finite else metrics | {"perplexity": None}))
         return
     baselines = metrics.pop("baselines", {})
+    labels, confusion = metrics.pop("labels", ()), metrics.pop("confusion", ())
     metrics.pop("resampled", None)  # printed on stderr
     low, high = ({n.removesuffix(e): metrics.pop(n) for n in list(metrics) if n.endswith(e)} for e in ("_low", "_high"))
     titles = {
-        "loss": "nats per token",
+        "loss": "nats per text" if confusion else "nats per token",
         "perplexity": "perplexity",
         "bits_per_character": "bits per character",
         "bits_per_byte": "bits per byte",
         "accuracy": "accuracy",
+        "macro_f1": "macro F1",
         "margin": "margin in nats",
         "exact_match": "exact match rate",
         "bleu": "BLEU",
         "chrf": "chrF",
         "pairs": "pairs",
+        "texts": "texts",
     }
     rows = []
     for key, value in metrics.items():
@@ -151,6 +155,27 @@ def _print_metrics(console: Console, evaluation: "Evaluation", scored: dict[str,
     for name, value in scored.items():
         console.field(name, value)
     console.table(("", ""), rows)
+    if confusion:
+        _print_confusion(console, labels, confusion)
+
+
+def _print_confusion(console: Console, labels: Sequence[str], confusion: Sequence[Sequence[int]]) -> None:
+    """Print how many texts with each label (rows) were given each label (columns); of many labels, the most frequent
+    mistakes.
+    """
+    console.result("")
+    if len(labels) <= MAX_CONFUSION:
+        rows = [(label, *map(str, row)) for label, row in zip(labels, confusion, strict=True)]
+        console.table(("label, given:", *labels), rows)
+        return
+    mistakes = [
+        (count, label, given)
+        for label, row in zip(labels, confusion, strict=True)
+        for given, count in zip(labels, row, strict=True)
+        if count and label != given
+    ]
+    mistakes = sorted(mistakes, key=lambda mistake: -mistake[0])[:MAX_MISTAKES]
+    console.table(("texts", "label", "given"), [(f"{count:,}", label, given) for count, label, given in mistakes])
 
 
 def _print_documents(console: Console, documents: "Sequence[DocumentLoss]") -> None:

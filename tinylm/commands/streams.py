@@ -6,12 +6,14 @@ import os
 import select
 import stat
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from tinylm.errors import ClosedOutputError, OutputError, UsageError
 
 CLOSED_ERRNOS = {errno.EPIPE, errno.ECONNRESET, errno.ESHUTDOWN}  # the reader has closed the stream
 MAX_STDIN_BYTES = 1 << 28  # of a prompt
+READ_BYTES, MAX_LINE_BYTES = 1 << 16, 1 << 24
 
 
 def silence_stream(name: str) -> None:
@@ -64,6 +66,38 @@ def read_stdin() -> bytes:
         else:
             data += chunk
     raise UsageError(f"Standard input has more than {MAX_STDIN_BYTES >> 20} MB, too much for prompts; split it.")
+
+
+def stdin_lines() -> Iterator[list[str]]:
+    """Yield the lines of standard input, each time those that have arrived. Raises UsageError for text that is not
+    UTF-8 and for a line of more than MAX_LINE_BYTES.
+    """
+    stdin: Any = sys.stdin.buffer
+    number, rest = 0, b""
+    while True:
+        chunk = stdin.read1(READ_BYTES)
+        if chunk is None:  # it is non-blocking, and nothing has arrived yet
+            select.select([sys.stdin], [], [])
+            continue
+        *complete, rest = (rest + chunk).split(b"\n") if chunk else (rest, b"")
+        lines = []
+        for line in complete:
+            number += 1
+            try:
+                lines.append(line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError as error:
+                raise UsageError(
+                    f"Standard input, line {number}: byte 0x{line[error.start]:02X} at offset {error.start} is not "
+                    "UTF-8; convert the text."
+                ) from None
+        if lines:
+            yield lines
+        if not chunk:
+            return
+        if len(rest) > MAX_LINE_BYTES:
+            raise UsageError(
+                f"Standard input, line {number + 1}, has more than {MAX_LINE_BYTES >> 20} MB, too much for a text."
+            )
 
 
 def _text_stream(raw: "_RawStdout", errors: str) -> io.TextIOWrapper:

@@ -87,6 +87,19 @@ class RopeScaling:
         )
 
 
+MAX_LABELS, MAX_LABEL = 1000, 200  # number of labels, and characters of each
+
+
+def check_labels(labels: Sequence[str]) -> None:
+    """Raise UsageError for labels that no text can have, for a single one, for too many and for repeated ones."""
+    require(len(labels) != 1, "There is a single label; a classifier needs two or more.")
+    require(len(labels) <= MAX_LABELS, f"There are {len(labels):,} labels; a classifier has at most {MAX_LABELS:,}.")
+    require(len(set(labels)) == len(labels), "A label is named twice.")
+    longest = max(labels, key=len, default="")
+    require(len(longest) <= MAX_LABEL, f"The label {longest[:40]!r}... has more than {MAX_LABEL} characters.")
+    require("" not in labels, "A label is empty.")
+
+
 def parse_layers(text: str) -> tuple[int, ...]:
     """Layer numbers, as in 0,2,4. Raises UsageError."""
     try:
@@ -245,6 +258,8 @@ class ModelConfig(ModelSettings):
     expert_mode, expert_balance: "route" to experts, or "merge" their matrices; weight of the load-balancing loss.
     normalise_top_k: divide the router weights of a token's experts by their sum; `None`: if `experts_per_token` is
         above 1.
+    labels: the labels that a classifier distinguishes: its output layer has a row for each of them instead of each
+        token. Empty for other models.
     """
 
     vocab_size: Annotated[int, VOCABULARY]
@@ -290,6 +305,7 @@ class ModelConfig(ModelSettings):
     embedding_scale: Annotated[float | None, Range(0, 1e6, open_low=True)] = None
     attention_multiplier: Annotated[float | None, Range(0, 1000, open_low=True)] = None
     normalise_top_k: bool | None = None
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -305,6 +321,10 @@ class ModelConfig(ModelSettings):
                 self.encoder_layers is None,
                 f'`encoder_layers` is for `architecture="encoder-decoder"`; `architecture` is {self.architecture}.',
             )
+        check_labels(self.labels)
+        if self.labels:
+            require(self.architecture != "encoder-decoder", "`labels` are for encoders and decoders.")
+            require(not self.tie, "The output layer of a classifier has `labels`, so it is not tied: `tie=False`.")
         self._check_size()
 
     def effective(self) -> dict[str, Any]:
@@ -322,6 +342,8 @@ class ModelConfig(ModelSettings):
             without_effect |= {"experts", "experts_per_token", "expert_mode", "expert_balance", "normalise_top_k"}
         if self.embedding_scale is not None:
             without_effect |= {"scale_embedding"}
+        if not self.labels:
+            without_effect |= {"labels"}
         return {name: value for name, value in vars(self).items() if value is not None and name not in without_effect}
 
     def _check_heads(self) -> None:
@@ -425,6 +447,11 @@ class ModelConfig(ModelSettings):
         )
 
     @property
+    def outputs(self) -> int:
+        """The number of logits: one for each token id or, of a classifier, for each label."""
+        return len(self.labels) or self.vocab_size
+
+    @property
     def approximate_parameters(self) -> int:
         """Approximate number of parameters, without norms, biases and routers."""
         attention = 2 * self.width * (self.heads + self.kv_heads) * self.head_dim
@@ -437,7 +464,7 @@ class ModelConfig(ModelSettings):
         decoder = self.layers * (attention + feedforward)
         encoder = (self.encoder_layers or 0) * (attention + feedforward)
         cross_attention = self.layers * attention if self.encoder_layers else 0
-        embeddings = (1 if self.tie else 2) * self.vocab_size * self.width
+        embeddings = (self.vocab_size + (0 if self.tie else self.outputs)) * self.width
         return embeddings + 2 * position + decoder + encoder + cross_attention
 
     def _check_local_layers(self) -> None:

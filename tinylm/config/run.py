@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
 from tinylm import __version__
-from tinylm.config.model import ModelConfig
+from tinylm.config.model import ModelConfig, check_labels
 from tinylm.config.training import OBJECTIVES, TrainingConfig, check_sequence_growth
 from tinylm.config.validation import (
     COUNT_FROM_0,
@@ -94,7 +94,8 @@ class RuntimeConfig:
 class DataConfig:
     """The corpus of a run: how it was read, and what it contains.
 
-    kind: text, pairs of a source and a target, chat (conversations), or preferences (pairs of these).
+    kind: text, pairs of a source and a target, chat (conversations), preferences (pairs of these), or labels (texts,
+        each with a label).
     corpus, val_corpus: paths, for information only: resuming a run does not open them.
     text_key, encoding, format, unknown: the settings with which the corpus was read.
     val_records: number of validation records (lines, JSON, pairs, conversations): those of `val_corpus`, or else drawn
@@ -158,6 +159,11 @@ class DataConfig:
         return any(kind.is_chat for kind in OBJECTIVES.values() if kind.corpus == self.kind)
 
     @property
+    def has_labels(self) -> bool:
+        """Whether each text has a label."""
+        return any(kind.has_labels for kind in OBJECTIVES.values() if kind.corpus == self.kind)
+
+    @property
     def has_reference(self) -> bool:
         """Whether training on these data compares the model with the one that training started from."""
         return any(kind.has_reference for kind in OBJECTIVES.values() if kind.corpus == self.kind)
@@ -209,6 +215,7 @@ class AdapterConfig:
     alpha: numerator of the scale (LoRA). rank_stabilised: divide `alpha` by sqrt(rank) instead of rank (LoRA).
     dropout: of the adapter's input while training.
     share_b: modules with the same last part of their names and the same output size share one B (LoRA).
+    labels: of the output layer that the adapter adds to make a classifier; empty if it adds none.
     """
 
     kind: str = "lora"
@@ -220,15 +227,18 @@ class AdapterConfig:
     targets: tuple[str, ...]
     rank_stabilised: bool = False
     share_b: bool = False
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, ADAPTER_KINDS)
         check_fields(self)
+        check_labels(self.labels)
         require(len(self.targets) > 0, "`target` names no module.")
 
     def effective(self) -> dict[str, Any]:
         """The settings that have an effect on this kind of adapter, by name."""
-        others = () if self.kind == "lora" else ("alpha", "rank_stabilised", "share_b")
+        others = set() if self.kind == "lora" else {"alpha", "rank_stabilised", "share_b"}
+        others |= set() if self.labels else {"labels"}
         return {name: value for name, value in vars(self).items() if name not in others}
 
     @property
@@ -322,6 +332,10 @@ class RunConfig:
                 length = self.training.sequence_length or self.model.context
                 check_sequence_growth(self.training.sequence_growth, length, is_plain_text=self.data.is_plain_text)
         require(
+            self.training is None or bool(self.labels) == OBJECTIVES[self.training.objective].has_labels,
+            "A run has labels if its objective is classification, and only then.",
+        )
+        require(
             self.training is None or bool(self.teachers) == (self.training.objective == "distillation"),
             "A run has teachers if its objective is distillation, and only then.",
         )
@@ -341,6 +355,11 @@ class RunConfig:
     def objective(self) -> str | None:
         """The objective of training; `None` for an imported or merged model."""
         return None if self.training is None else self.training.objective
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels that the model, or the base with this adapter, distinguishes; empty unless it is a classifier."""
+        return self.model.labels if self.adapter is None else self.adapter.labels or self.model.labels
 
     @property
     def loss_unit(self) -> str:

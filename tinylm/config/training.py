@@ -37,6 +37,7 @@ class ObjectiveKind(NamedTuple):
     """The kind of corpus of an objective, and the architectures that the objective can train.
 
     is_chat: whether the corpus consists of conversations, which a chat template renders
+    has_labels: whether each text of the corpus has a label, which a model with a head for labels predicts
     unit: what a loss is the mean over
     has_reference: whether the loss compares the model with the one that training started from
     """
@@ -44,6 +45,7 @@ class ObjectiveKind(NamedTuple):
     corpus: str
     architectures: tuple[str, ...]
     is_chat: bool = False
+    has_labels: bool = False
     unit: str = "token"
     has_reference: bool = False
 
@@ -56,12 +58,17 @@ OBJECTIVES = {
     "distillation": ObjectiveKind("text", ("decoder",)),
     "chat": ObjectiveKind("chat", ("decoder",), is_chat=True),
     "dpo": ObjectiveKind("preferences", ("decoder",), is_chat=True, unit="preference", has_reference=True),
+    "classification": ObjectiveKind("labels", ("encoder", "decoder"), has_labels=True, unit="text"),
 }
+CLASS_WEIGHTS = ("none", "balanced")
 
 
-def corpora_of(architecture: str) -> tuple[str, ...]:
-    """The kinds of corpus on which the architecture can be trained, the default first."""
-    return tuple(dict.fromkeys(kind.corpus for kind in OBJECTIVES.values() if architecture in kind.architectures))
+def corpora_of(architecture: str, *, is_classifier: bool = False) -> tuple[str, ...]:
+    """The kinds of corpus on which the architecture can be trained, the default first; for a model with a head for
+    labels, only those with labels.
+    """
+    kinds = [kind for kind in OBJECTIVES.values() if architecture in kind.architectures]
+    return tuple(dict.fromkeys(kind.corpus for kind in kinds if kind.has_labels or not is_classifier))
 
 
 def objective_for(architecture: str, corpus: str, preferred: str | None = None) -> str:
@@ -206,6 +213,14 @@ class TrainingSettings:
         float | None,
         Setting("Label smoothing: share of the target probability spread over all tokens.", Panel.OPTIMIZER, FRACTION),
     ] = None
+    class_weights: Annotated[
+        str | None,
+        Setting(
+            "Weights of texts with a label in the loss; balanced: the same for all labels (default: none).",
+            Panel.OPTIMIZER,
+            CLASS_WEIGHTS,
+        ),
+    ] = None
     mtp_weight: Annotated[
         float | None,
         Setting(
@@ -249,6 +264,7 @@ class TrainingConfig(TrainingSettings):
     bpe_dropout: probability of undoing a merge of BPE in the first step; see `tinylm.objectives.tasks`.
     dpo_beta: beta of direct preference optimisation; see `tinylm.objectives.preferences`.
     teacher_weight: weight of the teachers' distributions in the targets; see `tinylm.objectives.distillation`.
+    class_weights: one of CLASS_WEIGHTS; see `tinylm.objectives.classification`.
     batch_size, micro_batch: sequences per optimizer step, and at most per forward pass (on each rank).
     checkpoint_activations: store only the inputs of blocks, and compute other activations again in the backward pass.
     sequence_length: tokens per sequence; `None` for the context of the model.
@@ -288,6 +304,7 @@ class TrainingConfig(TrainingSettings):
     bpe_dropout: float = 0.0
     dpo_beta: float = 0.1
     teacher_weight: float = 0.5
+    class_weights: str = "none"
     average: float = 0.0
     eval_every: int = 100
     eval_tokens: Annotated[int, COUNT_FROM_1] = 1_000_000
@@ -312,6 +329,8 @@ class TrainingConfig(TrainingSettings):
             without_effect |= {"dpo_beta"}
         if self.objective != "distillation":
             without_effect |= {"teacher_weight"}
+        if not OBJECTIVES[self.objective].has_labels:
+            without_effect |= {"class_weights"}
         if OBJECTIVES[self.objective].corpus != "text":
             without_effect |= {"sequence_growth"}
         return {name: value for name, value in vars(self).items() if value is not None and name not in without_effect}

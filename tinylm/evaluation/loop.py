@@ -158,10 +158,12 @@ def token_losses(
     progress: Callable[[int], None] = lambda tokens: None,
     ranks: Ranks = ONE_RANK,
     losses_of: Callable[[LanguageModel, Batch], torch.Tensor] = next_token_losses,
+    columns: tuple[int, ...] = (),
 ) -> np.ndarray:
     """The loss (-log p in nats) of each scored target, (N,), in the order of the batches, on all ranks.
 
-    losses_of: returns the losses of the scored targets of a batch. Other arguments and errors: see `evaluate_loss`.
+    losses_of: returns the losses of the scored targets of a batch, or (N, *columns) numbers of any meaning. Other
+        arguments and errors: see `evaluate_loss`.
     """
     losses: list[np.ndarray] = []  # of this rank
     counts: list[int] = []  # scored tokens of all batches
@@ -180,7 +182,7 @@ def token_losses(
     if ranks.size == 1:
         return np.concatenate(losses)
     owner = np.repeat(np.arange(len(counts)) % ranks.size, counts)  # of each target
-    found = torch.zeros(len(owner))
+    found = torch.zeros(len(owner), *columns)
     if losses:
         found[torch.from_numpy(owner == ranks.launch.rank)] = torch.from_numpy(np.concatenate(losses)).float()
     ranks.add([found])

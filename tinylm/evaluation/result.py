@@ -46,13 +46,17 @@ class Evaluation:
     bits_per_character, bits_per_byte: the same loss in bits per character and per byte of the text. Decoders only, and
         only if the scored tokens encode any text.
     accuracy: of encoders, the fraction of the masked tokens whose logit is the largest; on preferences, that of the
-        preferences whose chosen answer is likelier than the rejected one.
+        preferences whose chosen answer is likelier than the rejected one; of classifiers, that of the texts whose label
+        is found.
+    macro_f1: of classifiers, the mean of the F1 scores of the labels. confusion: the number of texts with each label
+        (rows) that were given each label (columns), in the order of `labels`.
     margin: on preferences, the mean of log p(chosen) - log p(rejected) in nats.
     exact_match, bleu, chrf: agreement of the targets found by beam search with the references: fraction of equal ones,
         and sacrebleu's BLEU and chrF (`None` without sacrebleu). Encoder-decoders only.
     tokens: number of scored tokens. characters, bytes: size of their text, in which the end of a document that is a
         line counts as its line break, and that of others as nothing; decoders only. pairs: number of pairs,
-        including those left out of the loss, of encoder-decoders; or number of preferences.
+        including those left out of the loss, of encoder-decoders; or number of preferences. texts: number of texts with
+        a label.
     baselines: bits per byte of other models, by name. Decoders only.
     loss_low, loss_high: 95 % confidence interval of the loss on text like this one, by bootstrap, and the same of the
         accuracy and of the margin on preferences; `None` for a text too
@@ -71,6 +75,9 @@ class Evaluation:
     margin: float | None = None
     margin_low: float | None = None
     margin_high: float | None = None
+    macro_f1: float | None = None
+    macro_f1_low: float | None = None
+    macro_f1_high: float | None = None
     exact_match: float | None = None
     bleu: float | None = None
     chrf: float | None = None
@@ -78,10 +85,13 @@ class Evaluation:
     characters: int | None = None
     bytes: int | None = None
     pairs: int | None = None
+    texts: int | None = None
     baselines: dict[str, float] | None = None
     loss_low: float | None = None
     loss_high: float | None = None
     resampled: str | None = None
+    labels: tuple[str, ...] | None = None
+    confusion: tuple[tuple[int, ...], ...] | None = None
     documents: tuple[DocumentLoss, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -232,8 +242,13 @@ def ratio_interval(numerators: np.ndarray, denominators: np.ndarray) -> Interval
     for start in range(0, RESAMPLES, RESAMPLES_AT_ONCE):
         drawn = rng.integers(0, len(x), (RESAMPLES_AT_ONCE, len(x)))
         ratios[start : start + RESAMPLES_AT_ONCE] = x[drawn].sum(axis=1) / y[drawn].sum(axis=1)
-    tail = NormalDist().cdf(-((len(x) / (len(x) - 1)) ** 0.5) * t_quantile((1 + CONFIDENCE) / 2, len(x) - 1))
-    low, high = np.quantile(ratios, [tail, 1 - tail])
+    return percentile_interval(ratios, len(x))
+
+
+def percentile_interval(resampled: np.ndarray, units: int) -> Interval:
+    """The expanded percentile interval of the resampled values of a statistic of this number of units."""
+    tail = NormalDist().cdf(-((units / (units - 1)) ** 0.5) * t_quantile((1 + CONFIDENCE) / 2, units - 1))
+    low, high = np.quantile(resampled, [tail, 1 - tail])
     return Interval(float(low), float(high))
 
 

@@ -10,11 +10,13 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.training import TrainingConfig
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.evaluation.baselines import baseline_bits_per_byte
+from tinylm.evaluation.classification import evaluate_classification, labelled_excerpt
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.preferences import evaluate_preferences, preference_excerpt
 from tinylm.evaluation.result import Evaluation, pair_excerpt, text_excerpt, token_excerpt
 from tinylm.evaluation.text import evaluate_chat, evaluate_masked, evaluate_text
 from tinylm.evaluation.translation import baseline_bleu, evaluate_pairs
+from tinylm.objectives.classification import Classification
 from tinylm.objectives.distillation import Distillation
 from tinylm.objectives.preferences import Preferences
 from tinylm.objectives.tasks import Chat, MaskedToken, NextToken, SequenceToSequence, Task
@@ -78,6 +80,7 @@ TASKS = {
     "distillation": TaskKind(
         dataset=Distillation, evaluate=evaluate_text, excerpt=text_excerpt, baselines=baseline_bits_per_byte
     ),
+    "classification": TaskKind(dataset=Classification, evaluate=evaluate_classification, excerpt=labelled_excerpt),
     "chat": TaskKind(dataset=Chat, evaluate=evaluate_chat),
     "dpo": TaskKind(dataset=Preferences, evaluate=evaluate_preferences, excerpt=preference_excerpt),
 }

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tinylm.config.model import ModelConfig
+from tinylm.config.model import MAX_LABELS, ModelConfig
 from tinylm.config.run import SpecialTokens
+from tinylm.config.validation import describe_value
 from tinylm.formats.foreign_config import ForeignConfig
 from tinylm.transformer.build import build_empty_model
 
@@ -107,6 +108,7 @@ class Family:
     """A model family.
 
     name: `model_type` of its config.json; architecture: its class for causal language models in transformers.
+        classifier: its class for the labels of texts; by default, named like `architecture`.
     read_config: converts a config.json to fields of ModelConfig. write_config: converts a ModelConfig with all defaults
         filled in (see `families.resolve`) to fields of a config.json; settings that the family cannot represent
         are lost (see `families.choose_family`).
@@ -127,6 +129,16 @@ class Family:
     unused_tensors: tuple[str, ...] = (r".*\.rotary_emb\.inv_freq",)
     stacked: StackedExperts | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
+    classifier: str = ""
+
+    def fields(self, config: ModelConfig) -> dict[str, Any]:
+        """The content of a config.json, without token ids. config: with all defaults filled in."""
+        labels: dict[str, Any] = {}
+        if config.labels:
+            labels["id2label"] = {str(number): label for number, label in enumerate(config.labels)}
+            labels["label2id"] = {label: number for number, label in enumerate(config.labels)}
+        architecture = self._classifier if config.labels else self.architecture
+        return {"architectures": [architecture], "model_type": self.name, **self.write_config(config), **labels}
 
     def config(self, values: Mapping[str, Any], file: str = "config.json") -> ModelConfig:
         """The ModelConfig of a config.json. file: its name in messages.
@@ -135,10 +147,18 @@ class Family:
         ModelConfig rejects.
         """
         foreign = ForeignConfig(values, file)
-        self._check_architecture(foreign.value("architectures"))
+        is_classifier = foreign.value("architectures") == [self._classifier]
+        if not is_classifier:
+            self._check_architecture(foreign.value("architectures"))
         fields = self.read_config(foreign)
+        if is_classifier:
+            fields |= {"labels": read_labels(foreign), "tie": False}
         foreign.check_all_read(self.without_effect)
         return ModelConfig(**fields)
+
+    @property
+    def _classifier(self) -> str:
+        return self.classifier or re.sub("(ForCausalLM|LMHeadModel)$", "ForSequenceClassification", self.architecture)
 
     def _check_architecture(self, value: Any) -> None:
         base = re.sub("(For[A-Z].*|LMHeadModel)$", "Model", self.architecture)
@@ -150,7 +170,8 @@ class Family:
         for rule in self.rules:
             for layer in range(config.layers if "{layer}" in rule.foreign else 1):
                 for expert in range(config.experts if "{expert}" in rule.foreign else 1):
-                    names = [name.format(layer=layer, expert=expert) for name in (rule.foreign, *rule.ours)]
+                    foreign = "score" if config.labels and rule.ours == ("output",) else rule.foreign
+                    names = [name.format(layer=layer, expert=expert) for name in (foreign, *rule.ours)]
                     yield rule, names[0], tuple(names[1:])
 
     def parameters(self, config: ModelConfig) -> "list[Parameter]":
@@ -171,6 +192,17 @@ class Family:
         if missing := expected.keys() - covered:
             raise ValueError(f"{self.architecture} has no tensor for {min(missing)}")
         return found
+
+
+def read_labels(config: ForeignConfig) -> tuple[str, ...]:
+    """The labels of a classifier. Raises ValueError unless `id2label` names each number from 0 on."""
+    found = config.value("id2label")
+    if not isinstance(found, dict) or len(found) > MAX_LABELS or not found:
+        raise ValueError(f"its id2label is {describe_value(found)}; it must be an object with 2 to {MAX_LABELS} labels")
+    labels = [found.get(str(number)) for number in range(len(found))]
+    if not all(isinstance(label, str) for label in labels):
+        raise ValueError("its id2label does not name a label for each number from 0 on")
+    return tuple(map(str, labels))
 
 
 @dataclass(frozen=True)

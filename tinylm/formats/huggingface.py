@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +357,8 @@ def write_folder(folder: Path, model: ForeignModel, dtype: torch.dtype | None = 
     family = choose_family(model.config, model.family)
     spec = validate_tokenizer(model.tokenizer)
     tensors = ExportedTensors(family, model.config, model.tensors)
+    if model.config.labels and model.special.pad is None:  # transformers finds the last token of a text by the padding
+        model = replace(model, special=replace(model.special, pad=model.special.end_of_text))
     fields = _config_fields(family, model, token_ids(spec)) | {"dtype": _dtype_name(tensors, dtype)}
     write_file(folder / WEIGHTS, tensors, dtype)
     write_text(folder / TOKENIZER, tokenizer_for_export(spec, model.special))
@@ -382,13 +385,7 @@ def rebuilds_tokenizer(family: str, tokenizer: str) -> bool:
 
 
 def _config_fields(family: Family, model: ForeignModel, ids: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "architectures": [family.architecture],
-        "model_type": family.name,
-        **family.write_config(resolve(model.config)),
-        **token_id_fields(model.special, ids),
-        "use_cache": True,
-    }
+    return {**family.fields(resolve(model.config)), **token_id_fields(model.special, ids), "use_cache": True}
 
 
 def _dtype_name(tensors: ExportedTensors, dtype: torch.dtype | None) -> str:

@@ -223,6 +223,11 @@ class TextGenerator(ABC):
         return self.config.model.architecture
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of a classifier; empty for other models."""
+        return self.config.labels
+
+    @property
     def context(self) -> int:
         """Context length in tokens."""
         return self.config.model.context

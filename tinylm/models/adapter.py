@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Self
 
-from tinylm.adapters.adapter import Adapter, load_adapter_tensors
+from tinylm.adapters.adapter import Adapter, add_head, load_adapter_tensors
 from tinylm.adapters.bottleneck import add_bottlenecks
 from tinylm.adapters.lora import add_lora
 from tinylm.config.run import LAST, AdapterConfig, DataConfig, RunConfig, run_of
@@ -73,6 +73,7 @@ class LoadedAdapter:
 
     path: as in AdapterSpec. layers: its layers by name. scale: as in AdapterSpec.
     data, objective: description of the text it was trained on, and the objective; `None` for a PEFT adapter.
+    labels: of the output layer that it adds.
     chat_template: Jinja source of its chat template.
     note: a notice for the user.
     """
@@ -83,6 +84,7 @@ class LoadedAdapter:
     data: DataConfig | None = field(repr=False)
     objective: str | None = None
     chat_template: str | None = field(default=None, repr=False)
+    labels: tuple[str, ...] = ()
     note: str | None = None
 
 
@@ -91,7 +93,8 @@ def add_adapter(model: Transformer, config: AdapterConfig, seed: int = 0) -> dic
 
     Raises UsageError for a LoRA if the model has none of its targets or its rank is too large.
     """
-    return ADAPTERS[config.kind](model, config, seed)
+    layers = ADAPTERS[config.kind](model, config, seed)
+    return layers | add_head(model, len(config.labels)) if config.labels else layers
 
 
 def read_adapter_config(path: Path) -> tuple[RunConfig, AdapterConfig]:
@@ -248,9 +251,8 @@ def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> Load
             require_tied(model, base, spec.path)
         layers = add_adapter(model, adapter)
         load_adapter_tensors(layers, weights.tensors, spec.path)
-        loaded = LoadedAdapter(
-            spec.path, layers, spec.scale, config.data, config.objective, config.tokenizer.chat_template
-        )
+        trained = (config.data, config.objective, config.tokenizer.chat_template, adapter.labels)
+        loaded = LoadedAdapter(spec.path, layers, spec.scale, *trained)
     set_adapter_scale(loaded.layers, spec.scale)
     return loaded
 
@@ -294,6 +296,12 @@ def load_adapted_model(
     loaded = [load_adapter(base, spec, config) for spec in specs]
     if base.output is not None and config.model.tie:  # a PEFT adapter has untied the output layer
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, tie=False))
+    classifiers = [adapter for adapter in loaded if adapter.labels]
+    if classifiers and len(loaded) > 1:
+        raise UsageError(f"{classifiers[0].path} makes a classifier of its base; it cannot be combined with others.")
+    if classifiers:
+        model_config = dataclasses.replace(config.model, labels=classifiers[0].labels, tie=False)
+        config = dataclasses.replace(config, model=model_config)
     return base.eval(), config, tokenizer, loaded
 
 

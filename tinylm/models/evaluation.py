@@ -82,7 +82,7 @@ class EvaluatedModel(TextGenerator):
         config.check_architecture(self.architecture)
         reading = {"format": format, "text_key": text_key, "encoding": encoding, "unknown": unknown}
         reading |= {"chat_template": chat_template, "train_on": train_on}
-        with evaluation_source(files, text, corpora_of(self.architecture)[0], reading) as source:
+        with evaluation_source(files, text, self._corpora[0], reading) as source:
             encoded = self._shared_tokens(source, ranks)
         return self._evaluate(encoded, config, ranks)
 
@@ -93,11 +93,17 @@ class EvaluatedModel(TextGenerator):
         """
         return TASKS[objective_for(self.architecture, corpus, self.objective)]
 
+    @property
+    def _corpora(self) -> tuple[str, ...]:
+        return corpora_of(self.architecture, is_classifier=bool(self.labels))
+
     def _evaluate(self, text: EvaluationTokens, config: EvaluationConfig, ranks: Ranks) -> Evaluation:
         torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
         keep_freed_blocks()
         task = self.task_kind(text.kind)
         result = task.evaluate(self.network, self.tokenizer, text, config, self.dtype, self.reporter, ranks)
+        if self.labels:
+            return replace(result, labels=self.labels)
         if not config.baselines or task.baselines is None:
             return result
         scores = None
@@ -124,9 +130,11 @@ class EvaluatedModel(TextGenerator):
             template = read_template(text.chat_template) if text.chat_template else self.chat_template or CHATML
             return chat_format(template, self.tokenizer, text.train_on or "assistant")
 
-        kinds = corpora_of(self.architecture)
-        chat = format_of if CHAT_TYPES.keys() & kinds else None
-        return evaluation_tokens(source, self.path, self.data, self.tokenizer, kinds[0], self.reporter, chat)
+        chat = format_of if CHAT_TYPES.keys() & self._corpora else None
+        labels = self.labels or None
+        return evaluation_tokens(
+            source, self.path, self.data, self.tokenizer, self._corpora[0], self.reporter, chat, labels
+        )
 
     def _training_tokens(self) -> Tokens | None:
         """Tokens of the training text; `None`, with a warning, if there are none or they cannot be read."""

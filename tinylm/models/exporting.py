@@ -85,6 +85,8 @@ def export_adapter(
         raise UsageError(f"{adapter} is a model, and PEFT's format is for LoRA adapters; choose another `to`.")
     if config.kind != "lora":
         raise UsageError(f"{adapter} is a {config.kind} adapter; PEFT has LoRA, but not this kind.")
+    if config.labels:
+        raise UsageError(f"{adapter} makes a classifier of its base; merge both, and export the model.")
     check_folder_free(out, (ADAPTER_CONFIG, ADAPTER_WEIGHTS), force)
     base = load_base_model(adapter, config, model and find_model(model, reporter), "cpu")
     family = family_of(base.config)
@@ -110,7 +112,7 @@ def write_peft_copy(folder: Path, config: RunConfig, tensors: dict[str, Tensor])
     config: of the adapter's run. tensors: by the names of `adapter_tensors`. Raises OSError.
     """
     assert config.adapter is not None
-    if config.adapter.kind != "lora":
+    if config.adapter.kind != "lora" or config.adapter.labels:
         return
     try:
         family = family_of(config)
@@ -207,6 +209,7 @@ def export_model(
     _check_free(out, path, to, force)
     opened = open_model(path)
     if to == "gguf":
+        require(not opened.config.labels, f'{path} is a classifier, which GGUF cannot represent; choose `to="hf"`.')
         exported = _foreign(opened)
         architecture = write_gguf(out, exported, dtype or DEFAULT_GGUF_DTYPE, name=run_of(path).stem)
         try:

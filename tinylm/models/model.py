@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from tinylm.config.run import DataConfig, RunConfig
-from tinylm.config.validation import require
+from tinylm.config.validation import check_choice, require
 from tinylm.errors import UsageError
 from tinylm.formats.foreign import is_gguf
+from tinylm.generation.classify import Classified, classify_texts, known_text
 from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import (
@@ -114,7 +115,8 @@ class Model(EvaluatedModel):
     def logits(self, ids: Ids, source: Ids | None = None) -> Tensor:
         """The logits for token ids: (B, T) -> (B, T, V), in fp32.
 
-        At each position, a decoder predicts the next token, and an encoder the token itself.
+        At each position, a decoder predicts the next token, and an encoder the token itself. For the labels of a
+        classifier, see `classify`.
 
         source: (B, S) ids of the source texts, for an encoder-decoder, whose `ids` are those of the targets; other
             models ignore it.
@@ -216,6 +218,25 @@ class Model(EvaluatedModel):
                     line, row = divmod(number, prompt.config.num_samples)
                     yield row, f"\n{sample.text}" if line else sample.text
 
+    def classify(
+        self, texts: str | Sequence[str], *, unknown: str = "skip", names: Sequence[str] | None = None
+    ) -> list[Classified]:
+        """The label of each text, with the probabilities of all labels. A text longer than the context is cut.
+
+        unknown: error, or skip: characters outside the vocabulary are left out. names: of the texts, for messages.
+
+        Raises UsageError for a model that was not trained on texts with labels, and for an empty text.
+        """
+        check_choice("unknown", unknown, ("error", "skip"))
+        require(
+            bool(self.labels),
+            f"{self.path} is not a classifier; train one on texts with labels (JSONL with `text` and `label`).",
+        )
+        texts = (texts,) if isinstance(texts, str) else texts
+        named = zip(texts, names or [f"Text {number}" for number in range(1, len(texts) + 1)], strict=True)
+        known = [known_text(text, self.tokenizer, unknown, name) for text, name in named]
+        return classify_texts(self.network, self.tokenizer, self.labels, known, self.dtype)
+
     def close(self) -> None:
         """See `TextGenerator.close`."""
         for engine in filter(None, self._llama_cpp.values()):
@@ -226,6 +247,11 @@ class Model(EvaluatedModel):
         speed = config.speed
         engine = self._open_llama_cpp(speed) or self._torch_engine(speed.cache)
         return Continuation(engine, self.tokenizer, [encoded], config, first_stream)
+
+    def _require_generator(self) -> None:
+        require(
+            not self.labels, f"{self.path} is a classifier, which generates no text; use `classify` and `evaluate`."
+        )
 
     def _torch_engine(self, use_cache: bool = True) -> TorchEngine:
         decoder = self._prepare().network
@@ -285,6 +311,7 @@ class Model(EvaluatedModel):
 
     def _prepare(self, in_place: bool = False) -> "Model":
         """The model with its network converted, fused and quantized for generation by torch, made at first use."""
+        self._require_generator()
         if self._prepared is not None or self._is_prepared:
             return self._prepared or self
         prepared = self
@@ -337,6 +364,7 @@ class Model(EvaluatedModel):
                 '`engine="llama.cpp"` is not possible: the model was prepared for torch; load it again.',
             )
             return None  # fused layers cannot be exported
+        self._require_generator()
         scales = tuple(layer.adapter_scale for adapter in self.adapters for layer in adapter.layers.values())
         key = speed.engine, speed.cache, scales
         if key not in self._llama_cpp:

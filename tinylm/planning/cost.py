@@ -26,7 +26,7 @@ def matrix_parameters(config: ModelConfig) -> int:
     Not counted: embeddings (looked up), vectors (gains and biases), and experts that a token is not routed to. In an
     encoder-decoder, both stacks are counted for every token, which is an overestimate.
     """
-    total = config.width * config.vocab_size
+    total = config.width * config.outputs
     for name, (shape, layers) in layer_matrices(config).items():
         count = shape.numel()
         if ".experts." in name:

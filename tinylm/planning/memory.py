@@ -137,7 +137,7 @@ def training_memory(
     if request.ranks > 1 and process:
         process += recipes.RANK_BYTES
     casts = 0 if size == 4 else size * trained
-    output = 0 if frozen else 4 * config.width * config.vocab_size  # bytes of a gradient of the output layer
+    output = 0 if frozen else 4 * config.width * config.outputs  # bytes of a gradient of the output layer
     # The allocator does not reuse the memory of the casts, which are smaller than gradients. A tied
     # embedding has two gradients, which are in memory together until they are added.
     backward = casts + (output if config.tie else 0)
@@ -167,7 +167,7 @@ def training_memory(
         sums=min(4 * trained, MAX_SUM_BYTES) if request.ranks > 1 and state_shards == 1 else 0,
         per_sequence=longest * activation_bytes(machine, config, checkpointed=checkpointed),
         evaluation=longest * evaluation_bytes(config, checkpointed=checkpointed),
-        logits=longest * logit_bytes * config.vocab_size,
+        logits=(1 if config.labels else longest) * logit_bytes * config.outputs,
         max_logits=logit_bytes * max_logits(machine.device, bool(frozen)) + (1 + losses) * output,
         copies=state // state_shards if on_cpu else 0,
         base_loading=request.base_loading_bytes if on_cpu else 0,

@@ -262,7 +262,8 @@ def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelCo
 
 
 def _new_model(request: PlanRequest, size: str) -> ModelConfig:
-    return make_model_config(vocab_size=request.vocab_size, preset=request.preset, size=size, **request.model_fields)
+    fields = request.model_fields | ({"labels": request.labels, "tie": False} if request.labels else {})
+    return make_model_config(vocab_size=request.vocab_size, preset=request.preset, size=size, **fields)
 
 
 def choose_sizes(machine: Machine, request: PlanRequest) -> list[str]:
@@ -300,7 +301,7 @@ def with_tying(config: ModelConfig, request: PlanRequest, length: RunLength) -> 
 
     It is untied in a run of at most UNTIED_MAX_TOKENS with a vocabulary of at most UNTIED_MAX_VOCABULARY.
     """
-    if not request.is_new_modern or config.architecture != "decoder" or "tie" in request.model:
+    if not request.is_new_modern or config.architecture != "decoder" or config.labels or "tie" in request.model:
         return config
     untied = length.tokens <= recipes.UNTIED_MAX_TOKENS and request.vocab_size <= recipes.UNTIED_MAX_VOCABULARY
     return replace(config, tie=not untied)

@@ -25,6 +25,7 @@ from tinylm.planning.recipes import (
 from tinylm.text.chat_tokens import ChatTokens, chat_rows, worth_packing
 from tinylm.text.corpus import Corpus
 from tinylm.text.corpus_encoding import CHAT_TYPES
+from tinylm.text.labels import LabelCorpus, LabelTokens
 from tinylm.text.pairs import PairContexts, PairCorpus
 from tinylm.text.token_files import TokenFolder
 
@@ -177,8 +178,19 @@ class ChatShape(DataShape):
         return worth_packing(self.train, context) if pack is None else bool(pack)
 
 
+class LabelShape(ChatShape):
+    """Texts with a label each, one per row; those longer than the context are cut."""
+
+    def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
+        return {"pack": False, "label_smoothing": recipes.CLASSIFICATION_SMOOTHING}
+
+    def _packs(self, context: int, pack: bool | None) -> bool:
+        return False
+
+
 SHAPES: dict[str, Callable[[TokenFolder, int], DataShape]] = {
     Corpus.kind: lambda tokens, end_of_text_id: TextShape(),
+    LabelCorpus.kind: lambda tokens, end_of_text_id: LabelShape(LabelTokens(tokens.train), LabelTokens(tokens.val)),
     PairCorpus.kind: lambda tokens, end_of_text_id: PairShape(PairContexts.from_tokens(tokens, end_of_text_id)),
 }
 
@@ -215,6 +227,7 @@ class PlanRequest:
     compile: auto, on or off
     base: the model to train further, or the base model of `adapter`
     adapter: the adapter to train; `None` trains the model itself
+    labels: those of a new classifier
     teacher_parameters, teacher_context: number of parameters of all teachers, and their shortest context
     base_loading_bytes: memory that the weights of `base` took while they were read
     parallel, ranks: auto, ddp or fsdp, and the number of processes that train the model together
@@ -234,6 +247,7 @@ class PlanRequest:
     parallel: str = "auto"
     ranks: int = 1
     adapter: AdapterConfig | None = None
+    labels: tuple[str, ...] = ()
     teacher_parameters: int = 0
     teacher_context: int | None = None
     tokenizer_kind: str = "char"
@@ -253,6 +267,8 @@ class PlanRequest:
             )
         if "dpo_beta" in self.training and not self.data.has_reference:
             raise UsageError("`dpo_beta` is for preferences, and the data are others; leave it out.")
+        if "class_weights" in self.training and not self.data.has_labels:
+            raise UsageError("`class_weights` is for texts with labels, and the data are others; leave it out.")
         if self.keeps_first_weights and self.parallel == "fsdp":
             raise UsageError(
                 "The loss compares all weights with those of the beginning, which are not sharded; set "

@@ -63,7 +63,8 @@ RECIPES = {
 }
 LORA_ALPHA = 16.0  # decision 022
 MAX_ADAPTER_LR_FACTOR = 2.0  # decision 022: largest learning rate of an adapter, as a multiple of its recipe's `lr`
-OBJECTIVE_LR_FACTORS = {"dpo": 0.025}  # docs/preferences.md: of the learning rate of other objectives
+# Of the learning rate of other objectives: docs/preferences.md, docs/labels.md.
+OBJECTIVE_LR_FACTORS = {"dpo": 0.025, "classification": 0.25}
 MIN_LR_DIVISOR = 10  # Brown et al. 2020: the learning rate ends at a tenth of its peak
 
 # Preset modern: weight decay (also where training is continued) and output layer (only of new models).
@@ -95,6 +96,7 @@ PAIR_DROPOUT = DropoutRule(per_epoch=1 / 500, minimum=0.04, maximum=0.3)  # deci
 # Pairs of a source and a target.
 
 PAIR_LABEL_SMOOTHING = 0.1  # Vaswani et al. 2017, section 5.4
+CLASSIFICATION_SMOOTHING = 0.1  # docs/labels.md
 MIN_PAIR_CONTEXT, PAIR_CONTEXT_MULTIPLE = 128, 32  # not measured
 # Examples that need more than this multiple of the quantile do not lengthen the context (`fitting_context`): such pairs
 # are left out, such conversations cut. Not measured.

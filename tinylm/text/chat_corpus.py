@@ -18,7 +18,7 @@ from tinylm.text.chat import KEYS, Conversation, parse_conversation
 from tinylm.text.chat_template import is_named
 from tinylm.text.chat_tokens import CODES_PER_ID, FIRST, SCORED, ChatTokens
 from tinylm.text.compression import Progress, no_progress
-from tinylm.text.corpus import Corpus, CorpusStats, Stream, scan_stream
+from tinylm.text.corpus import CorpusStats, RecordCorpus, Stream, scan_stream
 from tinylm.text.parallel_encoding import TextBatch
 from tinylm.text.readers import is_parquet, parquet_columns, records
 from tinylm.text.token_files import BATCH_CHARACTERS, Encoding
@@ -28,7 +28,7 @@ MAX_NOTED_KEYS = 100
 
 
 @dataclass(frozen=True)
-class ChatCorpus(Corpus):
+class ChatCorpus(RecordCorpus):
     """A corpus of conversations. Each file is JSONL, a JSON array or Parquet. `chat` renders them.
 
     In the stream, a document is the text of a conversation without its special tokens.
@@ -40,7 +40,6 @@ class ChatCorpus(Corpus):
     _unused: dict[str, None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     kind: ClassVar[str] = "chat"
-    detects_json: ClassVar[bool] = True
     tokens_type: ClassVar[type[ChatTokens]] = ChatTokens
     keys: ClassVar[tuple[str, ...]] = KEYS
 
@@ -97,7 +96,7 @@ class ChatCorpus(Corpus):
         return self.chat.render_each(self.conversations(progress))
 
     def selected_examples(self, selected: Iterable[bool]) -> Iterator[ScoredText]:
-        """Yield the examples of the records for which `selected` has True; as `examples`."""
+        """As `RecordCorpus.selected_examples`; other conversations are not rendered."""
         chosen = itertools.chain.from_iterable(itertools.repeat(flag, self.documents_per_record) for flag in selected)
         return self.chat.render_each(itertools.compress(self.conversations(), chosen))
 
@@ -145,9 +144,9 @@ def encode_example(example: ScoredText, tokenizer: Tokenizer) -> np.ndarray:
     return codes
 
 
-def _example_batches(examples: Iterator[ScoredText], tokenizer: Tokenizer) -> Iterator[TextBatch]:
-    """Yield batches whose content is a list of rendered conversations."""
-    batch: list[ScoredText] = []
+def example_batches(examples: Iterator[Any], tokenizer: Tokenizer) -> Iterator[TextBatch]:
+    """Yield batches whose content is a list of examples, such as rendered conversations, with a `text` each."""
+    batch: list[Any] = []
     characters = 0
     for example in examples:
         batch.append(example)
@@ -164,4 +163,4 @@ def _encode_examples(examples: list[ScoredText], tokenizer: Tokenizer) -> np.nda
     return np.concatenate([encode_example(example, tokenizer) for example in examples])
 
 
-CHAT_ENCODING = Encoding(_example_batches, _encode_examples, CODES_PER_ID)
+CHAT_ENCODING = Encoding(example_batches, _encode_examples, CODES_PER_ID)

@@ -58,10 +58,14 @@ class ChatTokens:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def tokens(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The ids, (T,) of int64, and the scored flags, (T,) of bool, of a conversation. Ignore the first flag."""
+    def tokens(self, index: int, inputs: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The ids, (T,) of int64, and the scored flags, (T,) of bool, of a conversation. Ignore the first flag.
+
+        inputs: number of input tokens, which are cut and have one target more; `None` for all
+        """
         start = self._starts[index]
-        codes = np.asarray(self._codes[start : start + self.lengths[index]], dtype=np.int64)
+        length = self.lengths[index] if inputs is None else inputs + 1
+        codes = np.asarray(self._codes[start : start + length], dtype=np.int64)
         return ids_of(codes), (codes & SCORED) > 0
 
     def scored_ids(self, context: int) -> np.ndarray:
@@ -173,7 +177,7 @@ class ChatRows:
             start = 0
             for segment, index in enumerate(self.rows[number], start=1):
                 stop = start + self._inputs[index]
-                tokens, scored = (part[: stop - start + 1] for part in self._tokens.tokens(index))
+                tokens, scored = self._tokens.tokens(index, int(self._inputs[index]))
                 ids[row, start:stop], targets[row, start:stop] = tokens[:-1], tokens[1:]
                 mask[row, start:stop], segments[row, start:stop] = scored[1:], segment
                 start = stop

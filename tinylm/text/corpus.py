@@ -6,6 +6,7 @@ of a file with the format "lines", or else a whole file. Empty documents are ski
 """
 
 import hashlib
+import itertools
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -165,6 +166,22 @@ class Corpus:
     def size(self) -> int:
         """Size of all files on the disk in bytes, before any decompression."""
         return sum(file.stat().st_size for file in self.files)
+
+
+@dataclass(frozen=True)
+class RecordCorpus(Corpus):
+    """A corpus whose records are encoded one by one, with what is scored in each of them."""
+
+    detects_json: ClassVar[bool] = True
+
+    def examples(self, progress: Progress = no_progress) -> Iterator[Any]:
+        """Yield the documents as the input of their encoding; `documents_per_record` for each record."""
+        raise NotImplementedError
+
+    def selected_examples(self, selected: Iterable[bool]) -> Iterator[Any]:
+        """Yield the examples of the records for which `selected` has True."""
+        chosen = itertools.chain.from_iterable(itertools.repeat(flag, self.documents_per_record) for flag in selected)
+        return itertools.compress(self.examples(), chosen)
 
 
 def find_corpus(

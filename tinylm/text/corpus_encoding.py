@@ -21,7 +21,16 @@ from tinylm.system.cache_directory import private_folder
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat_corpus import CHAT_ENCODING, ChatCorpus
 from tinylm.text.compression import Progress, no_progress
-from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, Stream, document_end, slice_stream
+from tinylm.text.corpus import (
+    STANDARD_INPUT,
+    Corpus,
+    CorpusStats,
+    RecordCorpus,
+    Stream,
+    document_end,
+    slice_stream,
+)
+from tinylm.text.labels import LABEL_ENCODING, LabelCorpus
 from tinylm.text.pairs import PairCorpus, PairTokens
 from tinylm.text.preferences import PreferenceCorpus
 from tinylm.text.sharded_tokens import Tokens
@@ -43,10 +52,14 @@ COUNTED_TOKENS = 1 << 20  # tokens that are decoded at a time, to count their by
 EXAMINED_CONVERSATIONS = 256  # in which characters of the chat template are looked for
 
 CORPUS_TYPES: dict[str, type[Corpus]] = {
-    corpus.kind: corpus for corpus in (Corpus, PairCorpus, ChatCorpus, PreferenceCorpus)
+    corpus.kind: corpus for corpus in (Corpus, PairCorpus, ChatCorpus, PreferenceCorpus, LabelCorpus)
 }
 CHAT_TYPES = {kind: corpus for kind, corpus in CORPUS_TYPES.items() if issubclass(corpus, ChatCorpus)}
-ENCODINGS: dict[str, Encoding] = {kind: CHAT_ENCODING if kind in CHAT_TYPES else TEXT_ENCODING for kind in CORPUS_TYPES}
+ENCODINGS: dict[str, Encoding] = {
+    **dict.fromkeys(CORPUS_TYPES, TEXT_ENCODING),
+    **dict.fromkeys(CHAT_TYPES, CHAT_ENCODING),
+    LabelCorpus.kind: LABEL_ENCODING,
+}
 
 Warn = Callable[[str], None]
 
@@ -79,6 +92,11 @@ class SplitCorpus:
         return self.corpus.chat if isinstance(self.corpus, ChatCorpus) else None
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of the texts, in the order of their numbers; empty for other texts."""
+        return self.corpus.labels if isinstance(self.corpus, LabelCorpus) else ()
+
+    @property
     def characters(self) -> int:
         """Number of characters of training and validation text."""
         return self.stats.characters + (self.val_stats.characters if self.val_stats else 0)
@@ -95,16 +113,16 @@ class SplitCorpus:
         return _require_length(self.train_characters, slice_stream(self.corpus.stream(), 0, self.train_characters))
 
     def train_documents(self) -> Iterator[Any]:
-        """The training text as input of its encoding in ENCODINGS: `train_stream`, or rendered conversations."""
-        if isinstance(self.corpus, ChatCorpus):
+        """The training text as input of its encoding in ENCODINGS: `train_stream`, or the examples of records."""
+        if isinstance(self.corpus, RecordCorpus):
             return self.corpus.selected_examples(self._selection(drawn=False))
         return self.train_stream()
 
     def val_documents(self) -> Iterator[Any]:
         """The validation text, as `train_documents`."""
-        if isinstance(self.val_corpus, ChatCorpus):
+        if isinstance(self.val_corpus, RecordCorpus):
             return self.val_corpus.examples()
-        if isinstance(self.corpus, ChatCorpus):
+        if isinstance(self.corpus, RecordCorpus):
             return self.corpus.selected_examples(self._selection(drawn=True))
         return self.val_stream()
 

@@ -16,12 +16,13 @@ from tinylm.reporter import Reporter
 from tinylm.system.files import resolve_links, temporary_folder
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import LAYOUTS
-from tinylm.text.chat_corpus import CHAT_ENCODING, ChatCorpus
+from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.compression import SPOOL_FILE, content_suffix, display_name
-from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, document_end, find_corpus
+from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, RecordCorpus, document_end, find_corpus
 from tinylm.text.corpus_encoding import (
     CHAT_TYPES,
     CORPUS_TYPES,
+    ENCODINGS,
     SplitCorpus,
     check_encoder,
     corpus_without_unknown,
@@ -33,9 +34,10 @@ from tinylm.text.corpus_encoding import (
     split_corpus,
 )
 from tinylm.text.file_selection import conversation_keys, describe_skipped, format_size
+from tinylm.text.labels import LABEL_KEY, LabelCorpus, has_labels, with_labels
 from tinylm.text.readers import is_table, table_columns
 from tinylm.text.run_tokens import encode_again, find_run_corpus, reopen_part
-from tinylm.text.token_files import TokenFolder, encode_in_memory, encode_stream
+from tinylm.text.token_files import TokenFolder, encode_in_memory
 from tinylm.text.tokenizer import Tokenizer, describe_characters
 
 DEFAULT_VAL_FRACTION = 0.1
@@ -73,12 +75,18 @@ ChatFormatOf = Callable[[TextSource], ChatFormat]  # the format of conversations
 
 
 def load_text(
-    source: TextSource, staging: Path, kind: str, reporter: Reporter, make_chat_format: ChatFormatOf | None = None
+    source: TextSource,
+    staging: Path,
+    kind: str,
+    reporter: Reporter,
+    make_chat_format: ChatFormatOf | None = None,
+    labels: Sequence[str] | None = None,
 ) -> SplitCorpus:
-    """Find, scan and split the texts. `kind` is "text" or "pairs"; standard input is copied into the folder `staging`.
+    """Find, scan and split the texts. `kind` is a default; standard input is copied into the folder `staging`.
 
     make_chat_format: returns the format of the conversations in a source. `None` if the model cannot be trained on
         conversations, which are then an error.
+    labels: those of the model, or if empty, those of texts that have labels. `None` reads the texts alone.
 
     Raises UsageError for contradictory settings, for settings that do not apply to the text, and for a text that
     cannot be read, and TinyLMError if standard input cannot be copied.
@@ -88,7 +96,7 @@ def load_text(
     if source.val_data == STANDARD_INPUT and STANDARD_INPUT in source.paths:
         raise UsageError("Standard input cannot be both the text and `val_data`; put one of them into a file.")
     parts = [source.paths] if source.val_data is None else [source.paths, (source.val_data,)]
-    corpus, *val_corpus = _find_corpora(source, parts, staging, kind, reporter, make_chat_format)
+    corpus, *val_corpus = _find_corpora(source, parts, staging, kind, reporter, make_chat_format, labels)
     val_files = {resolve_links(file) for part in val_corpus for file in part.files}
     for file in corpus.files:
         if resolve_links(file) in val_files:
@@ -111,6 +119,7 @@ def _find_corpora(
     kind: str,
     reporter: Reporter,
     make_chat_format: ChatFormatOf | None,
+    labels: Sequence[str] | None,
 ) -> list[Corpus]:
     """Find one corpus per list of paths in `parts`, and report skipped files.
 
@@ -126,17 +135,30 @@ def _find_corpora(
     fields = {}
     if format in CHAT_TYPES:
         kind, fields["chat"] = format, _chat_format(source, make_chat_format, "`format`")
+    if format == LabelCorpus.kind:
+        require(labels is not None, f'`format="{format}"` is for classifiers, which encoders and decoders can become.')
+        kind = format
     if kind in RECORD_KEYS and requires_records:
         raise UsageError(f"`text_key` is for documents; JSONL of {RECORD_KEYS[kind]}. Leave `text_key` out.")
     text_key = "text" if source.text_key is None else source.text_key
     corpora = [
         find_corpus(paths, text_key, source.encoding, spool, CORPUS_TYPES[kind], format, **fields) for paths in parts
     ]
+    if kind == Corpus.kind and format == "auto" and labels is not None and _have_labels(corpora):
+        kind = LabelCorpus.kind
+        corpora = [_as(corpus, LabelCorpus) for corpus in corpora]
+        reporter.note(
+            f"{corpora[0].name}: the records have the key {LABEL_KEY!r}, so a classifier is trained; "
+            '`format="jsonl"` reads the texts alone.'
+        )
     if kind == Corpus.kind and format == "auto" and not requires_records and (found := _chat_kind(corpora)):
         kind, chosen = found, _chat_format(source, make_chat_format, corpora[0].name)
-        corpora = [_as_chat(corpus, CHAT_TYPES[kind], chosen) for corpus in corpora]
+        corpora = [_as(corpus, CHAT_TYPES[kind], chat=chosen) for corpus in corpora]
     if kind not in CHAT_TYPES:
         _reject_chat_settings(source)
+    labelled = [corpus for corpus in corpora if isinstance(corpus, LabelCorpus)]
+    if labelled:
+        corpora = list(with_labels(labelled, labels or ()))
     if kind == Corpus.kind and format == "auto":
         _report_tables(corpora, reporter, required=requires_records)
     if requires_records and not any(corpus.has_keys for corpus in corpora):
@@ -169,6 +191,12 @@ def _report_tables(corpora: Sequence[Corpus], reporter: Reporter, *, required: b
         )
 
 
+def _have_labels(corpora: Sequence[Corpus]) -> bool:
+    """Whether the first file of the corpora has texts with labels."""
+    files = [(file, corpus) for corpus in corpora for file in corpus.files]
+    return any(has_labels(file, corpus.encoding, corpus.text_key) for file, corpus in files[:1])
+
+
 def _chat_kind(corpora: Sequence[Corpus]) -> str | None:
     """The kind of the first conversations in the corpora, a key of CHAT_TYPES; `None` without conversations."""
     for corpus in corpora:
@@ -196,9 +224,9 @@ def _reject_chat_settings(source: TextSource) -> None:
         raise UsageError(f"{names} is for conversations, and the text has none: JSONL with {LAYOUTS}.")
 
 
-def _as_chat(corpus: Corpus, corpus_type: type[ChatCorpus], chat: ChatFormat) -> ChatCorpus:
+def _as(corpus: Corpus, corpus_type: type[Corpus], **fields: Any) -> Corpus:
     return corpus_type(
-        corpus.paths, corpus.files, corpus.text_key, corpus.encoding, corpus.format, corpus.skipped, chat=chat
+        corpus.paths, corpus.files, corpus.text_key, corpus.encoding, corpus.format, corpus.skipped, **fields
     )
 
 
@@ -285,17 +313,22 @@ def encode_recorded_text(
     source: TextSource,
     reporter: Reporter,
     chat_template: str | None = None,
+    labels: Sequence[str] = (),
 ) -> TokenFolder:
     """Encode the text of a run whose token files are no longer in the cache. Only the paths of `source` are used.
 
-    chat_template: the template of the run.
+    chat_template, labels: of the run.
 
     Raises UsageError unless `source` is the text that the run was trained on, and TinyLMError as `encode_again` does.
     """
     if STANDARD_INPUT in (*source.paths, source.val_data):
         raise UsageError("With `resume`, the text is read from files; put standard input into a file.")
-    corpus = find_run_corpus(source.paths, data, tokenizer, chat_template)
-    val_corpus = find_run_corpus((source.val_data,), data, tokenizer, chat_template) if source.val_data else None
+    corpora = [
+        find_run_corpus(paths, data, tokenizer, chat_template, labels)
+        for paths in (source.paths, (source.val_data,) if source.val_data else ())
+        if paths
+    ]
+    corpus, val_corpus = corpora[0], corpora[1] if len(corpora) > 1 else None
     return encode_again(run, data, tokenizer, corpus, val_corpus, reporter)
 
 
@@ -347,11 +380,12 @@ def evaluation_tokens(
     kind: str,
     reporter: Reporter,
     make_chat_format: ChatFormatOf | None,
+    labels: Sequence[str] | None = None,
 ) -> EvaluationTokens:
     """Encode the text, pairs or conversations of a source in memory. Without a source, open the validation tokens of
     the run.
 
-    kind, make_chat_format: as for `load_text`.
+    kind, make_chat_format, labels: as for `load_text`.
 
     No file is written except a temporary copy of standard input, which is read twice. Raises UsageError for a text that
     cannot be read or is empty, for unknown characters unless the source skips them, and if neither a source nor `data`
@@ -360,33 +394,36 @@ def evaluation_tokens(
     if source is None:
         if data is None:
             raise UsageError(f"{run} has no validation {kind} of its own; name a file to evaluate on.")
-        name = "conversations" if data.is_chat else data.kind
+        name = "conversations" if data.is_chat else "texts" if data.has_labels else data.kind
         reporter.note(f"Evaluating on the validation {name} of {run}.")
         codes = np.asarray(reopen_part(run, data, tokenizer, "val"))
         return EvaluationTokens(data.kind, codes, document_end=document_end(data.format))
     names: list[str] = []
-    with opened_corpus(source, kind, reporter, make_chat_format) as corpus:
+    with opened_corpus(source, kind, reporter, make_chat_format, labels) as corpus:
         corpus, stats = known_text(corpus, tokenizer, source.unknown, run, reporter)
         with reporter.counting("encoding", stats.characters, "characters") as advance:
-            if isinstance(corpus, ChatCorpus):
-                codes = encode_in_memory(corpus.examples(), tokenizer, CHAT_ENCODING, advance)
-            else:
+            if not isinstance(corpus, ChatCorpus):
                 check_encoder(tokenizer, stats.sample, reporter.warn)
-                codes = encode_stream(corpus.stream(started=names.append), tokenizer, advance)
+            documents = corpus.examples() if isinstance(corpus, RecordCorpus) else corpus.stream(started=names.append)
+            codes = encode_in_memory(documents, tokenizer, ENCODINGS[corpus.kind], advance)
         return EvaluationTokens(corpus.kind, codes, names, document_end(corpus.format))
 
 
 @contextlib.contextmanager
 def opened_corpus(
-    source: TextSource, kind: str, reporter: Reporter, make_chat_format: ChatFormatOf | None = None
+    source: TextSource,
+    kind: str,
+    reporter: Reporter,
+    make_chat_format: ChatFormatOf | None = None,
+    labels: Sequence[str] | None = None,
 ) -> Iterator[Corpus]:
-    """Context manager that finds the corpus of a source; `kind`, `make_chat_format` and errors as for `load_text`.
+    """Context manager that finds the corpus of a source; the other arguments and errors are those of `load_text`.
 
     Standard input is copied to a temporary file.
     """
     piped = STANDARD_INPUT in source.paths
     with temporary_folder() if piped else contextlib.nullcontext(Path()) as folder:
-        (corpus,) = _find_corpora(source, [source.paths], folder, kind, reporter, make_chat_format)
+        (corpus,) = _find_corpora(source, [source.paths], folder, kind, reporter, make_chat_format, labels)
         yield corpus
 
 

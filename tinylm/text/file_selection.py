@@ -421,9 +421,14 @@ def conversation_keys(file: Path, encoding: str) -> set[str]:
     return keys if has_chat_keys(keys, complete) else set()
 
 
+def is_json_start(file: Path, encoding: str) -> bool:
+    """Whether a file begins with a JSON object, alone or in an array."""
+    return is_json((decode_head(_read_head(file), encoding) or "").lstrip("\ufeff"))
+
+
 def _reject_json(file: Path, text: str) -> None:
-    """Raise UsageError for JSON that would be read as plain text, except for conversations."""
-    if is_json(text) and not is_chat(text):
+    """Raise UsageError for JSON that would be read as plain text, except for conversations and labelled texts."""
+    if is_json(text) and not is_chat(text) and not {"text", "label"} <= _first_keys(text)[0]:
         raise UsageError(
             f"{display_name(file)} contains JSON, which would be read as plain text. Read its documents with "
             '`format="jsonl"` (and `text_key`), or the JSON itself with `format="text"`.'

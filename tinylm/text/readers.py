@@ -121,8 +121,10 @@ def table_columns(file: Path, encoding: str) -> list[str]:
     return []
 
 
-def table_texts(file: Path, encoding: str, column: str, progress: Progress) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the location of each row of CSV or TSV after the first, and its text in a column as the only value.
+def table_texts(
+    file: Path, encoding: str, columns: Sequence[str], progress: Progress
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the location of each row of CSV or TSV after the first, and its texts in those of `columns` that it has.
 
     The separator is the comma, semicolon or tab that occurs most often in the first line; in TSV, the tab.
 
@@ -137,7 +139,7 @@ def table_texts(file: Path, encoding: str, column: str, progress: Progress) -> I
         elif len(row) != len(names):
             raise UsageError(f"{location}: it has {len(row)} fields, but the first line has {len(names)}; correct it.")
         else:
-            yield location, {column: row[names.index(column)]}
+            yield location, {column: row[names.index(column)] for column in columns if column in names}
 
 
 def _table_rows(chunks: Iterator[str], file: Path) -> Iterator[tuple[str, list[str]]]:
@@ -342,13 +344,13 @@ def _invalid_json_error(error: Exception, location: str, advice: str = "") -> Us
 def records(file: Path, encoding: str, columns: Sequence[str], progress: Progress) -> Iterator[tuple[str, Any]]:
     """Yield the location and the value of each record of a file of JSONL, a JSON array, Parquet, CSV or TSV.
 
-    columns: the columns to read from Parquet; the first of them is read from CSV and TSV. `progress` and errors as for
+    columns: the columns to read from Parquet, CSV and TSV. `progress` and errors as for
     `decoded_chunks`, `json_records`, `parquet_rows` and `table_texts`.
     """
     if is_parquet(file):
         return parquet_rows(file, columns, progress)
     if is_table(file):
-        return table_texts(file, encoding, columns[0], progress)
+        return table_texts(file, encoding, columns, progress)
     return json_records(decoded_chunks(file, encoding, progress), display_name(file))
 
 

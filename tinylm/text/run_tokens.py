@@ -1,7 +1,9 @@
 """The token files of an existing run: open them, or encode the text of the run again."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,13 +29,17 @@ from tinylm.text.tokenizer import Tokenizer
 
 
 def find_run_corpus(
-    paths: tuple[str, ...], data: DataConfig, tokenizer: Tokenizer, chat_template: str | None
+    paths: tuple[str, ...],
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    chat_template: str | None,
+    labels: Sequence[str] = (),
 ) -> Corpus:
-    """Find the corpus at `paths`, to be read with the settings in the `data` of a run and with its chat template.
+    """Find the corpus at `paths`, to be read with the settings in the `data` of a run, its chat template and labels.
 
     Raises the errors of `find_corpus`, and TinyLMError for a run on conversations without a valid template.
     """
-    fields = {}
+    fields: dict[str, Any] = {"labels": tuple(labels)} if data.has_labels else {}
     if data.is_chat:
         if chat_template is None:
             raise TinyLMError("The run was trained on conversations, but has no chat template.")
@@ -66,7 +72,7 @@ def reopen_part(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *,
             f"The encoded text of {run} is no longer in the cache; name its training text again, together with "
             f"`resume` (the run recorded the path {recorded[:200]})."
         )
-    codes = ENCODINGS[data.kind].codes_per_id * tokenizer.vocab_size
+    codes = ENCODINGS[data.kind].codes(tokenizer.vocab_size)
     ids = open_part(folder, part, key, codes, trust_mtime=trust_mtime)
     if len(ids) != (data.train_tokens if part == "train" else data.val_tokens) or len(ids) < MIN_TOKENS[part]:
         raise TinyLMError(f"The encoded text in {folder} does not belong to {run}; delete that folder.")
@@ -74,9 +80,9 @@ def reopen_part(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *,
 
 
 def reopen_ids(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *, trust_mtime: bool = False) -> Tokens:
-    """As `reopen_part`, but returns token ids for conversations, too."""
+    """As `reopen_part`, but returns token ids in place of codes."""
     codes = reopen_part(run, data, tokenizer, part, trust_mtime=trust_mtime)
-    return ids_of(np.asarray(codes)) if data.is_chat else codes
+    return ids_of(np.asarray(codes)) if ENCODINGS[data.kind].codes_per_id > 1 else codes
 
 
 def open_folder(folder: Path, data: DataConfig, tokenizer: Tokenizer) -> TokenFolder:
@@ -89,7 +95,7 @@ def open_folder(folder: Path, data: DataConfig, tokenizer: Tokenizer) -> TokenFo
             f"The encoded text in {folder} is not on this machine. All machines of a run need a file system in common: "
             "set TINYLM_CACHE to a folder on it."
         )
-    return TokenFolder.open(folder, _key(data, tokenizer), ENCODINGS[data.kind].codes_per_id * tokenizer.vocab_size)
+    return TokenFolder.open(folder, _key(data, tokenizer), ENCODINGS[data.kind].codes(tokenizer.vocab_size))
 
 
 def has_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> bool:

@@ -217,12 +217,18 @@ class Encoding(NamedTuple):
     """How the documents of a corpus are encoded, as codes: a code is a token id plus flags.
 
     batches: divides the documents into batches, deterministically. encode: returns the codes of a batch, (N,).
-    codes_per_id: number of codes per token id; 1 without flags.
+    codes_per_id: number of codes per token id; 1 without flags. least_ids: the number of other values than token ids
+        that a code may stand for.
     """
 
     batches: Callable[[Iterator[Any], Tokenizer], Iterator[TextBatch]]
     encode: Encode
     codes_per_id: int
+    least_ids: int = 0
+
+    def codes(self, vocab_size: int) -> int:
+        """The number of codes with a vocabulary of this size."""
+        return self.codes_per_id * max(vocab_size, self.least_ids)
 
 
 class SplitDocuments(NamedTuple):
@@ -256,7 +262,7 @@ def encode_to_folder(
     an id, and the errors of the functions of `documents`.
     """
     encoding = documents.encoding or TEXT_ENCODING
-    codes = encoding.codes_per_id * tokenizer.vocab_size
+    codes = encoding.codes(tokenizer.vocab_size)
     if os.path.lexists(folder):
         try:
             return TokenFolder.open(folder, key, codes, mapped=mapped)
@@ -465,7 +471,7 @@ def encode_in_memory(
     documents: Iterator[Any], tokenizer: Tokenizer, encoding: Encoding, progress: Progress
 ) -> np.ndarray:
     """As `encode_stream`, for documents of any kind: the codes of `encoding`."""
-    dtype = smallest_dtype(encoding.codes_per_id * tokenizer.vocab_size)
+    dtype = smallest_dtype(encoding.codes(tokenizer.vocab_size))
     parts = [np.zeros(0, dtype=dtype)]
     for ids, characters in encode_batches(encoding.batches(documents, tokenizer), encoding.encode, tokenizer, dtype):
         parts.append(ids)

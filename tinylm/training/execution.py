@@ -131,7 +131,9 @@ class GraphedModel:
         """As `Transformer.output_parameters`."""
         return self._model.output_parameters
 
-    def __call__(self, *inputs: Tensor | None) -> Output:
+    def __call__(self, *inputs: Tensor | None, lengths: Tensor | None = None) -> Output:
+        if lengths is not None:
+            return self._model(*inputs, lengths=lengths)
         ids, *others = inputs
         assert ids is not None
         graph = None if others else self._graphs.get(ids.shape)

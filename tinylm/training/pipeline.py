@@ -27,6 +27,7 @@ from tinylm.system.files import resolve_links, temporary_folder
 from tinylm.text.chat_tokens import ChatTokens, MarkedText, marked_examples
 from tinylm.text.corpus_encoding import CHAT_TYPES
 from tinylm.text.corpus_loading import encode_text, handle_unknown_characters, load_text
+from tinylm.text.labels import LabelCorpus
 from tinylm.text.run_tokens import open_folder
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
@@ -225,6 +226,7 @@ def _applicable_training(request: TrainingRequest, data: DataConfig, tokenizer: 
     inapplicable |= set() if tokenizer.kind == "bpe" else {"bpe_dropout"}
     inapplicable |= set() if data.has_reference else {"dpo_beta"}
     inapplicable |= set() if request.teachers else {"teacher_weight"}
+    inapplicable |= set() if data.has_labels else {"class_weights"}
     ignored = inapplicable & request.ignorable
     return {name: value for name, value in request.training.items() if name not in ignored}
 
@@ -252,10 +254,17 @@ def prepare(
     start = load_start(request, source, teachers)
 
     # The text, its split, its tokenizer and its tokens
-    kinds = corpora_of(start.architecture)
+    kinds = corpora_of(start.architecture, is_classifier=bool(start.labels))
     split = load_text(
-        request.text, staging, kinds[0], reporter, start.chat_format if CHAT_TYPES.keys() & kinds else None
+        request.text,
+        staging,
+        kinds[0],
+        reporter,
+        start.chat_format if CHAT_TYPES.keys() & kinds else None,
+        start.labels if LabelCorpus.kind in kinds and not teachers else None,
     )
+    if split.labels and not start.labels:
+        start.add_labels(split.labels)
     tokenizer = start.fit_tokenizer(split, request.budget.time if request.budget else None, reporter)
     split = handle_unknown_characters(  # only a given vocabulary can lack characters
         split, tokenizer, request.text.unknown, reporter, vocabulary_owner=start.vocabulary_owner, model=source
@@ -278,6 +287,7 @@ def prepare(
             parallel=request.settings.parallel,
             ranks=processes,
             adapter=start.adapter,
+            labels=split.labels,
             teacher_parameters=sum(teacher.recorded.parameters for teacher in teachers),
             teacher_context=min((teacher.network.context for teacher in teachers), default=None),
             tokenizer_kind=tokenizer.kind,

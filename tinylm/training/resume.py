@@ -108,7 +108,7 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
             tokens = reopen_tokens(path, data, tokenizer)
         else:
             tokens = encode_recorded_text(
-                path, data, tokenizer, request.text, session.reporter, config.tokenizer.chat_template
+                path, data, tokenizer, request.text, session.reporter, config.tokenizer.chat_template, config.labels
             )
         plan = plan_resumed(config, recorded, tokens, tokenizer, free, request.settings.parallel, session.ranks.size)
         training = replace(training, budget=request.budget or training.budget, **request.training)

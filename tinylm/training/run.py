@@ -88,10 +88,11 @@ def generate_sample(
 
     It ends after `seconds`, with the token that is then being generated.
 
-    `None` for models other than decoders, for sharded models, and for runs on conversations; also if memory runs out
-    and for logits that are not finite, since a sample must not end the training run.
+    `None` for models other than decoders, sharded models, classifiers, and runs on conversations; also if memory runs
+    out and for logits that are not finite, since a sample must not end the training run.
     """
-    if not isinstance(model, Decoder) or is_sharded(model) or (config.data is not None and config.data.is_chat):
+    is_other = config.labels or (config.data is not None and config.data.is_chat)
+    if not isinstance(model, Decoder) or is_sharded(model) or is_other:
         return None
     dtype = "fp32" if config.runtime is None else config.runtime.dtype  # a frozen base has 16-bit weights
     was_training = model.training

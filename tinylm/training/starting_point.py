@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from tinylm.adapters.adapter import add_head
 from tinylm.adapters.bottleneck import sublayers
 from tinylm.adapters.lora import TARGETS, max_rank, target_modules
 from tinylm.config.model import ARCHITECTURES, ModelConfig
@@ -33,7 +34,7 @@ from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters
 from tinylm.text.tokenizer_choice import choose_tokenizer, load_tokenizer_file
 from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.architectures import Transformer
-from tinylm.transformer.build import build_model, extend_vocabulary
+from tinylm.transformer.build import build_model, extend_vocabulary, make_classifier
 
 DEFAULT_RANK = 8
 
@@ -74,6 +75,15 @@ class StartingPoint(abc.ABC):
         extended = self.adds_tokens and source != self.chat_template
         return chat_format(source, self.tokenizer, text.train_on or "assistant", extended=extended)
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of a classifier; empty for a model that is none."""
+        return () if self.base is None else self.base.labels
+
+    @abc.abstractmethod
+    def add_labels(self, labels: tuple[str, ...]) -> None:
+        """Make a classifier of a model that is none."""
+
     @abc.abstractmethod
     def fit_tokenizer(self, split: SplitCorpus, seconds: float | None, reporter: Reporter) -> Tokenizer:
         """The tokenizer for the text: trained on it, loaded from a file, or that of the model, extended if needed.
@@ -102,6 +112,7 @@ class NewModel(StartingPoint):
 
     tokenizer_choice: str = "auto"
     vocab_size: int | None = None
+    new_labels: tuple[str, ...] = ()
 
     @classmethod
     def choose(cls, given: Mapping[str, Any], teachers: Sequence[Teacher]) -> Self:
@@ -125,6 +136,16 @@ class NewModel(StartingPoint):
             tokenizer_choice=tokenizer,
             vocab_size=given.get("vocab_size"),
         )
+
+    def add_labels(self, labels: tuple[str, ...]) -> None:
+        """As `StartingPoint.add_labels`. By default, the model is an encoder with a BPE tokenizer, which has an id for
+        each character.
+        """
+        self.new_labels = labels
+        self.architecture = self.choices.get("architecture", "encoder")
+        self.choices = {**self.choices, "architecture": self.architecture}
+        if self.tokenizer_choice == "auto":
+            self.tokenizer_choice = "bpe"
 
     def fit_tokenizer(self, split: SplitCorpus, seconds: float | None, reporter: Reporter) -> Tokenizer:
         tokenizer = self.tokenizer
@@ -170,6 +191,10 @@ class TrainedModel(StartingPoint):
             **others,
         )
 
+    def add_labels(self, labels: tuple[str, ...]) -> None:
+        make_classifier(self.network, len(labels))
+        self.base = replace(self.base, labels=labels, tie=False)
+
     def fit_tokenizer(self, split: SplitCorpus, seconds: float | None, reporter: Reporter) -> Tokenizer:
         """With `extend_vocab`, add the unknown characters of the text to the tokenizer.
 
@@ -193,7 +218,7 @@ class TrainedModel(StartingPoint):
             tokenizer = tokenizer.with_special_tokens(missing, list(eos))
             reporter.note(f"Added to the vocabulary: {', '.join(missing)}.")
         if tokenizer.vocab_size > self.base.vocab_size:
-            extend_vocabulary(self.network, tokenizer.vocab_size)
+            extend_vocabulary(self.network, tokenizer.vocab_size, is_classifier=bool(self.labels))
             self.base = replace(self.base, vocab_size=tokenizer.vocab_size)
         return tokenizer
 
@@ -208,7 +233,12 @@ class TrainedModel(StartingPoint):
 class AdaptedModel(TrainedModel):
     """A frozen base model with a new adapter."""
 
+    adapter: AdapterConfig
     adds_tokens: bool = False
+
+    def add_labels(self, labels: tuple[str, ...]) -> None:
+        add_head(self.network, len(labels))
+        self.adapter = replace(self.adapter, labels=labels)
 
     def fit_tokenizer(self, split: SplitCorpus, seconds: float | None, reporter: Reporter) -> Tokenizer:
         tokens = [] if split.chat is None else template_tokens(split.chat.template.source)

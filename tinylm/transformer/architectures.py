@@ -112,6 +112,11 @@ class Transformer(Stack):
         return self.embedding.num_embeddings
 
     @property
+    def width(self) -> int:
+        """Number of features of a hidden vector."""
+        return self.embedding.weight.shape[1]
+
+    @property
     def output_parameters(self) -> list[nn.Parameter]:
         """The trainable parameters of the output layer, or of the embedding if they are tied."""
         layer = self.embedding if self.output is None else self.output

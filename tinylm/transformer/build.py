@@ -228,7 +228,7 @@ class _Parts:
         config = self.config
         return Embeddings(
             nn.Embedding(config.vocab_size, config.width),
-            None if config.tie else Linear(config.width, config.vocab_size, bias=False),
+            None if config.tie else Linear(config.width, config.outputs, bias=False),
             config.embedding_scale or (math.sqrt(config.width) if config.scale_embedding else 1.0),
         )
 
@@ -274,8 +274,8 @@ def build_empty_model(config: ModelConfig) -> Transformer:
         return build_model(config)
 
 
-def extend_vocabulary(model: Transformer, vocab_size: int) -> None:
-    """Add rows to the embedding and to an untied output layer, in place, up to `vocab_size` rows.
+def extend_vocabulary(model: Transformer, vocab_size: int, *, is_classifier: bool = False) -> None:
+    """Add rows to the embedding and to an untied output layer of tokens, in place, up to `vocab_size` rows.
 
     New rows are the mean of the existing ones, which bounds the change in the model's predictions (Hewitt 2021).
     """
@@ -285,9 +285,15 @@ def extend_vocabulary(model: Transformer, vocab_size: int) -> None:
         return nn.Parameter(torch.cat((weight.detach(), new_rows)))
 
     model.embedding = nn.Embedding.from_pretrained(extended(model.embedding.weight), freeze=False)
-    if model.output is not None:
+    if model.output is not None and not is_classifier:
         model.output.weight = extended(model.output.weight)
         model.output.out_features = vocab_size
+
+
+def make_classifier(model: Transformer, labels: int) -> None:
+    """Replace the output layer, in place, by one with a row of zeros for each label."""
+    model.output = Linear(model.width, labels, bias=False)
+    nn.init.zeros_(model.output.weight)
 
 
 class _SkipInitialisation(TorchFunctionMode):

@@ -134,7 +134,7 @@ def _differences(family: Family, config: ModelConfig) -> list[str]:
     """
     wanted = resolve(config)
     try:
-        found = resolve(family.config(family.write_config(wanted)))
+        found = resolve(family.config(family.fields(wanted)))
     except (ValueError, UsageError, ArithmeticError):  # for example, a combination of sizes that is not allowed
         found = None
     names = [

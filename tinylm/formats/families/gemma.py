@@ -111,6 +111,7 @@ GEMMA = Family(
 GEMMA3_TEXT = Family(
     name="gemma3_text",
     architecture="Gemma3ForCausalLM",
+    classifier="Gemma3TextForSequenceClassification",
     read_config=_read_gemma3,
     write_config=_write_gemma3,
     rules=(*ATTENTION_RULES, *_SANDWICH_RULES, *FEEDFORWARD_RULES),

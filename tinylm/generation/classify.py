@@ -1,0 +1,94 @@
+"""The labels of texts by a classifier."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tinylm.errors import UsageError
+from tinylm.machine.device import autocast
+from tinylm.objectives.classification import POOLING
+from tinylm.text.chat_tokens import ids_of
+from tinylm.text.labels import encode_labelled_text
+from tinylm.text.tokenizer import Tokenizer, describe_characters
+from tinylm.transformer.architectures import Decoder, Transformer
+
+BATCH_TOKENS = 4096  # with padding
+
+
+@dataclass(frozen=True)
+class Classified:
+    """The likeliest label of a text.
+
+    probability: of this label. probabilities: of all labels, by label.
+    """
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+
+def classify_texts(
+    model: Transformer, tokenizer: Tokenizer, labels: Sequence[str], texts: Sequence[str], dtype: str
+) -> list[Classified]:
+    """The labels of texts that are not empty, in their order. A text that is longer than the context is cut.
+
+    dtype: autocast dtype
+
+    Raises UsageError for characters without an id.
+    """
+    encoded = [ids_of(encode_labelled_text(text, 0, tokenizer))[:-1][: model.context] for text in texts]
+    probabilities = np.zeros((len(texts), len(labels)))
+    for rows in _batches(np.array([len(ids) for ids in encoded])):
+        probabilities[rows] = _probabilities(model, [encoded[row] for row in rows], dtype)
+    return [_classified(labels, row) for row in probabilities]
+
+
+def known_text(text: str, tokenizer: Tokenizer, unknown: str, name: str) -> str:
+    """The text without characters that are not in the vocabulary. name: of the text, for messages.
+
+    Raises UsageError if nothing is left, and for such characters if `unknown` is "error".
+    """
+    found = tokenizer.unknown_characters(text)
+    if found and unknown == "error":
+        raise UsageError(
+            f"{name} has characters that are not in the vocabulary: {describe_characters(found)}; leave them out, or "
+            'skip them with `unknown="skip"`.'
+        )
+    known = text.translate(dict.fromkeys(map(ord, found))) if found else text
+    if not known:
+        raise UsageError(f"{name} has no character that is in the vocabulary; leave it out.")
+    return known
+
+
+def _batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the numbers of the texts of each batch: texts of similar lengths, with about BATCH_TOKENS tokens."""
+    order = np.argsort(lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and lengths[order[stop]] * (stop + 1 - start) <= BATCH_TOKENS:
+            stop += 1
+        yield order[start:stop]
+        start = stop
+
+
+@torch.inference_mode()
+def _probabilities(model: Transformer, texts: Sequence[np.ndarray], dtype: str) -> np.ndarray:
+    """The probabilities of the labels of each text, (B, C)."""
+    lengths = torch.tensor([len(ids) for ids in texts])
+    ids = torch.zeros(len(texts), int(lengths.max()), dtype=torch.long)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = torch.from_numpy(text.astype(np.int64))
+    ids, lengths = ids.to(model.device), lengths.to(model.device)
+    pool = POOLING["decoder" if isinstance(model, Decoder) else "encoder"]
+    with autocast(model.device.type, dtype):
+        logits = model.logits(pool(model(ids, lengths=lengths).hidden, lengths))
+    return logits.double().softmax(dim=1).cpu().numpy()
+
+
+def _classified(labels: Sequence[str], probabilities: np.ndarray) -> Classified:
+    best = int(probabilities.argmax())
+    by_label = dict(zip(labels, probabilities.tolist(), strict=True))
+    return Classified(labels[best], by_label[labels[best]], by_label)

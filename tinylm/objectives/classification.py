@@ -1,0 +1,89 @@
+"""Classification: predict the label of a text from the vector of the text, with a head for labels."""
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tinylm.config.model import ModelConfig
+from tinylm.config.training import TrainingConfig
+from tinylm.objectives.loss import LanguageModel, Loss, Objective, routing_metrics
+from tinylm.objectives.tasks import Chat
+from tinylm.text.batches import Batch
+from tinylm.text.labels import LabelTokens
+from tinylm.text.token_files import TokenFolder
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.architectures import Output
+from tinylm.transformer.attention import valid_tokens
+
+Pooling = Callable[[Tensor, Tensor], Tensor]
+
+
+class Classification(Chat):
+    """Predict the label of each text.
+
+    The loss of a text has the weight of its label: 1, or with `class_weights` balanced N / (C n) for n of N training
+    texts with one of C labels (King and Zeng 2001), so that all labels have the same weight in total.
+    """
+
+    tokens_type = LabelTokens
+
+    def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
+        super().__init__(tokens, tokenizer, model, training)
+        pool = POOLING[model.architecture]
+        self.validation_objective = functools.partial(classify, pool=pool)
+        weights = None
+        if training.class_weights == "balanced":
+            counts = np.bincount(LabelTokens(tokens.train).numbers())
+            weights = torch.tensor([counts.sum() / (np.count_nonzero(counts) * max(count, 1)) for count in counts])
+        self._objective = functools.partial(classify, pool=pool, weights=weights, smoothing=training.label_smoothing)
+
+    def objective(self, progress: float) -> Objective:
+        """As `Task.objective`."""
+        return self._objective
+
+
+def last_vectors(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """The vector of the last token of each text, as in transformers: (B, T, D) and (B,) -> (B, D)."""
+    return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
+
+
+def mean_vectors(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """The mean of the vectors of the tokens of each text: (B, T, D) and (B,) -> (B, D)."""
+    valid = valid_tokens(lengths, hidden.shape[1]).unsqueeze(-1)  # (B, T, 1)
+    return ((hidden * valid).sum(dim=1) / lengths.unsqueeze(-1)).to(hidden.dtype)
+
+
+# By architecture. The last token of a decoder has seen the whole text.
+POOLING: dict[str, Pooling] = {"decoder": last_vectors, "encoder": mean_vectors}
+
+
+def label_logits(model: LanguageModel, batch: Batch, pool: Pooling) -> tuple[Tensor, Output]:
+    """The logits of the labels of each text, (B, C) in fp32, and the output of the model."""
+    assert batch.lengths is not None
+    output = model(batch.ids, lengths=batch.lengths)
+    return model.logits(pool(output.hidden, batch.lengths)).float(), output
+
+
+def labels_of(batch: Batch) -> Tensor:
+    """The number of the label of each text, (B,)."""
+    assert batch.mask is not None
+    return batch.targets[batch.mask]
+
+
+def classify(
+    model: LanguageModel, batch: Batch, pool: Pooling, weights: Tensor | None = None, smoothing: float = 0.0
+) -> Loss:
+    """-sum over the texts of weights[label] * log p(label | text). Metric: the `accuracy`.
+
+    weights: (C,); `None` for ones. smoothing: share of the target that is spread over all labels
+    """
+    logits, output = label_logits(model, batch, pool)
+    labels = labels_of(batch)
+    weights = None if weights is None else F.pad(weights, (0, logits.shape[1] - len(weights))).to(logits)
+    total = F.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=smoothing)
+    metrics = {"accuracy": (logits.argmax(dim=1) == labels).float().mean().detach()}
+    return Loss(total, len(labels), output.aux, metrics | routing_metrics(output))

@@ -43,6 +43,7 @@ NEW: dict[str, dict[str, Any]] = {
     "continued": {},  # from a base
     "masked": {"architecture": "encoder"},
     "pairs": {"architecture": "encoder-decoder", "label_smoothing": 0.1},
+    "labels": {"class_weights": "balanced"},
     "chat": {"pack": False},
     "packed": {"pack": True, "batch_size": 2},
     "small batch": {"batch_size": 3, "micro_batch": 1, "checkpoint_activations": True},
@@ -50,11 +51,13 @@ NEW: dict[str, dict[str, Any]] = {
     "multi-token": {"batch_size": 3, "sequence_growth": 2, "mtp_weight": 0.5},
 }
 FILES = {"pairs": "pairs.tsv", "chat": "chat.jsonl", "packed": "chat.jsonl", "preferences": "preferences.jsonl"}
+FILES |= {"labels": "labels.jsonl", "labels on a decoder": "labels.jsonl"}
 ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("finetune-lora", {"rank": 2}),
     "shared B": ("finetune-lora", {"rank": 2, "share_b": True}),
     "bottleneck": ("finetune-adapter", {"bottleneck": 4}),
     "preferences": ("finetune-lora", {"rank": 2, "pack": False, "lr": 1e-2}),
+    "labels on a decoder": ("finetune-lora", {"rank": 2, "lr": 1e-2}),
 }
 OPTIMIZERS = ("adamw", "adam", "muon", "normuon")
 ADAMS = OPTIMIZERS[:2]  # Muon trains no adapters
@@ -90,6 +93,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(40):
             prompt, chosen, rejected = (" ".join(rng.choices(words[:6], k=rng.randint(1, 2))) for _ in range(3))
             file.write(json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected + " sea"}) + "\n")
+    with (folder / "labels.jsonl").open("w") as file:
+        for _ in range(60):
+            label, text = rng.randrange(3), " ".join(rng.choices(words, k=rng.randint(1, 9)))
+            file.write(json.dumps({"text": text, "label": label}) + "\n")
     (folder / "lines.jinja").write_text("{% for message in messages %}{{ message.content }}\n{% endfor %}")
     return folder
 

@@ -50,15 +50,18 @@ EXAMPLE_INPUTS = {  # by architecture: a prompt, and two text files
 }
 
 
+LABELLED_INPUTS = ("labels.jsonl", "other.jsonl")  # of a classifier
+
+
 def use_commands(path: Path, config: "RunConfig") -> dict[str, str]:
     """Command lines that use the run or model at `path`, by purpose."""
     quoted, adapter = shell_quote(path), config.adapter
     prompt, file, other = EXAMPLE_INPUTS[config.model.architecture]
     option = "--model" if adapter is None else "--adapter"
-    commands = {
-        "sample": f'tinylm sample {option} {quoted} --prompt "{prompt}"',
-        "evaluate": f"tinylm eval {option} {quoted} {file}",
-    }
+    commands = {"sample": f'tinylm sample {option} {quoted} --prompt "{prompt}"'}
+    if config.labels:
+        commands, file, other = {"classify": f'tinylm classify {option} {quoted} "..."'}, *LABELLED_INPUTS
+    commands["evaluate"] = f"tinylm eval {option} {quoted} {file}"
     if config.training is not None:
         commands["resume"] = resume_command(path)
     if adapter is None:

@@ -203,13 +203,14 @@ class TrainingDisplay:
     def _show_use(self, result: "TrainingResult", config: RunConfig) -> None:
         """Show a sample of the saved weights, unless one was just shown or it takes long, and the command for more."""
         is_chat = config.data is not None and config.data.is_chat
-        if config.model.architecture == "decoder" and not is_chat and self._sampled_step != result.kept_step:
+        generates = config.model.architecture == "decoder" and not is_chat and not config.labels
+        if generates and self._sampled_step != result.kept_step:
             # The run is complete: no failure of the sample may end the command as one of the run.
             with contextlib.suppress(Exception):
                 text = _sample(result, config)
                 if text:
                     self._console.print_highlighted("Sample of the saved weights:", [(text, False)])
-        command = use_commands(result.run, config)["sample"]
+        command = next(iter(use_commands(result.run, config).values()))
         if is_chat:
             option = "--adapter" if result.is_adapter else "--model"
             command = f"tinylm chat {option} {shell_quote(result.run)}"
@@ -293,7 +294,8 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         + (f"; {data.train_pairs:,} pairs" if data.train_pairs else "")
         + {"chat": f"; {data.documents:,} conversations", "preferences": f"; {data.documents // 2:,} preferences"}.get(
             data.kind, ""
-        ),
+        )
+        + (f"; {len(config.labels):,} labels" if config.labels else ""),
         "model": f"{plan.parameters:,} parameters: {model.layers} layers, {model.heads} heads, width {model.width}, "
         f"context {model.context}" + ("" if model.tie else ", untied") + (", compiled" if plan.runtime.compile else ""),
         **({"teachers": ", ".join(teacher.path for teacher in config.teachers)} if config.teachers else {}),

@@ -301,7 +301,7 @@ def load_adapted_model(
         raise UsageError(f"{classifiers[0].path} makes a classifier of its base; it cannot be combined with others.")
     if classifiers:
         model_config = dataclasses.replace(config.model, labels=classifiers[0].labels, tie=False)
-        config = dataclasses.replace(config, model=model_config)
+        config = dataclasses.replace(config, model=model_config, training=None)  # that of the base has no labels
     return base.eval(), config, tokenizer, loaded
 
 

@@ -344,6 +344,7 @@ class Model(EvaluatedModel):
 
         Raises UsageError for a model that llama.cpp cannot run, and TinyLMError if the file cannot be written.
         """
+        self._require_generator()
         weights = self._engine_weights()
         if reason := reason_against(weights, SpeedConfig()):
             raise UsageError(f"llama.cpp cannot serve this model: {reason}.")

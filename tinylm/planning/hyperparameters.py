@@ -169,6 +169,7 @@ def choose_settings(
     objective = request.objective(config)
     lr = choose_learning_rate(request.recipe_name, config.width, request.adapter)
     lr *= recipes.OBJECTIVE_LR_FACTORS.get(objective, 1.0)
+    lr *= recipes.NEW_OBJECTIVE_LR_FACTORS.get(objective, 1.0) if request.base is None else 1.0
     settings = {
         **request.recipe.settings,
         "objective": objective,

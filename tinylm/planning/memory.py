@@ -399,7 +399,11 @@ def choose_batch_size(machine: Machine, request: PlanRequest, config: ModelConfi
         tokens = int(budget.epochs * request.data.train_tokens / recipes.TARGET_STEPS)
     else:
         tokens = max_tokens
-    return max(1, int(min(max(tokens, min_tokens), max_tokens) / request.rows(config).tokens))
+    rows = request.rows(config)
+    sequences = min(max(tokens, min_tokens), max_tokens) / rows.tokens
+    if request.data.has_labels:
+        sequences = min(sequences, rows.count / recipes.MIN_LABEL_STEPS)
+    return max(1, int(sequences))
 
 
 def max_tokens_per_step(machine: Machine, width: int, optimizer: str) -> int:

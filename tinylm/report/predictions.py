@@ -38,6 +38,7 @@ NUM_SAMPLES = 20  # and as many continuations of training text and of held-out t
 # Limits above which memorisation is measured only if it is asked for.
 MAX_FLOPS = 1e12  # of generation
 MAX_CHARACTERS = 100_000_000  # of training text
+MAX_LABELS = 40  # of a confusion table
 MAX_TEXT, MAX_NAME = 300, 200  # shown characters of a match, and of the name of its document
 
 
@@ -124,6 +125,9 @@ def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
         "metrics": {k: number(value, 6) for k, value in result.to_json().items() if isinstance(value, int | float)},
         "baselines": {name: number(value) for name, value in baselines.items()},
         "compared": task.compared,
+        **(
+            {"labels": model.labels, "confusion": result.confusion} if len(model.labels) in range(1, MAX_LABELS) else {}
+        ),
     }
 
 
@@ -222,10 +226,10 @@ def describe_model(model: Model, run: Path, options: ModelOptions, map_bytes: in
     except TinyLMError as error:
         problems.append(f"No passage, no evaluation and no memorisation: {error}")
     with torch.no_grad(), autocast(model.network.device.type, model.dtype):
-        if validation is not None:
+        if validation is not None and not model.labels:
             text = validation
             add("passage", lambda: _scored_passage(model, _passage(model, text, PASSAGE_TOKENS)))
-        if prompt is not None or validation is not None:
+        if prompt is not None or (validation is not None and not model.labels):
             add("attention", lambda: _attention(model, prompt, validation, map_bytes))
         add("updates", lambda: _updates(model))
     if validation is not None:

@@ -506,9 +506,9 @@
       run.updates.map((update) => [update.layer, short(update.norm), short(update.relative), bar(value(update) / most)]), { class: "wide" });
   }, "Frobenius norm of the update of each layer: s B A of LoRA, the product of both matrices of a bottleneck.");
 
-  const TITLES = { loss: "nats per token", accuracy: "accuracy", margin: "margin in nats", exact_match: "exact match rate", bits_per_byte: "bits per byte", bleu: "BLEU",
+  const TITLES = { loss: "nats per token", accuracy: "accuracy", macro_f1: "macro F1", margin: "margin in nats", exact_match: "exact match rate", bits_per_byte: "bits per byte", bleu: "BLEU",
     chrf: "chrF", tokens: "tokens scored", characters: "characters scored", bytes: "bytes scored", pairs: "pairs" };
-  const COUNTS = new Set(["tokens", "characters", "bytes", "pairs"]);
+  const COUNTS = new Set(["tokens", "characters", "bytes", "pairs", "texts"]);
   const titleOf = (name) => TITLES[name] || name.replace(/_/g, " ");
 
   (function evaluation() {
@@ -536,8 +536,13 @@
       if (beside.length) content.push(el("h3", {}, `${titleOf(compared).replace(/^b/, "B")} beside baselines`),
         table(["", titleOf(compared), ""], shown.map(([name, value, index]) => [name, short(value), bar(value / most, index)]), { class: "wide" }));
     }
+    for (const run of able.filter((run) => run.evaluation.confusion)) {
+      const { labels, confusion } = run.evaluation;
+      content.push(el("h3", {}, `Labels given by ${run.name}`),
+        table(["label, given:", ...labels], confusion.map((row, index) => [labels[index], ...row.map(whole)]), { class: "wide" }));
+    }
     section("evaluation", "Evaluation", el("p", { class: "faint" }, `On the beginning of the validation text: at most 50,000 bytes, 200 pairs, or 50,000 tokens of conversations.
-      Lower is better, except for accuracy, exact match rate, BLEU and chrF.`), content);
+      Lower is better, except for accuracy, macro F1, exact match rate, BLEU and chrF.`), content);
   })();
 
   // ---- Memorisation

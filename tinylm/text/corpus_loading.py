@@ -34,7 +34,7 @@ from tinylm.text.corpus_encoding import (
     split_corpus,
 )
 from tinylm.text.file_selection import conversation_keys, describe_skipped, format_size
-from tinylm.text.labels import LABEL_KEY, LabelCorpus, has_labels, with_labels
+from tinylm.text.labels import LABEL_KEY, LabelCorpus, first_keys, with_labels
 from tinylm.text.readers import is_table, table_columns
 from tinylm.text.run_tokens import encode_again, find_run_corpus, reopen_part
 from tinylm.text.token_files import TokenFolder, encode_in_memory
@@ -144,7 +144,14 @@ def _find_corpora(
     corpora = [
         find_corpus(paths, text_key, source.encoding, spool, CORPUS_TYPES[kind], format, **fields) for paths in parts
     ]
-    if kind == Corpus.kind and format == "auto" and labels is not None and _have_labels(corpora):
+    columns = (text_key, LABEL_KEY)
+    found_keys = first_keys(corpora[0].files[0], source.encoding, columns) if labels is not None else set()
+    if kind == LabelCorpus.kind and found_keys is None:
+        raise UsageError(
+            f"{corpora[0].name} has no records with labels, and a classifier takes texts with the keys "
+            f"{text_key!r} and {LABEL_KEY!r}, as JSONL, Parquet or CSV; give such a file."
+        )
+    if kind == Corpus.kind and format == "auto" and found_keys and found_keys.issuperset(columns):
         kind = LabelCorpus.kind
         corpora = [_as(corpus, LabelCorpus) for corpus in corpora]
         reporter.note(
@@ -189,12 +196,6 @@ def _report_tables(corpora: Sequence[Corpus], reporter: Reporter, *, required: b
             f"{display_name(file)}{others} read as plain text, with the first line and the separators. `text_key` "
             f"takes the texts of a column ({columns}){pairs}."
         )
-
-
-def _have_labels(corpora: Sequence[Corpus]) -> bool:
-    """Whether the first file of the corpora has texts with labels."""
-    files = [(file, corpus) for corpus in corpora for file in corpus.files]
-    return any(has_labels(file, corpus.encoding, corpus.text_key) for file, corpus in files[:1])
 
 
 def _chat_kind(corpora: Sequence[Corpus]) -> str | None:

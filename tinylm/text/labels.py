@@ -129,18 +129,19 @@ def parse_labelled_text(record: Any, location: str, text_key: str) -> LabelledTe
     return LabelledText(text, require_encodable(name, location))
 
 
-def has_labels(file: Path, encoding: str, text_key: str, progress: Progress = no_progress) -> bool:
-    """Whether a file has records, of which the first has a text and a label."""
+def first_keys(file: Path, encoding: str, columns: Sequence[str]) -> set[str] | None:
+    """The keys of the first record of a file, or its columns; `None` for a file without records.
+
+    columns: those of Parquet that are read
+    """
     if is_parquet(file):
-        keys: Iterable[str] = parquet_columns(file)
-    elif is_table(file):
-        keys = table_columns(file, encoding)
-    elif is_json_file(file) or is_json_start(file, encoding):
-        _, record = next(iter(records(file, encoding, (text_key, LABEL_KEY), progress)), ("", None))
-        keys = record if isinstance(record, dict) else ()
-    else:
-        return False
-    return {text_key, LABEL_KEY} <= set(keys)
+        return set(parquet_columns(file))
+    if is_table(file):
+        return set(table_columns(file, encoding))
+    if not is_json_file(file) and not is_json_start(file, encoding):
+        return None
+    _, record = next(iter(records(file, encoding, columns, no_progress)), ("", None))
+    return set(record) if isinstance(record, dict) else set()
 
 
 def with_labels(corpora: Sequence[LabelCorpus], given: Sequence[str]) -> list[LabelCorpus]:

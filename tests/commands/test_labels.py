@@ -1,0 +1,222 @@
+"""Texts with labels on the command line: train, finetune-lora, eval, classify, export and what they write."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import tinylm as api
+from tests.commands.test_chat_data import write_lines
+from tests.shell import assert_error, records, run_ok, same_tensors, tinylm
+from tinylm.run_directory.loading import load_model, read_config
+from tinylm.run_directory.metrics_log import read_metrics
+
+FIXED = ("--steps", 8, "--eval-every", 4, "--save-every", 4, "--log-every", 1, "--batch-size", 8, "--lr", 0.003)
+FIXED += ("--schedule", "constant", "--warmup-steps", 0)
+SMALL = ("--layers", 1, "--heads", 2, "--width", 16)
+WORDS = {"good": ["lovely", "great", "happy"], "bad": ["awful", "sad", "poor"]}
+
+
+def example(number: int) -> dict[str, Any]:
+    label = "good" if number % 3 else "bad"
+    words = ["the", "day", "was", WORDS[label][number % 3], "and", str(number)]
+    return {"text": " ".join(words[number % 2 :]), "label": label, "id": number}
+
+
+RECORDS = [example(number) for number in range(90)]
+
+
+@pytest.fixture
+def labels(here: Path) -> Path:
+    return write_lines(here / "labels.jsonl", RECORDS)
+
+
+@pytest.fixture
+def encoder(labels: Path, here: Path) -> Path:
+    run_ok("train", labels, "--out", "encoder", *SMALL, *FIXED, "--steps", 40)
+    return here / "encoder"
+
+
+@pytest.fixture
+def decoder(labels: Path, here: Path) -> Path:
+    run_ok("train", labels, "--out", "decoder", "--architecture", "decoder", *SMALL, *FIXED, "--steps", 40)
+    return here / "decoder"
+
+
+def test_a_classifier_is_an_encoder_that_is_resumed_exactly(labels: Path, here: Path) -> None:
+    result = run_ok("train", labels, "--out", "whole", *SMALL, *FIXED, "--class-weights", "balanced")
+    assert "a classifier is trained; --format jsonl reads the texts alone" in result.stderr
+    assert "; 2 labels" in result.stderr and "accuracy" in result.stderr
+    run_ok("train", labels, "--out", "parts", *SMALL, *FIXED, "--class-weights", "balanced", "--steps", 4)
+    run_ok("train", "--resume", "parts", labels, "--steps", 8)
+    for name in ("model", "optimizer"):
+        assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
+    config = read_config(here / "whole")
+    assert (config.model.architecture, config.model.labels, config.tokenizer.kind) == (
+        "encoder",
+        ("bad", "good"),
+        "bpe",
+    )
+    assert (config.data.kind, config.training.objective, config.loss_unit) == (
+        "labels",
+        "classification",
+        "nats per text",
+    )
+    assert all("val_accuracy" in record for record in read_metrics(here / "whole") if "val_loss" in record)
+    info = run_ok("info", "whole").stdout
+    assert "nats per text" in info and "tinylm classify --model whole" in info and "tinylm sample" not in info
+
+
+def test_eval_counts_how_often_each_label_is_given(encoder: Path, labels: Path) -> None:
+    """Reference: the labels of one text at a time."""
+    loaded = api.load(encoder)
+    found = [loaded.classify(record["text"])[0] for record in RECORDS]
+    table = [[0, 0], [0, 0]]
+    nats = 0.0
+    for record, one in zip(RECORDS, found, strict=True):
+        table[record["label"] == "good"][one.label == "good"] += 1
+        nats -= np.log(one.probabilities[record["label"]])
+        assert one.probability == max(one.probabilities.values()) and sum(one.probabilities.values()) == pytest.approx(
+            1
+        )
+    (metrics,) = records(run_ok("eval", labels, "-m", encoder, "--json", "--dtype", "fp32"))
+    assert (metrics["confusion"], metrics["labels"], metrics["texts"]) == (table, ["bad", "good"], 90)
+    assert metrics["accuracy"] == (table[0][0] + table[1][1]) / 90
+    assert metrics["loss"] == pytest.approx(nats / 90, rel=1e-4)
+    for name in ("accuracy", "macro_f1", "loss"):
+        assert metrics[f"{name}_low"] <= metrics[name] <= metrics[f"{name}_high"]
+    printed = run_ok("eval", "-m", encoder).stdout  # on the validation texts
+    assert "macro F1" in printed and "label, given:  bad  good" in printed and "nats per text" in printed
+
+
+def test_classify_prints_a_label_per_text_from_words_lines_and_json(encoder: Path, here: Path) -> None:
+    assert run_ok("classify", "-m", encoder, "the day was awful", "a happy day").stdout == "bad\ngood\n"
+    lines = run_ok("classify", "-", "-m", encoder, stdin="the day was awful\r\n\na happy day").stdout
+    assert lines == "bad\ngood\n"
+    stdin = "".join(json.dumps({"id": record["id"], "text": record["text"]}) + "\n" for record in RECORDS)
+    found = records(run_ok("classify", "-", "-m", encoder, "--format", "jsonl", "--json", stdin=stdin))
+    assert [record["id"] for record in found] == list(range(90))
+    alone = records(run_ok("classify", RECORDS[7]["text"], "-m", encoder, "--json"))
+    assert list(alone[0]) == ["text", "label", "probability", "probabilities"]
+    assert alone[0]["probabilities"] == pytest.approx(found[7]["probabilities"], rel=1e-4)  # beside longer texts
+    assert run_ok("classify", "-", "-m", encoder, stdin="").stdout == ""
+
+
+def test_classify_explains_what_it_cannot_read(encoder: Path, decoder: Path, labels: Path) -> None:
+    classify = ("classify", "-m", encoder)
+    assert_error(tinylm(*classify, "-", "--format", "jsonl", stdin='{"txt": 1}'), 2, "line 1", "no text under 'text'")
+    assert_error(tinylm(*classify, "-", "--format", "jsonl", stdin="x"), 2, "line 1", "invalid JSON")
+    assert_error(tinylm(*classify, "-", stdin=b"good\n\xff\n"), 2, "line 2: byte 0xFF at offset 0 is not UTF-8")
+    assert_error(tinylm(*classify, "good", "--format", "jsonl"), 2, "--format jsonl is for the lines of standard input")
+    assert_error(tinylm(*classify, ""), 2, "Text 1 has no character that is in the vocabulary")
+    assert "also a path" in run_ok(*classify, "labels.jsonl").stderr
+    run_ok("train", labels, "--format", "jsonl", "--out", "lm", *SMALL, *FIXED)
+    assert_error(tinylm("classify", "-m", "lm", "x"), 2, "lm is not a classifier; train one on texts with labels")
+    for command in ("sample", "chat", "serve"):
+        assert_error(tinylm(command, "-m", decoder), 2, "decoder is a classifier, which generates no text")
+
+
+def test_characters_outside_the_vocabulary_are_skipped_or_an_error(labels: Path, here: Path) -> None:
+    run_ok("train", labels, "--tokenizer", "char", "--out", "char", *SMALL, *FIXED)
+    one, other = (records(run_ok("classify", "-m", "char", text, "--json"))[0] for text in ("a day", "a 天day"))
+    assert one["probabilities"] == other["probabilities"] and other["text"] == "a 天day"
+    assert_error(
+        tinylm("classify", "-m", "char", "天", "--unknown", "error"), 2, "Text 1 has characters", "--unknown skip"
+    )
+    assert_error(tinylm("classify", "-m", "char", "天"), 2, "Text 1 has no character that is in the vocabulary")
+
+
+def test_data_and_models_that_do_not_fit_each_other_are_errors(encoder: Path, labels: Path, here: Path) -> None:
+    (here / "plain.txt").write_text("Some words.\n" * 30)
+    for command in (("eval", "plain.txt", "-m"), ("train", "plain.txt", "--out", "x", "--init-from")):
+        assert_error(tinylm(*command, encoder), 2, "a classifier takes texts with the keys 'text' and 'label'")
+    other = write_lines(here / "other.jsonl", [{"text": "x", "label": "new"}] * 3)
+    assert_error(tinylm("train", other, "--init-from", encoder), 2, "'new' is not one of the model's (bad, good)")
+    several = write_lines(here / "several.jsonl", [{"text": "x", "label": ["a", "b"]}] * 3)
+    assert_error(tinylm("train", several), 2, "several.jsonl, line 1", "train one classifier for each", sentences=3)
+    pairs = ("train", labels, "--architecture", "encoder-decoder")
+    assert_error(tinylm(*pairs), 2, "expected an object with texts under 'source' and 'target'")
+    plain = ("train", "plain.txt", "--class-weights", "balanced")
+    assert_error(tinylm(*plain), 2, "--class-weights is for texts with labels")
+    assert run_ok(*plain[:2], *SMALL, *FIXED, "--out", "y", env={"TINYLM_TRAIN_CLASS_WEIGHTS": "balanced"})
+
+
+def test_a_classifier_learns_further_and_a_language_model_becomes_one(
+    encoder: Path, decoder: Path, labels: Path, here: Path
+) -> None:
+    run_ok("train", labels, "--init-from", encoder, "--out", "further", *FIXED)
+    further, _, _, _ = load_model(here / "further")
+    assert further.output is not None and further.output.weight.shape == (2, 16)
+    run_ok("train", labels, "--format", "jsonl", "--out", "lm", *SMALL, *FIXED)
+    run_ok("train", labels, "--init-from", "lm", "--out", "tuned", *FIXED, "--extend-vocab")
+    lora = ("--lr", 0.03, "--dtype", "fp32")
+    run_ok("finetune-lora", labels, "-m", "lm", "--out", "lora", *FIXED, *lora, "--steps", 40)
+    texts = [RECORDS[number]["text"] for number in (0, 1)]
+    assert run_ok("classify", "--adapter", "lora", *texts).stdout == "bad\ngood\n"
+    assert_error(tinylm("export", "lora", "--to", "peft", "--out", "p"), 2, "makes a classifier of its base; merge")
+    assert_error(tinylm("classify", "x", "--adapter", "lora", "--adapter", "lora=0.5"), 2, "cannot be combined")
+    run_ok("merge-lora", "lora", "--out", "merged")
+    one, other = (
+        records(run_ok("classify", *model, "a happy day", "--json"))[0]["probabilities"]
+        for model in (("--adapter", "lora"), ("--model", "merged"))
+    )
+    assert one == pytest.approx(other, rel=1e-4)
+    run_ok("finetune-lora", labels, "-m", "lora/../merged", "--out", "again", *FIXED)  # LoRA on a classifier
+    assert read_config(here / "again").adapter.labels == ()
+    assert run_ok("classify", "--adapter", "again", "a happy day").stdout == "good\n"
+    run_ok("finetune-lora", labels, "-m", "lm", "--out", "cut", *FIXED, *lora, "--steps", 20)
+    run_ok("finetune-lora", "--resume", "cut", "--steps", 40)
+    assert same_tensors(here / "lora/last/adapter.safetensors", here / "cut/last/adapter.safetensors")
+
+
+@pytest.mark.parametrize("preset", ["modern", "gpt2"])
+def test_an_exported_classifier_has_the_probabilities_of_transformers(preset: str, labels: Path, here: Path) -> None:
+    """Texts of different lengths in one batch, which transformers pads."""
+    shape = (*SMALL, *FIXED, "--steps", 20, "--architecture", "decoder", "--preset", preset)
+    run_ok("train", labels, "--out", "decoder", *shape)
+    run_ok("export", "decoder", "--to", "hf", "--out", "hf")
+    peer = transformers.AutoModelForSequenceClassification.from_pretrained("hf")
+    tokenizer = transformers.AutoTokenizer.from_pretrained("hf")
+    assert type(peer).__name__ == {"modern": "Qwen3", "gpt2": "GPT2"}[preset] + "ForSequenceClassification"
+    assert peer.config.id2label == {0: "bad", 1: "good"}
+    texts = ["the day was awful", "x", "a happy day of many more words than the others"]
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        logits = peer(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    expected = logits.double().softmax(dim=1).numpy()
+    for path in (here / "decoder", here / "hf"):  # the export is read again
+        found = api.load(path, dtype="fp32").classify(texts)
+        np.testing.assert_allclose([list(one.probabilities.values()) for one in found], expected, atol=1e-6)
+    config = json.loads((here / "hf/config.json").read_text())
+    for forged in (
+        {},
+        {"0": "a"},
+        {"0": "a", "2": "b"},
+        {"0": "a", "1": 3},
+        None,
+        {str(i): str(i) for i in range(5000)},
+    ):
+        (here / "hf/config.json").write_text(json.dumps({**config, "id2label": forged}))
+        assert_error(tinylm("classify", "-m", "hf", "x"), 1, "id2label" if forged != {"0": "a"} else "label")
+
+
+def test_what_has_no_place_for_labels_refuses_a_classifier(encoder: Path, decoder: Path) -> None:
+    assert_error(tinylm("export", encoder, "--to", "hf", "--out", "hf"), 2, "`architecture` 'encoder'")
+    assert_error(tinylm("export", decoder, "--to", "gguf", "--out", "a.gguf"), 2, "is a classifier, which GGUF cannot")
+
+
+def test_the_report_has_the_confusion_table(encoder: Path, here: Path) -> None:
+    run_ok("report", encoder, "--out", "report.html")
+    page = (here / "report.html").read_text()
+    assert '"confusion":[[' in page.replace(" ", "") and '"labels":["bad","good"]' in page.replace(" ", "")
+
+
+def test_forged_labels_are_refused(encoder: Path, here: Path) -> None:
+    config = json.loads((encoder / "config.json").read_text())
+    for labels in (["bad"], ["bad", "bad"], ["bad", 3], ["bad", "x" * 201], [str(i) for i in range(2000)], []):
+        (encoder / "config.json").write_text(json.dumps({**config, "model": {**config["model"], "labels": labels}}))
+        assert tinylm("classify", "-m", encoder, "x").exit_code in (1, 2)

@@ -1,0 +1,90 @@
+"""Reference: cross-entropy in float64 of the logits of one text at a time, by the models of reference_parts.py."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests import reference_parts
+from tests.variants import randomised, small
+from tinylm.objectives.classification import POOLING, classify
+from tinylm.text.chat_tokens import CODES_PER_ID, FIRST, SCORED, ChatRows
+from tinylm.text.labels import LabelTokens
+from tinylm.transformer.build import build_model
+
+LABELS = ("a", "b", "c", "d")
+CONTEXT = 12
+
+
+def random_texts(number: int = 9) -> LabelTokens:
+    """Texts of 1 to 15 tokens, some longer than the context. The label d does not occur."""
+    rng = np.random.default_rng(5)
+    parts = []
+    for _ in range(number):
+        ids = [*rng.integers(1, 13, rng.integers(1, 16)), rng.integers(len(LABELS) - 1)]
+        codes = CODES_PER_ID * np.array(ids, dtype=np.uint32)
+        codes[0] |= FIRST
+        codes[-1] |= SCORED
+        parts.append(codes)
+    return LabelTokens(np.concatenate(parts))
+
+
+TEXTS = random_texts()
+
+
+@pytest.mark.parametrize("architecture", ["encoder", "decoder"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weights", [None, (0.5, 2.0, 1.25)])
+def test_loss_and_accuracy_are_their_formulas(
+    architecture: str, smoothing: float, weights: tuple[float, ...] | None
+) -> None:
+    """The logits of a decoder are those after the last token; of an encoder, the mean of those of all tokens, which
+    are the logits of the mean vector, since the head is linear.
+    """
+    config = small(architecture=architecture, context=CONTEXT, tie=False, labels=LABELS)
+    network = randomised(build_model(config), 1).double()
+    assert network.output is not None and network.output.weight.shape == (4, 16)
+    values = {name: value.detach().numpy() for name, value in network.state_dict().items()}
+    losses, hits = [], []
+    for index in range(len(TEXTS)):
+        ids, _ = TEXTS.tokens(index)
+        text, label = ids[:-1][:CONTEXT].tolist(), int(ids[-1])
+        if architecture == "decoder":
+            logits = reference_parts.decoder_logits_with_parts(values, config, text, table=np.float32)[-1]
+        else:
+            logits = reference_parts.encoder_logits(values, config, text, len(text), table=np.float32).mean(axis=0)
+        log_p = logits - math.log(np.exp(logits).sum())
+        each = np.ones(4) if weights is None else np.array([*weights, 0.0])
+        # As torch.nn.CrossEntropyLoss: each label of the smoothed target has its weight.
+        losses.append(-(1 - smoothing) * each[label] * log_p[label] - smoothing / 4 * (each * log_p).sum())
+        hits.append(int(logits.argmax()) == label)
+    batch = ChatRows(TEXTS, CONTEXT, packed=False).batch(range(len(TEXTS)))
+    given = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+    found = classify(network, batch, POOLING[architecture], given, smoothing)
+    assert found.n_targets == len(TEXTS)
+    assert found.total.item() == pytest.approx(sum(losses), rel=1e-6)
+    assert found.metrics["accuracy"].item() == pytest.approx(np.mean(hits))
+    assert 0 < found.metrics["accuracy"] < 1
+
+
+def test_all_parameters_of_an_encoder_have_the_gradient_of_the_formula() -> None:
+    """By central differences along a random direction, with padding in the batch."""
+    config = small(architecture="encoder", context=CONTEXT, tie=False, labels=LABELS)
+    network = randomised(build_model(config), 2).double()
+    batch = ChatRows(TEXTS, CONTEXT, packed=False).batch(range(6))
+    parameters = list(network.parameters())
+
+    def total() -> torch.Tensor:
+        return classify(network, batch, POOLING["encoder"]).total
+
+    gradients = torch.autograd.grad(total(), parameters)
+    direction = [torch.randn_like(parameter) for parameter in parameters]
+    values = []
+    for step in (1e-3, -2e-3):
+        with torch.no_grad():
+            for parameter, d in zip(parameters, direction, strict=True):
+                parameter += step * d
+            values.append(total().item())
+    slope = sum(float((g * d).sum()) for g, d in zip(gradients, direction, strict=True))
+    assert slope == pytest.approx((values[0] - values[1]) / 2e-3, rel=1e-2)

@@ -1,0 +1,125 @@
+"""Texts with labels: read from every format, numbered, encoded, and cut to a context."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.text.corpora import require_errors, write_file
+from tests.text.test_tables import write_parquet
+from tinylm.config.model import MAX_LABELS
+from tinylm.errors import UsageError
+from tinylm.reporter import LogReporter
+from tinylm.text.chat_tokens import ChatRows
+from tinylm.text.corpus_encoding import SplitCorpus, encode_split
+from tinylm.text.corpus_loading import TextSource, load_text
+from tinylm.text.labels import LabelTokens, encode_labelled_text, parse_labelled_text
+from tinylm.text.tokenizer import train_char
+
+TEXTS = [("good day", "10"), ("bad day", "9"), ("a day", "so, so"), ("good", "10"), ("bad, bad", "9"), ("day", "9")]
+RECORDS = [{"text": text, "label": label} for text, label in TEXTS]
+JSONL = "\n".join(map(json.dumps, RECORDS))
+CSV = "label,text,n\n" + "\n".join(f'"{label}","{text}",3' for text, label in TEXTS)
+
+
+def loaded(path: Path, labels: tuple[str, ...] | None = (), **settings: Any) -> SplitCorpus:
+    return load_text(TextSource(paths=(str(path),), **settings), path.parent, "text", LogReporter(), None, labels)
+
+
+def decoded(tokens: LabelTokens, tokenizer: Any, labels: tuple[str, ...]) -> list[tuple[str, str]]:
+    found = []
+    for index in range(len(tokens)):
+        ids, scored = tokens.tokens(index)
+        assert scored.tolist() == [False] * (len(ids) - 1) + [True]
+        found.append((tokenizer.decode(ids[:-1]), labels[ids[-1]]))
+    return found
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.txt"])
+def test_texts_of_every_format_keep_their_labels(name: str, tmp_path: Path) -> None:
+    if name.endswith("parquet"):
+        columns = {"label": [label for _, label in TEXTS], "text": [text for text, _ in TEXTS]}
+        file = write_parquet(tmp_path / name, columns)
+    else:
+        content = {"a.json": json.dumps(RECORDS), "a.csv": CSV}.get(name, JSONL)
+        file = write_file(tmp_path / name, content)
+    split = loaded(file, val_fraction=0.4)
+    assert split.corpus.kind == "labels" and split.labels == ("9", "10", "so, so")  # numbers by their values
+    assert (split.val_records, split.stats.documents) == (2, 6)
+    tokenizer = train_char(split.alphabet)
+    tokens, data = encode_split(split, tokenizer)
+    parts = [decoded(LabelTokens(part), tokenizer, split.labels) for part in (tokens.train, tokens.val)]
+    assert (data.kind, data.has_labels, data.is_chat) == ("labels", True, False)
+    assert sorted(parts[0] + parts[1]) == sorted(TEXTS) and len(parts[1]) == 2
+
+
+def test_records_are_read_as_texts_alone_if_the_model_takes_no_labels_or_the_user_wants_that(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.jsonl", JSONL)
+    assert [loaded(file, None).corpus.kind, loaded(file, format="jsonl").corpus.kind] == ["text", "text"]
+    assert loaded(file, ("9", "10", "so, so", "x")).labels[-1] == "x"  # those of a model
+    with pytest.raises(UsageError, match=r"line 3: the label 'so, so' is not one of the model's \(9, 10\)"):
+        loaded(file, ("9", "10"))
+    with pytest.raises(UsageError, match="is for classifiers"):
+        loaded(file, None, format="labels")
+    renamed = write_file(tmp_path / "b.jsonl", JSONL.replace('"text"', '"review"'))
+    assert loaded(renamed, text_key="review").labels == ("9", "10", "so, so")
+    first = json.dumps({"text": "long " * 10_000, "label": "9"})  # the label is after the part that is looked at first
+    assert loaded(write_file(tmp_path / "c.jsonl", f"{first}\n{JSONL}")).corpus.kind == "labels"
+
+
+def test_a_label_of_the_validation_text_alone_has_a_number_too(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.jsonl", JSONL)
+    other = write_file(tmp_path / "val.jsonl", json.dumps({"text": "day", "label": "new"}))
+    assert loaded(file, val_data=str(other)).labels == ("9", "10", "new", "so, so")
+
+
+def test_records_without_a_usable_label_are_errors_before_training(tmp_path: Path) -> None:
+    rows: list[tuple[Any, str]] = [
+        (
+            {"text": "x", "label": ["a", "b"]},
+            r"here: 'label' is .*; for several labels of a text, train one classifier",
+        ),
+        ({"text": "x"}, "here: 'label' is None; it must be a text or an integer"),
+        ({"text": "x", "label": 1.5}, "here: 'label' is 1.5; it must be a text or an integer"),
+        ({"text": "x", "label": ""}, "here: 'label' is ''"),
+        ({"text": "x", "label": "y" * 201}, "the label has 201 characters; it can have at most 200"),
+        ({"text": "", "label": "a"}, "here: the text under 'text' is empty"),
+        ({"text": 3, "label": "a"}, "the value under 'text' is 3, which is not a string"),
+        ({"label": "a"}, "here: no text under 'text'"),
+        ("text", "here: 'label' is None"),
+        ({"text": "x", "label": "\ud800"}, "here: a lone surrogate"),
+    ]
+    require_errors(lambda record: parse_labelled_text(record, "here", "text"), rows)
+    assert parse_labelled_text({"text": "x", "label": True}, "here", "text").label == "true"
+    assert parse_labelled_text({"text": "x", "label": 3}, "here", "text").label == "3"
+    one = write_file(tmp_path / "one.jsonl", "\n".join([JSONL.splitlines()[0]] * 3))
+    with pytest.raises(UsageError, match="There is a single label; a classifier needs two or more"):
+        loaded(one)
+    many = [json.dumps({"text": f"x{i}", "label": i}) for i in range(MAX_LABELS + 1)]
+    with pytest.raises(UsageError, match=r"has more than 1,000 labels, .* `format=\"jsonl\"`"):
+        loaded(write_file(tmp_path / "many.jsonl", "\n".join(many)))
+
+
+def test_more_labels_than_token_ids_are_encoded(tmp_path: Path) -> None:
+    records = [json.dumps({"text": "ab"[i % 2], "label": i}) for i in range(500)]
+    split = loaded(write_file(tmp_path / "a.jsonl", "\n".join(records)))
+    tokens, _ = encode_split(split, train_char("ab"))
+    numbers = [LabelTokens(part).numbers() for part in (tokens.train, tokens.val)]
+    assert sorted(np.concatenate(numbers)) == list(range(500))
+
+
+def test_a_text_that_is_longer_than_the_context_loses_its_end_and_keeps_its_label() -> None:
+    tokenizer = train_char("abcdefgh")
+    codes = [encode_labelled_text(text, label, tokenizer) for text, label in (("abcdefgh", 3), ("ab", 1))]
+    tokens = LabelTokens(np.concatenate(codes))
+    batch = ChatRows(tokens, 4, packed=False).batch([0, 1])
+    assert tokenizer.decode(batch.ids[0].tolist()) == "abcd"
+    assert batch.lengths is not None and batch.mask is not None
+    assert batch.lengths.tolist() == [4, 2] and batch.targets[batch.mask].tolist() == [3, 1]
+    assert batch.mask.int().tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
+    assert tokens.describe_left_out(4, "training") == [
+        "1 of 2 training texts are cut to the context of 4 tokens (the longest has 8)."
+    ]
+    assert tokens.describe_left_out(8, "training") == []

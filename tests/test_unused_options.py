@@ -100,6 +100,7 @@ HIDDEN: dict[str, tuple[Any, ...]] = {  # settings that `effective` can leave ou
     "experts_per_token": (1,),
     "expert_mode": ("merge",),
     "expert_balance": (0.5,),
+    "labels": (("a", "b"),),
 }
 
 

@@ -201,7 +201,7 @@ def test_every_field_of_the_model_and_training_configuration_has_an_option() -> 
     options = set(inspect.signature(train).parameters)
     imported = {"head_dim", "rotary_dim", "rope_scaling", "local_rope_theta", "norm_epsilon", "norm_unit_offset"}
     imported |= {"qkv_bias", "output_bias", "ffn_bias", "parallel_residual", "embedding_scale"}
-    imported |= {"attention_multiplier", "normalise_top_k"}
+    imported |= {"attention_multiplier", "normalise_top_k", "labels"}
     assert {field.name for field in dataclasses.fields(ModelConfig)} - options == imported
     without = {"budget", "warmup", "eval_tokens", "epsilon", "keep"}
     assert {field.name for field in dataclasses.fields(TrainingConfig)} - options == without

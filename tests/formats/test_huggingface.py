@@ -138,7 +138,11 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"flux": 1}, "does not know: 'flux'"),
     ({"quantization_config": {"bits": 4}}, "quantization_config of its config.json is an object"),
     ({"auto_map": {"AutoModel": "m.Evil"}}, r"Python code of its own \(auto_map\)"),
-    ({"architectures": ["LlamaForSequenceClassification"]}, "tinylm reads LlamaForCausalLM"),
+    ({"architectures": ["LlamaForTokenClassification"]}, "tinylm reads LlamaForCausalLM"),
+    (
+        {"architectures": ["LlamaForSequenceClassification"]},
+        "its id2label is None; it must be an object",
+    ),
     ({"hidden_size": ...}, "lacks hidden_size"),
     ({"hidden_size": 33}, "multiple of num_attention_heads"),
     ({"hidden_size": "32"}, "hidden_size of its config.json is '32'"),

@@ -144,7 +144,7 @@ def test_json_of_another_suffix_or_a_single_object_is_refused_unless_the_format_
         read_documents(tmp_path / "code")
     text = '{\n  "text": "one"\n}\n'
     file = write_file(tmp_path / "a.json", text)
-    formats = r"`format` is '.*'; it must be one of: auto, jsonl, lines, text, pairs, chat, preferences\."
+    formats = r"`format` is '.*'; it must be one of: auto, jsonl, lines, text, pairs, chat, preferences, labels\."
     rows = [
         ("auto", r'a\.json is a single JSON object.*`format="text"`'),
         *((f, formats) for f in ("chats", "csv", "")),

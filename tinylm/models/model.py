@@ -230,7 +230,7 @@ class Model(EvaluatedModel):
         check_choice("unknown", unknown, ("error", "skip"))
         require(
             bool(self.labels),
-            f"{self.path} is not a classifier; train one on texts with labels (JSONL with `text` and `label`).",
+            f"{self.path} is not a classifier; train one on texts with labels, such as JSONL with 'text' and 'label'.",
         )
         texts = (texts,) if isinstance(texts, str) else texts
         named = zip(texts, names or [f"Text {number}" for number in range(1, len(texts) + 1)], strict=True)
@@ -249,9 +249,7 @@ class Model(EvaluatedModel):
         return Continuation(engine, self.tokenizer, [encoded], config, first_stream)
 
     def _require_generator(self) -> None:
-        require(
-            not self.labels, f"{self.path} is a classifier, which generates no text; use `classify` and `evaluate`."
-        )
+        require(not self.labels, f"{self.path} is a classifier, which generates no text; it finds labels of texts.")
 
     def _torch_engine(self, use_cache: bool = True) -> TorchEngine:
         decoder = self._prepare().network

@@ -63,7 +63,8 @@ def evaluate_classification(
             labels.append(labels_of(batch).numpy())
             yield batch
 
-    batches = chat_evaluation_batches(tokens, context, config.batch_size or default_batch_size(context), packed=False)
+    rows = config.batch_size or default_batch_size(tokens.row_width(context, packed=False))
+    batches = chat_evaluation_batches(tokens, context, rows, packed=False)
     with reporter.counting("scoring", len(tokens), "texts") as advance:
         found = token_losses(model, counted(batches), dtype, advance, ranks, scores, columns=(2,))
     truth, predicted = np.concatenate(labels), found[:, 1].astype(np.int64)

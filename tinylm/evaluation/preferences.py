@@ -38,7 +38,8 @@ def evaluate_preferences(
     tokens.require_examples(context, "evaluated")
     for sentence in tokens.describe_left_out(context, "evaluated"):
         reporter.warn(sentence)
-    rows, packed = config.batch_size or default_batch_size(context), worth_packing(tokens, context)
+    packed = worth_packing(tokens, context)
+    rows = config.batch_size or default_batch_size(tokens.row_width(context, packed))
     batches = chat_evaluation_batches(tokens, context, rows, packed)
     with reporter.counting("scoring", len(tokens.examples(context)), "preferences") as advance:
         losses = text_losses(model, batches, next_token_losses, dtype, advance, ranks)

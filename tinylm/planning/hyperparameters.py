@@ -168,8 +168,8 @@ def choose_settings(
     """
     objective = request.objective(config)
     lr = choose_learning_rate(request.recipe_name, config.width, request.adapter)
-    lr *= recipes.OBJECTIVE_LR_FACTORS.get(objective, 1.0)
-    lr *= recipes.NEW_OBJECTIVE_LR_FACTORS.get(objective, 1.0) if request.base is None else 1.0
+    factors = recipes.NEW_OBJECTIVE_LR_FACTORS if request.base is None else recipes.OBJECTIVE_LR_FACTORS
+    lr *= factors.get(objective, 1.0)
     settings = {
         **request.recipe.settings,
         "objective": objective,

@@ -63,8 +63,9 @@ RECIPES = {
 }
 LORA_ALPHA = 16.0  # decision 022
 MAX_ADAPTER_LR_FACTOR = 2.0  # decision 022: largest learning rate of an adapter, as a multiple of its recipe's `lr`
-# Of the learning rate of other objectives: docs/preferences.md, and docs/labels.md for new models.
-OBJECTIVE_LR_FACTORS = {"dpo": 0.025}
+# Of the learning rate of other objectives, where a model is trained further and for new models: docs/preferences.md,
+# docs/labels.md.
+OBJECTIVE_LR_FACTORS = {"dpo": 0.025, "classification": 0.1}
 NEW_OBJECTIVE_LR_FACTORS = {"classification": 0.25}
 MIN_LABEL_STEPS = 16  # per pass over texts with labels, of which there may be few
 MIN_LR_DIVISOR = 10  # Brown et al. 2020: the learning rate ends at a tenth of its peak

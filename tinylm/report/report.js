@@ -518,7 +518,8 @@
     const row = (name, value) => [name, ...able.map((run) => value(run.evaluation.metrics))];
     const shownAs = (name) => (name === "loss" ? fixed : COUNTS.has(name) ? whole : short);
     const interval = (name) => row("95 % interval", ({ [`${name}_low`]: low, [`${name}_high`]: high }) => unbroken(low == null ? "–" : `${fixed(low)} to ${fixed(high)}`));
-    const rows = names.flatMap((name) => [row(titleOf(name), (metrics) => shownAs(name)(metrics[name])),
+    const unit = able.every((run) => run.evaluation.metrics.texts) ? "nats per text" : titleOf("loss");
+    const rows = names.flatMap((name) => [row(name === "loss" ? unit : titleOf(name), (metrics) => shownAs(name)(metrics[name])),
       ...(able.some((run) => run.evaluation.metrics[`${name}_low`] != null) ? [interval(name)] : [])]);
     const content = [table(["", ...able.map((run) => run.name)], rows)];
     for (const compared of ["bits_per_byte", "bleu"]) {

@@ -80,6 +80,10 @@ class ChatTokens:
         """The number of input tokens of each conversation, (N,): all but the last token, and at most `context`."""
         return np.minimum(self.lengths - 1, context)
 
+    def row_width(self, context: int, packed: bool) -> int:
+        """The number of tokens in the longest row of a batch."""
+        return max(int(self.inputs(context).max(initial=1)), _packed_width(context) if packed else 1)
+
     def has_target(self, context: int) -> np.ndarray:
         """Whether each conversation has a scored token in its first `context` + 1 tokens, (N,)."""
         return (self.first_scored < self.lengths) & (self.first_scored <= context)

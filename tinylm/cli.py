@@ -20,12 +20,7 @@ from tinylm.errors import InterruptedRunError, JoinError, OutputError, TinyLMErr
 from tinylm.system.process_signals import was_interrupted
 
 PANELS = {  # the groups of commands in `tinylm --help`, with the function in tinylm.commands of each command
-    "Start here": {
-        "train": "train.train",
-        "sample": "sample.sample",
-        "chat": "chat.chat",
-        "serve": "serve.serve",
-    },
+    "Start here": {"train": "train.train", "sample": "sample.sample", "chat": "chat.chat", "serve": "serve.serve"},
     "Look at models": {
         "runs": "runs.runs",
         "info": "info.info",

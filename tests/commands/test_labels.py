@@ -12,6 +12,8 @@ import transformers
 import tinylm as api
 from tests.commands.test_chat_data import write_lines
 from tests.shell import assert_error, records, run_ok, same_tensors, tinylm
+from tinylm.config.run import RunConfig
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.run_directory.metrics_log import read_metrics
 
@@ -96,10 +98,12 @@ def test_eval_counts_how_often_each_label_is_given(encoder: Path, labels: Path) 
 def test_classify_prints_a_label_per_text_from_words_lines_and_json(encoder: Path, here: Path) -> None:
     assert run_ok("classify", "-m", encoder, "the day was awful", "a happy day").stdout == "bad\ngood\n"
     lines = run_ok("classify", "-", "-m", encoder, stdin="the day was awful\r\n\na happy day").stdout
-    assert lines == "bad\ngood\n"
+    assert lines == "bad\n\ngood\n"  # a line without text has no label
     stdin = "".join(json.dumps({"id": record["id"], "text": record["text"]}) + "\n" for record in RECORDS)
     found = records(run_ok("classify", "-", "-m", encoder, "--format", "jsonl", "--json", stdin=stdin))
     assert [record["id"] for record in found] == list(range(90))
+    with_blank = records(run_ok("classify", "-", "-m", encoder, "--json", stdin="\na happy day"))
+    assert with_blank[0] == {"text": "", "label": None} and with_blank[1]["label"] == "good"
     alone = records(run_ok("classify", RECORDS[7]["text"], "-m", encoder, "--json"))
     assert list(alone[0]) == ["text", "label", "probability", "probabilities"]
     assert alone[0]["probabilities"] == pytest.approx(found[7]["probabilities"], rel=1e-4)  # beside longer texts
@@ -111,8 +115,9 @@ def test_classify_explains_what_it_cannot_read(encoder: Path, decoder: Path, lab
     assert_error(tinylm(*classify, "-", "--format", "jsonl", stdin='{"txt": 1}'), 2, "line 1", "no text under 'text'")
     assert_error(tinylm(*classify, "-", "--format", "jsonl", stdin="x"), 2, "line 1", "invalid JSON")
     assert_error(tinylm(*classify, "-", stdin=b"good\n\xff\n"), 2, "line 2: byte 0xFF at offset 0 is not UTF-8")
-    assert_error(tinylm(*classify, "good", "--format", "jsonl"), 2, "--format jsonl is for the lines of standard input")
-    assert_error(tinylm(*classify, ""), 2, "Text 1 has no character that is in the vocabulary")
+    assert_error(tinylm(*classify, "good", "--format", "jsonl"), 2, "--format jsonl is for its lines")
+    assert_error(tinylm(*classify, "-", "good"), 2, "Standard input is read if - is the only text")
+    assert_error(tinylm(*classify, "good", "--text-key", "x"), 2, "--text-key is for --format jsonl")
     assert "also a path" in run_ok(*classify, "labels.jsonl").stderr
     run_ok("train", labels, "--format", "jsonl", "--out", "lm", *SMALL, *FIXED)
     assert_error(tinylm("classify", "-m", "lm", "x"), 2, "lm is not a classifier; train one on texts with labels")
@@ -127,13 +132,36 @@ def test_characters_outside_the_vocabulary_are_skipped_or_an_error(labels: Path,
     assert_error(
         tinylm("classify", "-m", "char", "天", "--unknown", "error"), 2, "Text 1 has characters", "--unknown skip"
     )
-    assert_error(tinylm("classify", "-m", "char", "天"), 2, "Text 1 has no character that is in the vocabulary")
+    assert run_ok("classify", "-m", "char", "天", "a day").stdout.startswith("\n")
+    with pytest.raises(UsageError, match="A text is empty, or has no character that is in the vocabulary"):
+        api.load("char").classify(["a day", "天"])
 
 
-def test_data_and_models_that_do_not_fit_each_other_are_errors(encoder: Path, labels: Path, here: Path) -> None:
+def test_data_and_models_that_do_not_fit_each_other_are_errors(
+    encoder: Path, decoder: Path, labels: Path, here: Path
+) -> None:
     (here / "plain.txt").write_text("Some words.\n" * 30)
     for command in (("eval", "plain.txt", "-m"), ("train", "plain.txt", "--out", "x", "--init-from")):
-        assert_error(tinylm(*command, encoder), 2, "a classifier takes texts with the keys 'text' and 'label'")
+        assert_error(tinylm(*command, encoder), 2, "plain.txt has no texts with labels, which a classifier takes")
+    (here / "brace.json").write_text('{"text": "x", "label": broken}\n' * 30)
+    run_ok("train", "brace.json", "--format", "text", "--out", "brace", *SMALL, *FIXED)  # is not parsed
+    assert_error(tinylm("train", "plain.txt", "--teacher", decoder), 2, "decoder is a classifier")
+    assert_error(tinylm("compare", decoder, decoder, "plain.txt"), 2, "Only models of text are compared")
+    assert_error(tinylm("train", labels, "--tie"), 2, "--tie is for models of text")
+    mixed = here / "mixed"
+    mixed.mkdir()
+    (mixed / "plain.txt").write_text("Some words.\n" * 30)
+    (mixed / "a.jsonl").write_text(labels.read_text())
+    warned = run_ok("train", mixed, "--out", "mixed-run", *SMALL, *FIXED).stderr
+    assert "mixed/a.jsonl are not read, since " in warned and "mixed/plain.txt has none." in warned
+    (mixed / "b.txt").write_text(labels.read_text())
+    assert_error(tinylm("train", mixed), 2, "b.txt contains JSON, which would be read as plain text", sentences=3)
+    assert_error(
+        tinylm("train", labels, "--val-data", "plain.txt", "--format", "labels"), 2, "plain.txt has no texts with"
+    )
+    assert_error(tinylm("train-tokenizer", mixed / "b.txt"), 2, "contains JSON", sentences=3)
+    second = [{"text": "x"}, *RECORDS]
+    assert_error(tinylm("train", write_lines(here / "second.jsonl", second)), 2, "line 1: 'label' is None", sentences=3)
     other = write_lines(here / "other.jsonl", [{"text": "x", "label": "new"}] * 3)
     assert_error(tinylm("train", other, "--init-from", encoder), 2, "'new' is not one of the model's (bad, good)")
     several = write_lines(here / "several.jsonl", [{"text": "x", "label": ["a", "b"]}] * 3)
@@ -158,8 +186,13 @@ def test_a_classifier_learns_further_and_a_language_model_becomes_one(
     texts = [RECORDS[number]["text"] for number in (0, 1)]
     assert run_ok("classify", "--adapter", "lora", *texts).stdout == "bad\ngood\n"
     assert_error(tinylm("export", "lora", "--to", "peft", "--out", "p"), 2, "makes a classifier of its base; merge")
-    assert_error(tinylm("classify", "x", "--adapter", "lora", "--adapter", "lora=0.5"), 2, "cannot be combined")
+    for adapters in (("lora", "lora"), ("lora=0.5",)):
+        given = [word for adapter in adapters for word in ("--adapter", adapter)]
+        assert_error(tinylm("classify", "x", *given), 2, "it is not combined with others, nor scaled")
+    run_ok("report", "lora", "--out", "lora.html")
     run_ok("merge-lora", "lora", "--out", "merged")
+    undo = tinylm("merge-lora", "--undo", "lora", "--model", "merged", "--out", "undone")
+    assert_error(undo, 2, "replaced the output layer of its base")
     one, other = (
         records(run_ok("classify", *model, "a happy day", "--json"))[0]["probabilities"]
         for model in (("--adapter", "lora"), ("--model", "merged"))
@@ -202,6 +235,12 @@ def test_an_exported_classifier_has_the_probabilities_of_transformers(preset: st
     ):
         (here / "hf/config.json").write_text(json.dumps({**config, "id2label": forged}))
         assert_error(tinylm("classify", "-m", "hf", "x"), 1, "id2label" if forged != {"0": "a"} else "label")
+    (here / "hf/config.json").write_text(json.dumps({**config, "problem_type": "multi_label_classification"}))
+    assert_error(tinylm("classify", "-m", "hf", "x"), 1, "problem_type")
+    peer.config.id2label = {0: "LABEL_0", 1: "LABEL_1"}  # the default, which transformers does not write
+    peer.save_pretrained("hf")
+    assert "id2label" not in json.loads((here / "hf/config.json").read_text())
+    assert api.load("hf").labels == ("LABEL_0", "LABEL_1")
 
 
 def test_what_has_no_place_for_labels_refuses_a_classifier(encoder: Path, decoder: Path) -> None:
@@ -216,7 +255,17 @@ def test_the_report_has_the_confusion_table(encoder: Path, here: Path) -> None:
 
 
 def test_forged_labels_are_refused(encoder: Path, here: Path) -> None:
-    config = json.loads((encoder / "config.json").read_text())
-    for labels in (["bad"], ["bad", "bad"], ["bad", 3], ["bad", "x" * 201], [str(i) for i in range(2000)], []):
-        (encoder / "config.json").write_text(json.dumps({**config, "model": {**config["model"], "labels": labels}}))
-        assert tinylm("classify", "-m", encoder, "x").exit_code in (1, 2)
+    values = read_config(encoder).to_json()
+    assert RunConfig.from_json(json.loads(json.dumps(values))).labels == ("bad", "good")
+    many = [str(number) for number in range(1010)]
+    for labels, sentence in (
+        (["bad"], "a single label"),
+        (["bad", "bad"], "named twice"),
+        (["bad", 3], "expected str, found 3"),
+        (["bad", "x" * 201], "more than 200 characters"),
+        (["bad", "go\nod"], "a line break"),
+        (many, "There are 1,010 labels"),
+        ([], "has labels if its objective is classification"),
+    ):
+        with pytest.raises(TinyLMError, match=sentence):
+            RunConfig.from_json(json.loads(json.dumps({**values, "model": {**values["model"], "labels": labels}})))

@@ -8,7 +8,7 @@ import torch
 
 from tests import reference_parts
 from tests.variants import randomised, small
-from tinylm.objectives.classification import POOLING, classify
+from tinylm.objectives.classification import POOLING, classification_loss
 from tinylm.text.chat_tokens import CODES_PER_ID, FIRST, SCORED, ChatRows
 from tinylm.text.labels import LabelTokens
 from tinylm.transformer.build import build_model
@@ -61,7 +61,7 @@ def test_loss_and_accuracy_are_their_formulas(
         hits.append(int(logits.argmax()) == label)
     batch = ChatRows(TEXTS, CONTEXT, packed=False).batch(range(len(TEXTS)))
     given = None if weights is None else torch.tensor(weights, dtype=torch.float64)
-    found = classify(network, batch, POOLING[architecture], given, smoothing)
+    found = classification_loss(network, batch, POOLING[architecture], given, smoothing)
     assert found.n_targets == len(TEXTS)
     assert found.total.item() == pytest.approx(sum(losses), rel=1e-6)
     assert found.metrics["accuracy"].item() == pytest.approx(np.mean(hits))
@@ -76,7 +76,7 @@ def test_all_parameters_of_an_encoder_have_the_gradient_of_the_formula() -> None
     parameters = list(network.parameters())
 
     def total() -> torch.Tensor:
-        return classify(network, batch, POOLING["encoder"]).total
+        return classification_loss(network, batch, POOLING["encoder"]).total
 
     gradients = torch.autograd.grad(total(), parameters)
     direction = [torch.randn_like(parameter) for parameter in parameters]

@@ -32,10 +32,12 @@ class Adapter(nn.Module):
 
 
 class ClassificationHead(Adapter):
-    """A new output layer with a row of zeros for each label. `base` is the output layer that it replaces."""
+    """A new output layer with a row of zeros for each label, which replaces that of the base: it has no `base` and no
+    scale.
+    """
 
-    def __init__(self, base: nn.Module, width: int, labels: int) -> None:
-        super().__init__(base)
+    def __init__(self, width: int, labels: int) -> None:
+        super().__init__(nn.Identity())
         self.weight = nn.Parameter(torch.zeros(labels, width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,14 +55,11 @@ class ClassificationHead(Adapter):
         return {"weight": self.weight}
 
 
-OUTPUT = "output"  # name of the output layer of a model
-
-
 def add_head(model: Transformer, labels: int) -> dict[str, Adapter]:
     """Make a classifier of a model, in place. Returns the new output layer by its name."""
-    head = ClassificationHead(nn.Identity() if model.output is None else model.output, model.width, labels)
-    setattr(model, OUTPUT, head.to(model.device))
-    return {OUTPUT: head}
+    head = ClassificationHead(model.width, labels).to(model.device)
+    model.output = head  # type: ignore[assignment]  # it is called like a linear layer, and has its weight
+    return {"output": head}
 
 
 def trained_dtype(weight: Tensor) -> torch.dtype:

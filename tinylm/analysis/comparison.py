@@ -180,6 +180,7 @@ def compare_models(
         require(
             isinstance(model.network, Decoder), f"Only decoders are compared; {model.path} is an {model.architecture}."
         )
+        require(not model.labels, f"Only models of text are compared; {model.path} is a classifier.")
     if source is None:
         encoded = _encode(a, b, _validation_text(a, b, reporter), reporter)
         assert a.data is not None

@@ -41,7 +41,7 @@ class ClassifyOptions:
     format: Annotated[
         str, option("Lines of standard input: a text each, or JSON (default: text).", Panel.DATA, "text|jsonl")
     ] = "text"
-    text_key: Annotated[str, option("Key of the text in JSONL (default: text).", Panel.DATA, "KEY")] = "text"
+    text_key: Annotated[str | None, option("Key of the text in JSONL (default: text).", Panel.DATA, "KEY")] = None
     unknown: Annotated[
         str,
         option("Characters outside the vocabulary: an error, or skipped (default: skip).", Panel.DATA, "error|skip"),
@@ -69,6 +69,7 @@ def classify(
     output: OutputOptions,
 ) -> None:
     """Print the label of each text, by a model that was trained on texts with labels."""
+    from tinylm.generation.classify import known_text
     from tinylm.models.load import load
 
     console = output.console()
@@ -77,13 +78,15 @@ def classify(
     loaded = load(model, adapters=list(adapter or ()), **vars(machine), reporter=console)
     start, count = time.monotonic(), 0
     for entries in _batches(_entries(texts, options, console)):
-        names = [entry.name for entry in entries]
-        results = loaded.classify([entry.text for entry in entries], unknown=options.unknown, names=names)
+        known = [known_text(entry.text, loaded.tokenizer, options.unknown, entry.name) for entry in entries]
+        found = iter(loaded.classify([text for text in known if text.strip()]))
+        results = [next(found) if text.strip() else None for text in known]
         for entry, result in zip(entries, results, strict=True):
             if console.as_json:
-                console.record({**entry.others, "text": entry.text, **vars(result)})
+                fields = {"label": None} if result is None else vars(result)
+                console.record({**entry.others, "text": entry.text, **fields})
         if not console.as_json:
-            console.result("".join(f"{result.label}\n" for result in results), end="")
+            console.result("".join(f"{result.label if result else ''}\n" for result in results), end="")
         count += len(entries)
     seconds = time.monotonic() - start
     console.note(f"{count:,} texts in {seconds:.2f} s, {count / max(seconds, 1e-9):,.0f} per second.")
@@ -91,9 +94,11 @@ def classify(
 
 def _entries(texts: list[str], options: ClassifyOptions, console: Console) -> Iterator[list[Entry]]:
     """Yield the texts of the command line, or those of standard input, as many at a time as have arrived."""
+    if options.format == "text" and options.text_key is not None:
+        raise UsageError("--text-key is for --format jsonl; add that, or leave it out.")
     if texts != [STANDARD_INPUT]:
-        if options.format == "jsonl":
-            raise UsageError("--format jsonl is for the lines of standard input; give -, or leave it out.")
+        if options.format == "jsonl" or STANDARD_INPUT in texts:
+            raise UsageError("Standard input is read if - is the only text, and --format jsonl is for its lines.")
         for text in texts:
             if text and path_exists(Path(text)):
                 console.warn(f"{text!r} is classified as a text, and is also a path; for a text per line: - < {text}")
@@ -104,7 +109,7 @@ def _entries(texts: list[str], options: ClassifyOptions, console: Console) -> It
         entries = []
         for line in lines:
             number += 1
-            if line.strip():
+            if line.strip() or options.format == "text":
                 entries.append(_entry(line, f"Standard input, line {number}", options))
         yield entries
 
@@ -117,7 +122,7 @@ def _entry(line: str, name: str, options: ClassifyOptions) -> Entry:
         return Entry(name, line, {})
     record = parse_json_line(line, name)
     others = {key: value for key, value in record.items() if key != "label"} if isinstance(record, dict) else {}
-    return Entry(name, text_of_record(record, name, options.text_key), others)
+    return Entry(name, text_of_record(record, name, options.text_key or "text"), others)
 
 
 def _batches(arrivals: Iterator[list[Entry]]) -> Iterator[list[Entry]]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tinylm.evaluation.result import DocumentLoss, Evaluation
     from tinylm.models.model import Model
 
-MAX_CONFUSION, MAX_MISTAKES = 10, 15  # labels of a table that is printed whole; rows of a table of mistakes
+MAX_CONFUSION = 10  # labels of a table that is printed whole
 FIRST_OPTIONS = """
 model adapter format train_on batch_size sequence_length stride baselines by_document beams memorisation train_data
 device quiet json
@@ -125,15 +125,16 @@ def _print_metrics(console: Console, evaluation: "Evaluation", scored: dict[str,
     if evaluation.documents is not None:
         _print_documents(console, evaluation.documents)
     if console.as_json:
-        is_finite = math.isfinite(evaluation.perplexity)  # JSON has no infinity
-        console.record(scored | (metrics if is_finite else metrics | {"perplexity": None}))
+        is_infinite = evaluation.perplexity == math.inf  # which JSON does not have
+        console.record(scored | metrics | ({"perplexity": None} if is_infinite else {}))
         return
     baselines = metrics.pop("baselines", {})
-    labels, confusion = metrics.pop("labels", ()), metrics.pop("confusion", ())
+    is_classifier = metrics.pop("labels", None) is not None
+    metrics.pop("confusion", None)
     metrics.pop("resampled", None)  # printed on stderr
     low, high = ({n.removesuffix(e): metrics.pop(n) for n in list(metrics) if n.endswith(e)} for e in ("_low", "_high"))
     titles = {
-        "loss": "nats per text" if confusion else "nats per token",
+        "loss": "nats per text" if is_classifier else "nats per token",
         "perplexity": "perplexity",
         "bits_per_character": "bits per character",
         "bits_per_byte": "bits per byte",
@@ -145,6 +146,7 @@ def _print_metrics(console: Console, evaluation: "Evaluation", scored: dict[str,
         "chrf": "chrF",
         "pairs": "pairs",
         "texts": "texts",
+        **({"tokens": "tokens read"} if is_classifier else {}),
     }
     rows = []
     for key, value in metrics.items():
@@ -155,27 +157,22 @@ def _print_metrics(console: Console, evaluation: "Evaluation", scored: dict[str,
     for name, value in scored.items():
         console.field(name, value)
     console.table(("", ""), rows)
-    if confusion:
-        _print_confusion(console, labels, confusion)
+    if is_classifier:
+        _print_confusion(console, evaluation)
 
 
-def _print_confusion(console: Console, labels: Sequence[str], confusion: Sequence[Sequence[int]]) -> None:
+def _print_confusion(console: Console, evaluation: "Evaluation") -> None:
     """Print how many texts with each label (rows) were given each label (columns); of many labels, the most frequent
     mistakes.
     """
+    labels, confusion = evaluation.labels or (), evaluation.confusion or ()
     console.result("")
     if len(labels) <= MAX_CONFUSION:
         rows = [(label, *map(str, row)) for label, row in zip(labels, confusion, strict=True)]
         console.table(("label, given:", *labels), rows)
         return
-    mistakes = [
-        (count, label, given)
-        for label, row in zip(labels, confusion, strict=True)
-        for given, count in zip(labels, row, strict=True)
-        if count and label != given
-    ]
-    mistakes = sorted(mistakes, key=lambda mistake: -mistake[0])[:MAX_MISTAKES]
-    console.table(("texts", "label", "given"), [(f"{count:,}", label, given) for count, label, given in mistakes])
+    rows = [(f"{count:,}", label, given) for count, label, given in evaluation.mistakes()]
+    console.table(("texts", "label", "given"), rows)
 
 
 def _print_documents(console: Console, documents: "Sequence[DocumentLoss]") -> None:

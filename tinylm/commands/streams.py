@@ -79,7 +79,9 @@ def stdin_lines() -> Iterator[list[str]]:
         if chunk is None:  # it is non-blocking, and nothing has arrived yet
             select.select([sys.stdin], [], [])
             continue
-        *complete, rest = (rest + chunk).split(b"\n") if chunk else (rest, b"")
+        *complete, rest = (rest + chunk).split(b"\n")
+        if not chunk and rest:
+            complete, rest = [rest], b""
         lines = []
         for line in complete:
             number += 1

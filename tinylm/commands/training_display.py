@@ -210,7 +210,7 @@ class TrainingDisplay:
                 text = _sample(result, config)
                 if text:
                     self._console.print_highlighted("Sample of the saved weights:", [(text, False)])
-        command = next(iter(use_commands(result.run, config).values()))
+        command = use_commands(result.run, config)["classify" if config.labels else "sample"]
         if is_chat:
             option = "--adapter" if result.is_adapter else "--model"
             command = f"tinylm chat {option} {shell_quote(result.run)}"

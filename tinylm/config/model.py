@@ -97,7 +97,7 @@ def check_labels(labels: Sequence[str]) -> None:
     require(len(set(labels)) == len(labels), "A label is named twice.")
     longest = max(labels, key=len, default="")
     require(len(longest) <= MAX_LABEL, f"The label {longest[:40]!r}... has more than {MAX_LABEL} characters.")
-    require("" not in labels, "A label is empty.")
+    require(all(len(label.splitlines()) == 1 for label in labels), "A label is empty, or has a line break.")
 
 
 def parse_layers(text: str) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import TextLosses, default_batch_size, mean_interval, token_losses
 from tinylm.evaluation.result import MIN_UNITS, SEED, Evaluation, percentile_interval, token_excerpt
 from tinylm.evaluation.text import require_no_text_settings
-from tinylm.objectives.classification import POOLING, label_logits, labels_of
+from tinylm.objectives.classification import label_logits, labels_of, pooling_of
 from tinylm.objectives.loss import LanguageModel
 from tinylm.reporter import Reporter
 from tinylm.text.batches import Batch
@@ -22,7 +22,7 @@ from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.labels import LabelTokens
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.architectures import Decoder, Transformer
+from tinylm.transformer.architectures import Transformer
 
 F1_RESAMPLES = 2000
 
@@ -47,7 +47,7 @@ def evaluate_classification(
     tokens, context = LabelTokens(text.codes), model.context
     for sentence in tokens.describe_left_out(context, "evaluated"):
         reporter.warn(sentence)
-    pool = POOLING["decoder" if isinstance(model, Decoder) else "encoder"]
+    pool = pooling_of(model)
     labels: list[np.ndarray] = []
     assert model.output is not None
     n_labels = len(model.output.weight)
@@ -72,7 +72,6 @@ def evaluate_classification(
     confusion = np.bincount(truth * n_labels + predicted, minlength=n_labels**2).reshape(n_labels, n_labels)
     return Evaluation(
         loss=nats.total.loss,
-        perplexity=nats.total.perplexity,
         tokens=int(tokens.inputs(context).sum()),
         texts=len(truth),
         accuracy=float((truth == predicted).mean()),

@@ -42,7 +42,8 @@ class Evaluation:
 
     Raises TinyLMError if the loss is not a finite number.
 
-    loss: mean negative log-likelihood in nats per token. perplexity: exp(loss).
+    loss: mean negative log-likelihood in nats per token, of classifiers per text. perplexity: exp(loss); not of
+        classifiers.
     bits_per_character, bits_per_byte: the same loss in bits per character and per byte of the text. Decoders only, and
         only if the scored tokens encode any text.
     accuracy: of encoders, the fraction of the masked tokens whose logit is the largest; on preferences, that of the
@@ -53,10 +54,10 @@ class Evaluation:
     margin: on preferences, the mean of log p(chosen) - log p(rejected) in nats.
     exact_match, bleu, chrf: agreement of the targets found by beam search with the references: fraction of equal ones,
         and sacrebleu's BLEU and chrF (`None` without sacrebleu). Encoder-decoders only.
-    tokens: number of scored tokens. characters, bytes: size of their text, in which the end of a document that is a
-        line counts as its line break, and that of others as nothing; decoders only. pairs: number of pairs,
-        including those left out of the loss, of encoder-decoders; or number of preferences. texts: number of texts with
-        a label.
+    tokens: number of scored tokens; of classifiers, of read ones. characters, bytes: size of their text, in which the
+        end of a document that is a line counts as its line break, and that of others as nothing; decoders only. pairs:
+        number of pairs, including those left out of the loss, of encoder-decoders; or number of preferences. texts:
+        number of texts with a label.
     baselines: bits per byte of other models, by name. Decoders only.
     loss_low, loss_high: 95 % confidence interval of the loss on text like this one, by bootstrap, and the same of the
         accuracy and of the margin on preferences; `None` for a text too
@@ -66,7 +67,7 @@ class Evaluation:
     """
 
     loss: float
-    perplexity: float
+    perplexity: float | None = None
     bits_per_character: float | None = None
     bits_per_byte: float | None = None
     accuracy: float | None = None
@@ -100,6 +101,17 @@ class Evaluation:
                 "The loss is not a finite number: some weights are too large for the number format of the computation. "
                 "Try `dtype` fp32."
             )
+
+    def mistakes(self, limit: int = 15) -> list[tuple[int, str, str]]:
+        """How many texts with a label were given which other label, the most frequent first."""
+        labels = self.labels or ()
+        found = [
+            (count, label, given)
+            for label, row in zip(labels, self.confusion or (), strict=True)
+            for given, count in zip(labels, row, strict=True)
+            if count and label != given
+        ]
+        return sorted(found, key=lambda mistake: -mistake[0])[:limit]
 
     def to_json(self) -> dict[str, Any]:
         """The metrics that are not `None`, by name, in the order of the fields, without `documents`."""

@@ -23,6 +23,7 @@ from tinylm.transformer.build import build_empty_model
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PARAMETERS = ("weight", "bias")
+DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # of transformers, which does not write them
 
 
 class LazyTensor(Protocol):
@@ -195,8 +196,11 @@ class Family:
 
 
 def read_labels(config: ForeignConfig) -> tuple[str, ...]:
-    """The labels of a classifier. Raises ValueError unless `id2label` names each number from 0 on."""
-    found = config.value("id2label")
+    """The labels of a classifier. Raises ValueError unless `id2label` names each number from 0 on, and for a model of
+    several labels per text.
+    """
+    config.require("problem_type", None, "single_label_classification")
+    found = config.value("id2label") if config.has("id2label") else DEFAULT_LABELS
     if not isinstance(found, dict) or len(found) > MAX_LABELS or not found:
         raise ValueError(f"its id2label is {describe_value(found)}; it must be an object with 2 to {MAX_LABELS} labels")
     labels = [found.get(str(number)) for number in range(len(found))]

@@ -8,11 +8,12 @@ import torch
 
 from tinylm.errors import UsageError
 from tinylm.machine.device import autocast
-from tinylm.objectives.classification import POOLING
+from tinylm.objectives.classification import pooling_of
 from tinylm.text.chat_tokens import ids_of
 from tinylm.text.labels import encode_labelled_text
+from tinylm.text.readers import require_encodable
 from tinylm.text.tokenizer import Tokenizer, describe_characters
-from tinylm.transformer.architectures import Decoder, Transformer
+from tinylm.transformer.architectures import Transformer
 
 BATCH_TOKENS = 4096  # with padding
 
@@ -46,20 +47,18 @@ def classify_texts(
 
 
 def known_text(text: str, tokenizer: Tokenizer, unknown: str, name: str) -> str:
-    """The text without characters that are not in the vocabulary. name: of the text, for messages.
+    """The text without characters that are not in the vocabulary; may be empty. name: of the text, for messages.
 
-    Raises UsageError if nothing is left, and for such characters if `unknown` is "error".
+    Raises UsageError for such characters if `unknown` is "error", and for text that UTF-8 cannot encode.
     """
+    require_encodable(text, name)
     found = tokenizer.unknown_characters(text)
     if found and unknown == "error":
         raise UsageError(
             f"{name} has characters that are not in the vocabulary: {describe_characters(found)}; leave them out, or "
             'skip them with `unknown="skip"`.'
         )
-    known = text.translate(dict.fromkeys(map(ord, found))) if found else text
-    if not known:
-        raise UsageError(f"{name} has no character that is in the vocabulary; leave it out.")
-    return known
+    return text.translate(dict.fromkeys(map(ord, found))) if found else text
 
 
 def _batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
@@ -82,7 +81,7 @@ def _probabilities(model: Transformer, texts: Sequence[np.ndarray], dtype: str) 
     for row, text in enumerate(texts):
         ids[row, : len(text)] = torch.from_numpy(text.astype(np.int64))
     ids, lengths = ids.to(model.device), lengths.to(model.device)
-    pool = POOLING["decoder" if isinstance(model, Decoder) else "encoder"]
+    pool = pooling_of(model)
     with autocast(model.device.type, dtype):
         logits = model.logits(pool(model(ids, lengths=lengths).hidden, lengths))
     return logits.double().softmax(dim=1).cpu().numpy()

@@ -297,8 +297,10 @@ def load_adapted_model(
     if base.output is not None and config.model.tie:  # a PEFT adapter has untied the output layer
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, tie=False))
     classifiers = [adapter for adapter in loaded if adapter.labels]
-    if classifiers and len(loaded) > 1:
-        raise UsageError(f"{classifiers[0].path} makes a classifier of its base; it cannot be combined with others.")
+    if classifiers and (len(loaded) > 1 or classifiers[0].scale != 1.0):
+        raise UsageError(
+            f"{classifiers[0].path} makes a classifier of its base; it is not combined with others, nor scaled."
+        )
     if classifiers:
         model_config = dataclasses.replace(config.model, labels=classifiers[0].labels, tie=False)
         config = dataclasses.replace(config, model=model_config, training=None)  # that of the base has no labels

@@ -263,6 +263,8 @@ def _subtract(source: _Source, model: Path | None) -> _Merged:
     if model is None:
         raise UsageError("`undo` takes the adapter out of a merged model; name that with `model`.")
     merged, config, tokenizer, weights = open_model(model)
+    if source.config is not None and source.config.labels:
+        raise UsageError(f"{source.path} replaced the output layer of its base, so its merge cannot be undone.")
     if source.digest not in config.merged:
         raise UsageError(f"{model} was not made by merging {source.path}; name the adapter that it was made with.")
     base, _, _, _ = open_model(model)

@@ -218,14 +218,12 @@ class Model(EvaluatedModel):
                     line, row = divmod(number, prompt.config.num_samples)
                     yield row, f"\n{sample.text}" if line else sample.text
 
-    def classify(
-        self, texts: str | Sequence[str], *, unknown: str = "skip", names: Sequence[str] | None = None
-    ) -> list[Classified]:
+    def classify(self, texts: str | Sequence[str], *, unknown: str = "skip") -> list[Classified]:
         """The label of each text, with the probabilities of all labels. A text longer than the context is cut.
 
-        unknown: error, or skip: characters outside the vocabulary are left out. names: of the texts, for messages.
+        unknown: error, or skip: characters outside the vocabulary are left out.
 
-        Raises UsageError for a model that was not trained on texts with labels, and for an empty text.
+        Raises UsageError for a model that was not trained on texts with labels, and for a text that is empty.
         """
         check_choice("unknown", unknown, ("error", "skip"))
         require(
@@ -233,8 +231,8 @@ class Model(EvaluatedModel):
             f"{self.path} is not a classifier; train one on texts with labels, such as JSONL with 'text' and 'label'.",
         )
         texts = (texts,) if isinstance(texts, str) else texts
-        named = zip(texts, names or [f"Text {number}" for number in range(1, len(texts) + 1)], strict=True)
-        known = [known_text(text, self.tokenizer, unknown, name) for text, name in named]
+        known = [known_text(text, self.tokenizer, unknown, f"Text {n}") for n, text in enumerate(texts, start=1)]
+        require(all(known), "A text is empty, or has no character that is in the vocabulary; leave it out.")
         return classify_texts(self.network, self.tokenizer, self.labels, known, self.dtype)
 
     def close(self) -> None:

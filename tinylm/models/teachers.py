@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tinylm.config.run import RunConfig, TeacherConfig
+from tinylm.config.validation import require
 from tinylm.errors import UsageError
 from tinylm.models.adapter import find_base_model, remember_base
 from tinylm.models.open import find_model, open_model
@@ -30,6 +31,7 @@ def open_teacher(path: Path) -> Teacher:
         raise UsageError(
             f"`teacher` is for decoders, and {path} has another architecture, {config.model.architecture}."
         )
+    require(not config.labels, f"{path} is a classifier, and `teacher` is for models of text; name another one.")
     recorded = TeacherConfig(
         path=str(resolve_links(path)), digest=weights.digest, parameters=config.model.approximate_parameters
     )

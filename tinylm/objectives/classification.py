@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tinylm.config.model import ModelConfig
+from tinylm.config.model import MAX_LABELS, ModelConfig
 from tinylm.config.training import TrainingConfig
 from tinylm.objectives.loss import LanguageModel, Loss, Objective, routing_metrics
 from tinylm.objectives.tasks import Chat
@@ -16,7 +16,7 @@ from tinylm.text.batches import Batch
 from tinylm.text.labels import LabelTokens
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.architectures import Output
+from tinylm.transformer.architectures import Decoder, Output, Transformer
 from tinylm.transformer.attention import valid_tokens
 
 Pooling = Callable[[Tensor, Tensor], Tensor]
@@ -33,13 +33,17 @@ class Classification(Chat):
 
     def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
         super().__init__(tokens, tokenizer, model, training)
+        for part in (tokens.train, tokens.val):
+            LabelTokens(part).require_ids(tokenizer.vocab_size, len(model.labels) or MAX_LABELS)
         pool = POOLING[model.architecture]
-        self.validation_objective = functools.partial(classify, pool=pool)
+        self.validation_objective = functools.partial(classification_loss, pool=pool)
         weights = None
         if training.class_weights == "balanced":
             counts = np.bincount(LabelTokens(tokens.train).numbers())
             weights = torch.tensor([counts.sum() / (np.count_nonzero(counts) * max(count, 1)) for count in counts])
-        self._objective = functools.partial(classify, pool=pool, weights=weights, smoothing=training.label_smoothing)
+        self._objective = functools.partial(
+            classification_loss, pool=pool, weights=weights, smoothing=training.label_smoothing
+        )
 
     def objective(self, progress: float) -> Objective:
         """As `Task.objective`."""
@@ -61,6 +65,11 @@ def mean_vectors(hidden: Tensor, lengths: Tensor) -> Tensor:
 POOLING: dict[str, Pooling] = {"decoder": last_vectors, "encoder": mean_vectors}
 
 
+def pooling_of(network: Transformer) -> Pooling:
+    """The pooling of a network."""
+    return POOLING["decoder" if isinstance(network, Decoder) else "encoder"]
+
+
 def label_logits(model: LanguageModel, batch: Batch, pool: Pooling) -> tuple[Tensor, Output]:
     """The logits of the labels of each text, (B, C) in fp32, and the output of the model."""
     assert batch.lengths is not None
@@ -74,7 +83,7 @@ def labels_of(batch: Batch) -> Tensor:
     return batch.targets[batch.mask]
 
 
-def classify(
+def classification_loss(
     model: LanguageModel, batch: Batch, pool: Pooling, weights: Tensor | None = None, smoothing: float = 0.0
 ) -> Loss:
     """-sum over the texts of weights[label] * log p(label | text). Metric: the `accuracy`.

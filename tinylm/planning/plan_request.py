@@ -267,6 +267,8 @@ class PlanRequest:
             )
         if "dpo_beta" in self.training and not self.data.has_reference:
             raise UsageError("`dpo_beta` is for preferences, and the data are others; leave it out.")
+        if self.labels and self.model.get("tie"):
+            raise UsageError("`tie` is for models of text; the output layer of a classifier has labels. Leave it out.")
         if "class_weights" in self.training and not self.data.has_labels:
             raise UsageError("`class_weights` is for texts with labels, and the data are others; leave it out.")
         if self.keeps_first_weights and self.parallel == "fsdp":

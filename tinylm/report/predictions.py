@@ -8,7 +8,7 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinylm.adapters.adapter import Adapter
+from tinylm.adapters.adapter import Adapter, ClassificationHead
 from tinylm.adapters.bottleneck import Bottleneck
 from tinylm.analysis.memorisation import CopiedText, Memorisation, measure_memorisation
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig, MemorisationConfig
+from tinylm.evaluation.result import Evaluation
 from tinylm.machine.device import autocast, choose_device
 from tinylm.models.model import Model
 from tinylm.report.curves import number
@@ -38,7 +39,7 @@ NUM_SAMPLES = 20  # and as many continuations of training text and of held-out t
 # Limits above which memorisation is measured only if it is asked for.
 MAX_FLOPS = 1e12  # of generation
 MAX_CHARACTERS = 100_000_000  # of training text
-MAX_LABELS = 40  # of a confusion table
+MAX_CONFUSION = 40  # labels of a confusion table
 MAX_TEXT, MAX_NAME = 300, 200  # shown characters of a match, and of the name of its document
 
 
@@ -120,15 +121,23 @@ def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
     tokens = task.excerpt(tokenizer, reopen_part(run, model.data, tokenizer, "val"), parameters)
     text = EvaluationTokens(model.data.kind, tokens, document_end=document_end(model.data.format))
     result = task.evaluate(model.network, tokenizer, text, EvaluationConfig(), model.dtype, reporter)
+    result = replace(result, labels=model.labels or None)
     baselines = {} if task.baselines is None else task.baselines(tokenizer, tokens, _training(model, run), reporter)
     return {
         "metrics": {k: number(value, 6) for k, value in result.to_json().items() if isinstance(value, int | float)},
         "baselines": {name: number(value) for name, value in baselines.items()},
         "compared": task.compared,
-        **(
-            {"labels": model.labels, "confusion": result.confusion} if len(model.labels) in range(1, MAX_LABELS) else {}
-        ),
+        **_confusion(result),
     }
+
+
+def _confusion(result: Evaluation) -> dict[str, Any]:
+    """The confusion table of a classifier; of many labels, the most frequent mistakes."""
+    if result.labels is None:
+        return {}
+    if len(result.labels) > MAX_CONFUSION:
+        return {"mistakes": result.mistakes()}
+    return {"labels": result.labels, "confusion": result.confusion}
 
 
 def _training(model: Model, run: Path) -> Tokens | None:
@@ -349,11 +358,12 @@ def _updates(model: Model) -> list[dict[str, Any]] | None:
     """The Frobenius norm of the update of each layer of the first adapter, and its ratio to that of the base weight.
 
     The update of a LoRA layer is s B A. That of a bottleneck is the product of its matrices, U D, without a ratio.
-    At most MAX_UPDATES layers; `None` without an adapter.
+    At most MAX_UPDATES layers, without a new output layer; `None` without an adapter.
     """
     updates = []
     for adapter in model.adapters[:1]:
-        for name, layer in list(adapter.layers.items())[:MAX_UPDATES]:
+        layers = {name: layer for name, layer in adapter.layers.items() if not isinstance(layer, ClassificationHead)}
+        for name, layer in list(layers.items())[:MAX_UPDATES]:
             norm, base = _update_norms(layer)
             updates.append({"layer": name, "norm": number(norm), "relative": number(norm / base) if base else None})
     return updates or None

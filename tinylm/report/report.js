@@ -542,6 +542,9 @@
       content.push(el("h3", {}, `Labels given by ${run.name}`),
         table(["label, given:", ...labels], confusion.map((row, index) => [labels[index], ...row.map(whole)]), { class: "wide" }));
     }
+    for (const run of able.filter((run) => run.evaluation.mistakes)) {
+      content.push(el("h3", {}, `Most frequent mistakes of ${run.name}`), table(["label", "given", "texts"], run.evaluation.mistakes.map(([count, label, given]) => [label, given, whole(count)])));
+    }
     section("evaluation", "Evaluation", el("p", { class: "faint" }, `On the beginning of the validation text: at most 50,000 bytes, 200 pairs, or 50,000 tokens of conversations.
       Lower is better, except for accuracy, macro F1, exact match rate, BLEU and chrF.`), content);
   })();

@@ -191,12 +191,14 @@ def find_corpus(
     spool: Path | None = None,
     corpus_type: "type[Corpus]" = Corpus,
     format: str = "auto",
+    accepted_keys: frozenset[str] = frozenset(),
     **fields: Any,
 ) -> Corpus:
     """Find the text files at `paths`: files, folders with their subfolders, glob patterns, or - for standard input.
 
     Standard input is copied to the folder `spool`; without one it cannot be read. Hidden, empty and binary files in
     folders, among others, are skipped and listed in the result, which is a `corpus_type` with these further `fields`.
+    accepted_keys: see FileRules.
 
     A file that has been found by another of the paths is skipped.
 
@@ -213,7 +215,7 @@ def find_corpus(
     paths = tuple(paths)
     if paths.count(STANDARD_INPUT) > 1:
         raise UsageError("Standard input (-) is named twice but can be read only once; leave one out.")
-    rules = FileRules(encoding, format, reject_json=not corpus_type.detects_json)
+    rules = FileRules(encoding, format, not corpus_type.detects_json, accepted_keys)
     files: list[Path] = []
     skipped: list[SkippedFile] = []
     for name in expand_globs(paths):

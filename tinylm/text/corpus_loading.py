@@ -33,8 +33,8 @@ from tinylm.text.corpus_encoding import (
     require_text,
     split_corpus,
 )
-from tinylm.text.file_selection import conversation_keys, describe_skipped, format_size
-from tinylm.text.labels import LABEL_KEY, LabelCorpus, first_keys, with_labels
+from tinylm.text.file_selection import conversation_keys, describe_skipped, first_text, format_size, reject_json
+from tinylm.text.labels import LABEL_KEY, LabelCorpus, has_labels, with_labels
 from tinylm.text.readers import is_table, table_columns
 from tinylm.text.run_tokens import encode_again, find_run_corpus, reopen_part
 from tinylm.text.token_files import TokenFolder, encode_in_memory
@@ -132,7 +132,7 @@ def _find_corpora(
         if "format" not in source.ignorable:
             raise UsageError(f'`format="{format}"` does not fit the model: {reason}. Leave it out.')
         format = "auto"
-    fields = {}
+    fields: dict[str, Any] = {}
     if format in CHAT_TYPES:
         kind, fields["chat"] = format, _chat_format(source, make_chat_format, "`format`")
     if format == LabelCorpus.kind:
@@ -141,23 +141,19 @@ def _find_corpora(
     if kind in RECORD_KEYS and requires_records:
         raise UsageError(f"`text_key` is for documents; JSONL of {RECORD_KEYS[kind]}. Leave `text_key` out.")
     text_key = "text" if source.text_key is None else source.text_key
+    fields["accepted_keys"] = frozenset() if labels is None else frozenset((text_key, LABEL_KEY))
     corpora = [
         find_corpus(paths, text_key, source.encoding, spool, CORPUS_TYPES[kind], format, **fields) for paths in parts
     ]
-    columns = (text_key, LABEL_KEY)
-    found_keys = first_keys(corpora[0].files[0], source.encoding, columns) if labels is not None else set()
-    if kind == LabelCorpus.kind and found_keys is None:
-        raise UsageError(
-            f"{corpora[0].name} has no records with labels, and a classifier takes texts with the keys "
-            f"{text_key!r} and {LABEL_KEY!r}, as JSONL, Parquet or CSV; give such a file."
-        )
-    if kind == Corpus.kind and format == "auto" and found_keys and found_keys.issuperset(columns):
+    detects = kind == Corpus.kind and format == "auto" and labels is not None
+    if (detects or kind == LabelCorpus.kind) and _are_labelled(corpora, reporter, required=not detects):
         kind = LabelCorpus.kind
         corpora = [_as(corpus, LabelCorpus) for corpus in corpora]
-        reporter.note(
-            f"{corpora[0].name}: the records have the key {LABEL_KEY!r}, so a classifier is trained; "
-            '`format="jsonl"` reads the texts alone.'
-        )
+        if detects:
+            reporter.note(
+                f"{corpora[0].name}: the records have the key {LABEL_KEY!r}, so a classifier is trained; "
+                '`format="jsonl"` reads the texts alone.'
+            )
     if kind == Corpus.kind and format == "auto" and not requires_records and (found := _chat_kind(corpora)):
         kind, chosen = found, _chat_format(source, make_chat_format, corpora[0].name)
         corpora = [_as(corpus, CHAT_TYPES[kind], chat=chosen) for corpus in corpora]
@@ -196,6 +192,34 @@ def _report_tables(corpora: Sequence[Corpus], reporter: Reporter, *, required: b
             f"{display_name(file)}{others} read as plain text, with the first line and the separators. `text_key` "
             f"takes the texts of a column ({columns}){pairs}."
         )
+
+
+def _are_labelled(corpora: Sequence[Corpus], reporter: Reporter, *, required: bool) -> bool:
+    """Whether all files have texts with labels; a warning if only some of them have.
+
+    Raises UsageError for a file that has none if they are `required`, and for JSON with labels beside other texts in a
+    file without a JSON suffix.
+    """
+    found = [
+        (corpus, file, has_labels(file, corpus.encoding, corpus.text_key))
+        for corpus in corpora
+        for file in corpus.files
+    ]
+    labelled = [(corpus, file) for corpus, file, has in found if has]
+    others = [file for _, file, has in found if not has]
+    if required and others:
+        raise UsageError(
+            f"{display_name(others[0])} has no texts with labels, which a classifier takes: records with the keys "
+            f"{corpora[0].text_key!r} and {LABEL_KEY!r}, as JSONL, Parquet or CSV."
+        )
+    if labelled and others:
+        for corpus, file in labelled:
+            if not corpus.has_records(file):
+                reject_json(file, first_text(file, corpus.encoding))
+        reporter.warn(
+            f"The labels in {display_name(labelled[0][1])} are not read, since {display_name(others[0])} has none."
+        )
+    return bool(labelled) and not others
 
 
 def _chat_kind(corpora: Sequence[Corpus]) -> str | None:

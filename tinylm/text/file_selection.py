@@ -249,12 +249,13 @@ class FileRules:
     """The settings that decide which files are read.
 
     With the `format` auto, `reject_json` makes JSON in a file without a JSON suffix an error; in folders, only in .txt
-    files and files without a suffix.
+    files and files without a suffix. Objects with all of `accepted_keys` are no error, unless that is empty.
     """
 
     encoding: str
     format: str
     reject_json: bool
+    accepted_keys: frozenset[str] = frozenset()
 
 
 def expand_globs(names: Iterable[str]) -> Iterator[str]:
@@ -388,7 +389,7 @@ def _reason_by_content(file: Path, rules: FileRules, *, named: bool) -> str | No
             )
         return NO_DOCUMENTS
     if rules.reject_json and (named or content_suffix(file) in ("", ".txt")) and not is_json_file(file):
-        _reject_json(file, text)
+        reject_json(file, text, rules.accepted_keys)
     return None
 
 
@@ -417,18 +418,21 @@ def conversation_keys(file: Path, encoding: str) -> set[str]:
     if is_parquet(file):
         keys, complete = set(parquet_columns(file)), True
     else:
-        keys, complete = _first_keys((decode_head(_read_head(file), encoding) or "").lstrip("\ufeff"))
+        keys, complete = _first_keys(first_text(file, encoding))
     return keys if has_chat_keys(keys, complete) else set()
 
 
-def is_json_start(file: Path, encoding: str) -> bool:
-    """Whether a file begins with a JSON object, alone or in an array."""
-    return is_json((decode_head(_read_head(file), encoding) or "").lstrip("\ufeff"))
+def first_text(file: Path, encoding: str) -> str:
+    """The beginning of a file, without a byte-order mark; "" if it is not text."""
+    return (decode_head(_read_head(file), encoding) or "").lstrip("\ufeff")
 
 
-def _reject_json(file: Path, text: str) -> None:
-    """Raise UsageError for JSON that would be read as plain text, except for conversations and labelled texts."""
-    if is_json(text) and not is_chat(text) and not {"text", "label"} <= _first_keys(text)[0]:
+def reject_json(file: Path, text: str, accepted_keys: frozenset[str] = frozenset()) -> None:
+    """Raise UsageError for JSON that would be read as plain text, except for conversations, and for objects with all of
+    `accepted_keys`, if there are any.
+    """
+    is_accepted = bool(accepted_keys) and accepted_keys <= _first_keys(text)[0]
+    if is_json(text) and not is_chat(text) and not is_accepted:
         raise UsageError(
             f"{display_name(file)} contains JSON, which would be read as plain text. Read its documents with "
             '`format="jsonl"` (and `text_key`), or the JSON itself with `format="text"`.'

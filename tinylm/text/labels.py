@@ -16,12 +16,12 @@ import numpy as np
 
 from tinylm.config.model import MAX_LABEL, MAX_LABELS, check_labels
 from tinylm.config.validation import describe_value
-from tinylm.errors import UsageError
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.chat_corpus import example_batches
-from tinylm.text.chat_tokens import CODES_PER_ID, FIRST, SCORED, ChatTokens
+from tinylm.text.chat_tokens import CODES_PER_ID, FIRST, SCORED, ChatTokens, ids_of
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import CorpusStats, RecordCorpus, Stream, scan_stream
-from tinylm.text.file_selection import is_json_start
+from tinylm.text.file_selection import first_text, is_json
 from tinylm.text.readers import (
     is_json_file,
     is_parquet,
@@ -36,6 +36,7 @@ from tinylm.text.token_files import Encoding
 from tinylm.text.tokenizer import Tokenizer
 
 LABEL_KEY = "label"
+EXAMINED_RECORDS = 16
 
 
 class LabelledText(NamedTuple):
@@ -120,7 +121,10 @@ def parse_labelled_text(record: Any, location: str, text_key: str) -> LabelledTe
             "text, train one classifier for each of them."
         )
     if not isinstance(label, str | int) or label == "":
-        raise UsageError(f"{location}: {LABEL_KEY!r} is {describe_value(label)}; it must be a text or an integer.")
+        raise UsageError(
+            f"{location}: {LABEL_KEY!r} is {describe_value(label)}; it must be a text or an integer. To read the texts "
+            'alone, use `format="jsonl"`.'
+        )
     name = label if isinstance(label, str) else json.dumps(label)
     if len(name) > MAX_LABEL:
         raise UsageError(f"{location}: the label has {len(name):,} characters; it can have at most {MAX_LABEL}.")
@@ -129,19 +133,20 @@ def parse_labelled_text(record: Any, location: str, text_key: str) -> LabelledTe
     return LabelledText(text, require_encodable(name, location))
 
 
-def first_keys(file: Path, encoding: str, columns: Sequence[str]) -> set[str] | None:
-    """The keys of the first record of a file, or its columns; `None` for a file without records.
-
-    columns: those of Parquet that are read
-    """
+def has_labels(file: Path, encoding: str, text_key: str) -> bool:
+    """Whether a file has records, of which one of the first EXAMINED_RECORDS has a text and a label."""
+    columns = (text_key, LABEL_KEY)
     if is_parquet(file):
-        return set(parquet_columns(file))
+        return set(columns) <= set(parquet_columns(file))
     if is_table(file):
-        return set(table_columns(file, encoding))
-    if not is_json_file(file) and not is_json_start(file, encoding):
-        return None
-    _, record = next(iter(records(file, encoding, columns, no_progress)), ("", None))
-    return set(record) if isinstance(record, dict) else set()
+        return set(columns) <= set(table_columns(file, encoding))
+    if not is_json_file(file) and not is_json(first_text(file, encoding)):
+        return False
+    try:
+        first = itertools.islice(records(file, encoding, columns, no_progress), EXAMINED_RECORDS)
+        return any(isinstance(record, dict) and record.keys() >= set(columns) for _, record in first)
+    except UsageError:  # reading the file raises it again, if its format is JSON
+        return False
 
 
 def with_labels(corpora: Sequence[LabelCorpus], given: Sequence[str]) -> list[LabelCorpus]:
@@ -207,6 +212,13 @@ class LabelTokens(ChatTokens):
     def numbers(self) -> np.ndarray:
         """The number of the label of each text, (N,)."""
         return np.asarray(self._codes[self._starts + self.lengths - 1], dtype=np.int64) // CODES_PER_ID
+
+    def require_ids(self, vocab_size: int, labels: int) -> None:
+        """Raise TinyLMError for a token id from `vocab_size` on or a label number from `labels` on."""
+        numbers, largest = self.numbers(), ids_of(np.asarray(self._codes))
+        largest[self._starts + self.lengths - 1] = 0
+        if numbers.max(initial=0) >= labels or largest.max(initial=0) >= vocab_size:
+            raise TinyLMError("The encoded text is damaged: it has an id or a label that the model does not have.")
 
     def describe_left_out(self, context: int, name: str) -> list[str]:
         """Sentences about texts that are cut. name: such as "training"."""

@@ -261,7 +261,7 @@ def prepare(
         kinds[0],
         reporter,
         start.chat_format if CHAT_TYPES.keys() & kinds else None,
-        start.labels if LabelCorpus.kind in kinds and not teachers else None,
+        start.labels if LabelCorpus.kind in kinds and (start.labels or not teachers) else None,
     )
     if split.labels and not start.labels:
         start.add_labels(split.labels)

@@ -323,7 +323,9 @@ def test_the_preferred_objective_is_chosen_if_it_fits_and_parts_that_do_not_fit_
     for architecture in ARCHITECTURES:
         assert corpora_of(architecture)[0] == ("pairs" if architecture == "encoder-decoder" else "text")
         for kind in corpora_of(architecture):
-            assert OBJECTIVES[objective_for(architecture, kind)][:2] == (kind, (architecture,))
+            chosen = OBJECTIVES[objective_for(architecture, kind)]
+            assert chosen.corpus == kind and architecture in chosen.architectures
+        assert corpora_of(architecture, is_classifier=True) == (("labels",) if "-" not in architecture else ())
     assert objective_for("decoder", "chat", "chat") == "chat"
     assert objective_for("decoder", "text", "chat") == "next-token"
     with pytest.raises(UsageError, match='`architecture="encoder"` cannot be trained on pairs'):

@@ -141,7 +141,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["LlamaForTokenClassification"]}, "tinylm reads LlamaForCausalLM"),
     (
         {"architectures": ["LlamaForSequenceClassification"]},
-        "its id2label is None; it must be an object",
+        "it lacks the tensor score.weight",
     ),
     ({"hidden_size": ...}, "lacks hidden_size"),
     ({"hidden_size": 33}, "multiple of num_attention_heads"),

@@ -124,13 +124,17 @@ def test_merges_are_undone_with_the_given_probability_on_average() -> None:
 def test_the_objective_of_a_task_computes_the_loss_of_its_batches(objective: str) -> None:
     architecture = OBJECTIVES[objective].architectures[0]
     tokenizer = train_char("abc").with_mask_token()
-    sides = {"encoder_layers": 1} if architecture == "encoder-decoder" else {}
+    sides: dict[str, Any] = {"encoder_layers": 1} if architecture == "encoder-decoder" else {}
+    if OBJECTIVES[objective].has_labels:
+        sides = {"labels": ("a", "b"), "tie": False}
     config = small(architecture=architecture, vocab_size=tokenizer.vocab_size, context=8, **sides)
     training = TrainingConfig(objective=objective, **SETTINGS)
     end = tokenizer.end_of_text_id
     pairs = np.array([0, 1, end, 2, 1, end] * 20, dtype=np.uint16)
     if OBJECTIVES[objective].is_chat:  # two conversations of two and four tokens, of which one and two are scored
         pairs = np.array([5, 6, 9, 4, 14, 10] * 20, dtype=np.uint16)
+    if OBJECTIVES[objective].has_labels:  # texts of two and one tokens with the labels 1 and 0
+        pairs = np.array([5, 8, 6, 9, 2] * 20, dtype=np.uint16)
     model, other = (randomised(build_model(config), seed).eval() for seed in range(2))
     frozen = {"dpo": {"reference": lambda: contextlib.nullcontext(other)}, "distillation": {"teachers": [other]}}
     folder = TokenFolder(Path("unused"), pairs, pairs)

@@ -18,13 +18,13 @@ LARGE = {"vocab_size": 400, "context": 100, "layers": 3, "heads": 4, "kv_heads":
 
 
 def test_the_variants_have_every_value_of_every_choice() -> None:
-    """Of numbers without bounds, two values. Dropout, and encoders, are tested apart from the variants."""
+    """Of numbers without bounds, two values. Dropout, encoders and classifiers are tested apart from the variants."""
     configs = [config for _, config in VARIANTS]
     names = {"position": "POSITIONS", "norm": "NORMS", "norm_placement": "NORM_PLACEMENTS"}
     names |= {"activation": "ACTIVATIONS", "expert_mode": "EXPERT_MODES", "initialisation": "INITIALISATIONS"}
     wanted: dict[str, set[object]] = {name: set(getattr(model_config, values)) for name, values in names.items()}
     same = {"vocab_size", "context", "layers", "width", "ffn_width"}
-    same |= {"architecture", "encoder_layers", "dropout", "attention_dropout", "expert_balance"}
+    same |= {"architecture", "encoder_layers", "dropout", "attention_dropout", "expert_balance", "labels"}
     missing = []
     for field in dataclasses.fields(ModelConfig):
         found = {getattr(config, field.name) for config in configs}

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ class Classification(Chat):
     tokens_type = LabelTokens
 
     def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
-        super().__init__(tokens, tokenizer, model, training)
+        super().__init__(tokens, tokenizer, model, replace(training, pack=False))
         for part in (tokens.train, tokens.val):
             LabelTokens(part).require_ids(tokenizer.vocab_size, len(model.labels) or MAX_LABELS)
         pool = POOLING[model.architecture]

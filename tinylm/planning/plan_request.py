@@ -182,7 +182,7 @@ class LabelShape(ChatShape):
     """Texts with a label each, one per row; those longer than the context are cut."""
 
     def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
-        return {"pack": False, "label_smoothing": recipes.CLASSIFICATION_SMOOTHING}
+        return {"label_smoothing": recipes.CLASSIFICATION_SMOOTHING}
 
     def _packs(self, context: int, pack: bool | None) -> bool:
         return False

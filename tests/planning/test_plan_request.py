@@ -110,3 +110,11 @@ def test_conversations_are_packed_where_three_fit_a_row_and_only_packed_rows_are
         plan = planned_chats([101] * 5000, budget=long, model={"size": "mini"}, training={"pack": pack})
         assert plan.runtime.compile == pack
     assert planned(budget=long, model={"size": "mini"}).runtime.compile
+
+
+def test_the_last_weights_of_a_classifier_are_kept_if_few_texts_choose_between_them() -> None:
+    def keep(records: int, **training: Any) -> str:
+        labelled = dataclasses.replace(data(1000), kind="labels", val_records=records)
+        return PlanRequest(data=labelled, vocab_size=100, labels=("a", "b"), training=training).keep
+
+    assert [keep(99), keep(100), keep(99, patience=3)] == ["last", "best", "best"]

@@ -339,7 +339,8 @@ class PlanRequest:
         """The weights to keep, one of KEEP: the last ones if the validation data are too few to choose weights by
         (decision 043), unless the user relies on them by a `patience`.
         """
-        few = self.data.val_records < MIN_VALIDATION_RECORDS
+        enough = recipes.MIN_VALIDATION_LABELS if self.data.has_labels else MIN_VALIDATION_RECORDS
+        few = self.data.val_records < enough
         if not self.data.val_records:
             few = self.data.val_tokens <= MIN_VALIDATION_TOKENS  # the first is not scored
         return "last" if few and self.training.get("patience") is None else "best"

@@ -111,6 +111,7 @@ DEFAULT_SECONDS = 600.0  # not measured
 DEFAULT_PATIENCE = 10  # evaluations; not measured
 # Decision 043: with less validation data, the loss does not show which weights are better.
 MIN_VALIDATION_RECORDS = 20
+MIN_VALIDATION_LABELS = 100  # texts with one target each (docs/labels.md)
 MIN_VALIDATION_TOKENS = 640  # of a continuous text
 UNVALIDATED_EPOCHS = 40  # decision 043: at most, without a chosen budget, where validation cannot end the run
 

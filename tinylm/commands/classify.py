@@ -19,7 +19,7 @@ from tinylm.run_directory.layout import path_exists
 
 STANDARD_INPUT = "-"
 FORMATS = ("text", "jsonl")
-MAX_TEXTS = 1024  # that are classified together
+MAX_TEXTS = 4096  # that are classified together
 
 EXAMPLES = r"""Examples:
 

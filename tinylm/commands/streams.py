@@ -13,7 +13,7 @@ from tinylm.errors import ClosedOutputError, OutputError, UsageError
 
 CLOSED_ERRNOS = {errno.EPIPE, errno.ECONNRESET, errno.ESHUTDOWN}  # the reader has closed the stream
 MAX_STDIN_BYTES = 1 << 28  # of a prompt
-READ_BYTES, MAX_LINE_BYTES = 1 << 16, 1 << 24
+READ_BYTES, MAX_LINE_BYTES = 1 << 18, 1 << 24
 
 
 def silence_stream(name: str) -> None:

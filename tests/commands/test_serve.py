@@ -104,7 +104,7 @@ def test_a_base_model_completes_texts_and_survives_what_clients_send(model: Path
 def test_a_signal_ends_the_server_while_clients_read_and_wait(model: Path, number: signal.Signals) -> None:
     with server(model) as (process, address), contextlib.ExitStack() as clients:
         connections = []
-        for _ in range(50):
+        for _ in range(150):
             client = http.client.HTTPConnection(address, timeout=LIMIT)
             clients.callback(client.close)
             request = {"prompt": "the old man", "max_tokens": 100, "n": 4, "stream": True, "logprobs": 50}

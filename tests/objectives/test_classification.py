@@ -1,6 +1,7 @@
 """Reference: cross-entropy in float64 of the logits of one text at a time, by the models of reference_parts.py."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,9 +9,12 @@ import torch
 
 from tests import reference_parts
 from tests.variants import randomised, small
-from tinylm.objectives.classification import POOLING, classification_loss
+from tinylm.config.training import Budget, TrainingConfig
+from tinylm.objectives.classification import POOLING, Classification, classification_loss
 from tinylm.text.chat_tokens import CODES_PER_ID, FIRST, SCORED, ChatRows
 from tinylm.text.labels import LabelTokens
+from tinylm.text.token_files import TokenFolder
+from tinylm.text.tokenizer import train_char
 from tinylm.transformer.build import build_model
 
 LABELS = ("a", "b", "c", "d")
@@ -66,6 +70,25 @@ def test_loss_and_accuracy_are_their_formulas(
     assert found.total.item() == pytest.approx(sum(losses), rel=1e-6)
     assert found.metrics["accuracy"].item() == pytest.approx(np.mean(hits))
     assert 0 < found.metrics["accuracy"] < 1
+
+
+def test_balanced_weights_give_every_label_the_same_weight_in_total() -> None:
+    """Of labels that occur: the weighted counts are equal, and sum up to the number of texts."""
+    codes = np.asarray(TEXTS._codes)
+    config = small(architecture="encoder", context=CONTEXT, tie=False, labels=LABELS, vocab_size=100)
+    settings = {"budget": Budget(steps=3), "batch_size": 9, "micro_batch": 9, "lr": 1e-3, "min_lr": 0.0, "warmup": 0.0}
+    training = TrainingConfig(objective="classification", class_weights="balanced", **settings)
+    folder = TokenFolder(Path("unused"), codes, codes)
+    task = Classification(folder, train_char("".join(map(chr, range(97, 120)))), config, training)
+    labels = [int(TEXTS.tokens(index)[0][-1]) for index in range(len(TEXTS))]
+    network = build_model(config)
+    assert network.output is not None
+    torch.nn.init.zeros_(network.output.weight)  # each text has a loss of log(4) times its weight
+    loss = task.objective(0.0)(network, task.batch(0))
+    assert loss.total.item() == pytest.approx(len(labels) * math.log(4), rel=1e-5)
+    alone = [index for index, label in enumerate(labels) if label == labels[0]]
+    part = task.objective(0.0)(network, ChatRows(TEXTS, CONTEXT, packed=False).batch(alone))
+    assert part.total.item() == pytest.approx(len(labels) / len(set(labels)) * math.log(4), rel=1e-5)
 
 
 def test_all_parameters_of_an_encoder_have_the_gradient_of_the_formula() -> None:

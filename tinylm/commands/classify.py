@@ -69,7 +69,7 @@ def classify(
     output: OutputOptions,
 ) -> None:
     """Print the label of each text, by a model that was trained on texts with labels."""
-    from tinylm.generation.classify import known_text
+    from tinylm.generation.classify import without_unknown
     from tinylm.models.load import load
 
     console = output.console()
@@ -78,7 +78,7 @@ def classify(
     loaded = load(model, adapters=list(adapter or ()), **vars(machine), reporter=console)
     start, count = time.monotonic(), 0
     for entries in _batches(_entries(texts, options, console)):
-        known = [known_text(entry.text, loaded.tokenizer, options.unknown, entry.name) for entry in entries]
+        known = [without_unknown(entry.text, loaded.tokenizer, options.unknown, entry.name) for entry in entries]
         found = iter(loaded.classify([text for text in known if text.strip()]))
         results = [next(found) if text.strip() else None for text in known]
         for entry, result in zip(entries, results, strict=True):

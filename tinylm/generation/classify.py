@@ -46,7 +46,7 @@ def classify_texts(
     return [_classified(labels, row) for row in probabilities]
 
 
-def known_text(text: str, tokenizer: Tokenizer, unknown: str, name: str) -> str:
+def without_unknown(text: str, tokenizer: Tokenizer, unknown: str, name: str) -> str:
     """The text without characters that are not in the vocabulary; may be empty. name: of the text, for messages.
 
     Raises UsageError for such characters if `unknown` is "error", and for text that UTF-8 cannot encode.

@@ -14,7 +14,7 @@ from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import UsageError
 from tinylm.formats.foreign import is_gguf
-from tinylm.generation.classify import Classified, classify_texts, known_text
+from tinylm.generation.classify import Classified, classify_texts, without_unknown
 from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import (
@@ -231,7 +231,7 @@ class Model(EvaluatedModel):
             f"{self.path} is not a classifier; train one on texts with labels, such as JSONL with 'text' and 'label'.",
         )
         texts = (texts,) if isinstance(texts, str) else texts
-        known = [known_text(text, self.tokenizer, unknown, f"Text {n}") for n, text in enumerate(texts, start=1)]
+        known = [without_unknown(text, self.tokenizer, unknown, f"Text {n}") for n, text in enumerate(texts, start=1)]
         require(all(known), "A text is empty, or has no character that is in the vocabulary; leave it out.")
         return classify_texts(self.network, self.tokenizer, self.labels, known, self.dtype)
 

@@ -64,7 +64,7 @@ RECIPES = {
 LORA_ALPHA = 16.0  # decision 022
 MAX_ADAPTER_LR_FACTOR = 2.0  # decision 022: largest learning rate of an adapter, as a multiple of its recipe's `lr`
 # Of the learning rate of other objectives, where a model is trained further and for new models: docs/preferences.md,
-# docs/labels.md.
+# docs/labels.md ("The recipe").
 OBJECTIVE_LR_FACTORS = {"dpo": 0.025, "classification": 0.1}
 NEW_OBJECTIVE_LR_FACTORS = {"classification": 0.25}
 MIN_LABEL_STEPS = 16  # per pass over texts with labels, of which there may be few
@@ -99,7 +99,7 @@ PAIR_DROPOUT = DropoutRule(per_epoch=1 / 500, minimum=0.04, maximum=0.3)  # deci
 # Pairs of a source and a target.
 
 PAIR_LABEL_SMOOTHING = 0.1  # Vaswani et al. 2017, section 5.4
-CLASSIFICATION_SMOOTHING = 0.1  # docs/labels.md
+CLASSIFICATION_SMOOTHING = 0.1  # docs/labels.md, "The recipe"
 MIN_PAIR_CONTEXT, PAIR_CONTEXT_MULTIPLE = 128, 32  # not measured
 # Examples that need more than this multiple of the quantile do not lengthen the context (`fitting_context`): such pairs
 # are left out, such conversations cut. Not measured.
@@ -111,7 +111,7 @@ DEFAULT_SECONDS = 600.0  # not measured
 DEFAULT_PATIENCE = 10  # evaluations; not measured
 # Decision 043: with less validation data, the loss does not show which weights are better.
 MIN_VALIDATION_RECORDS = 20
-MIN_VALIDATION_LABELS = 100  # texts with one target each (docs/labels.md)
+MIN_VALIDATION_LABELS = 100  # docs/labels.md, "The recipe"
 MIN_VALIDATION_TOKENS = 640  # of a continuous text
 UNVALIDATED_EPOCHS = 40  # decision 043: at most, without a chosen budget, where validation cannot end the run
 

@@ -176,7 +176,7 @@ class RecordCorpus(Corpus):
 
     def examples(self, progress: Progress = no_progress) -> Iterator[Any]:
         """Yield the documents as the input of their encoding; `documents_per_record` for each record."""
-        raise NotImplementedError
+        raise NotImplementedError  # not abstract: `Corpus`, which is no ABC, makes its own instances
 
     def selected_examples(self, selected: Iterable[bool]) -> Iterator[Any]:
         """Yield the examples of the records for which `selected` has True."""

@@ -217,18 +217,18 @@ class Encoding(NamedTuple):
     """How the documents of a corpus are encoded, as codes: a code is a token id plus flags.
 
     batches: divides the documents into batches, deterministically. encode: returns the codes of a batch, (N,).
-    codes_per_id: number of codes per token id; 1 without flags. least_ids: the number of other values than token ids
-        that a code may stand for.
+    codes_per_id: number of codes per token id; 1 without flags. least_values: number of values of
+        a code if it may stand for something else than a token id.
     """
 
     batches: Callable[[Iterator[Any], Tokenizer], Iterator[TextBatch]]
     encode: Encode
     codes_per_id: int
-    least_ids: int = 0
+    least_values: int = 0
 
     def codes(self, vocab_size: int) -> int:
         """The number of codes with a vocabulary of this size."""
-        return self.codes_per_id * max(vocab_size, self.least_ids)
+        return self.codes_per_id * max(vocab_size, self.least_values)
 
 
 class SplitDocuments(NamedTuple):

@@ -298,7 +298,7 @@ def test_tokens_that_end_within_a_character_are_those_of_torch(tmp_path: Path, c
     sizes = {"layers": 1, "heads": 2, "width": 32, "context": 64, "vocab_size": 270, "tokenizer": "bpe"}
     model = tinylm.load(tinylm.train(tmp_path / "text", tmp_path / "run", steps=120, lr=0.02, **sizes).run)
     prompt = EncodedPrompt("", ids := model.encode("naïve。"), ids)
-    engines = [model._open_llama_cpp(SpeedConfig()), model._torch_engine()]
+    engines = [model._open_llama_cpp(SpeedConfig()), model._torch_engine(GenerationConfig())]
     ours, theirs = ([*e.generate([prompt], GenerationConfig(max_tokens=50, temperature=0), 0, None)] for e in engines)
     assert ours == theirs
     assert sum("\ufffd" in model.decode([token.id]) for token in ours) > 10

@@ -121,8 +121,7 @@ class Sampler:
         self.sampling = sampling
         self._vocab_size = vocab_size
         self._is_checked = False
-        seeds = (sample_seed(seed, first_stream + row) for row in range(rows))
-        self._streams = [_uniform_numbers(_mix(row_seed, 0)) for row_seed in seeds]
+        self._streams = [random_stream(seed, first_stream + row) for row in range(rows)]
         self._seen = np.zeros((rows, vocab_size), dtype=bool) if sampling.repeat_penalty != 1 else None
 
     def observe(self, row: int, ids: Sequence[int]) -> None:
@@ -137,7 +136,7 @@ class Sampler:
         """
         logits = as_array(logits)[:, : self._vocab_size]
         if not self._is_checked:
-            _require_finite(logits)
+            require_finite(logits)
             self._is_checked = True
         count = max(1, CACHED_LOGITS // self._vocab_size)
         parts = [slice(first, first + count) for first in range(0, len(logits), count)]
@@ -167,12 +166,18 @@ class Sampler:
         return draw(np.exp(logits, out=logits), [next(stream) for stream in self._streams[rows]])
 
 
-def _require_finite(logits: Logits) -> None:
+def require_finite(logits: Logits) -> None:
+    """Raise TinyLMError for a row of logits with NaN or +inf, or with only -inf: (B, V)."""
     if not np.isfinite(logits.max(axis=-1)).all():  # the maximum of a row with NaN is NaN
         raise TinyLMError(
             "The model's logits are not finite numbers: some weights are too large for the number format of the "
             "computation. Try `dtype` fp32."
         )
+
+
+def random_stream(seed: int, stream: int) -> Iterator[float]:
+    """The random stream (seed, stream): uniform numbers in [0, 1), without end."""
+    return _uniform_numbers(_mix(sample_seed(seed, stream), 0))
 
 
 def _uniform_numbers(seed: int) -> Iterator[float]:

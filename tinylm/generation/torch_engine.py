@@ -188,7 +188,7 @@ class ContextWindows:
         starts = [window_start(len(text), self._model.context) for text in self._texts]
         if starts != self._starts:
             self._starts = starts
-            ids, padding = _left_padded(self._texts, self._model.context, self._kept_id)
+            ids, padding = left_padded(self._texts, self._model.context, self._kept_id)
             self._cache = self._model.make_cache(rows, self._slots, padding)
             if padding is None and (ids == ids[0]).all():  # samples of one prompt, which is processed once
                 ids = ids[:1]
@@ -200,12 +200,12 @@ class ContextWindows:
 
 def _logits_without_cache(model: NextTokenModel, texts: list[list[int]], kept_id: int | None) -> "Logits | Tensor":
     """The logits after each text, computed from its whole window: (B, V)."""
-    ids, padding = _left_padded(texts, model.context, kept_id)
+    ids, padding = left_padded(texts, model.context, kept_id)
     cache = None if padding is None else model.make_cache(len(texts), ids.shape[1], padding)
     return model.last_logits(ids, cache)
 
 
-def _left_padded(texts: list[list[int]], context: int, kept_id: int | None) -> tuple[Ids, Ids | None]:
+def left_padded(texts: list[list[int]], context: int, kept_id: int | None) -> tuple[Ids, Ids | None]:
     """The windows as one left-padded batch (B, T), and the padding per row (B,), or `None` without padding."""
     rows = [window(text, context, kept_id) for text in texts]
     longest = max(map(len, rows))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import check_choice, require
-from tinylm.errors import UsageError
+from tinylm.errors import UsageError, first_line
 from tinylm.formats.foreign import is_gguf
 from tinylm.generation.classify import Classified, classify_texts, without_unknown
 from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
@@ -23,6 +23,7 @@ from tinylm.generation.generation_config import (
     is_sampled,
     settings_without_effect,
 )
+from tinylm.generation.graph_engine import GraphEngine, has_fixed_shapes
 from tinylm.generation.llama_cpp import Conversion, LlamaCpp
 from tinylm.generation.llama_cpp_file import (
     GGUF_TYPES,
@@ -34,12 +35,10 @@ from tinylm.generation.llama_cpp_file import (
 )
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
 from tinylm.generation.text_generator import Continuation, Sample
-from tinylm.generation.torch_engine import TorchEngine
+from tinylm.generation.torch_engine import Engine, TorchEngine
 from tinylm.generation.translate import translate
-from tinylm.machine.device import (
-    DTYPES,
-    autocast,
-)
+from tinylm.kernels.cuda_graphs import Step, can_capture, capture
+from tinylm.machine.device import DTYPES, autocast
 from tinylm.models.adapter import LoadedAdapter, set_adapter_scale
 from tinylm.models.evaluation import EvaluatedModel
 from tinylm.reporter import LogReporter, Reporter
@@ -243,22 +242,33 @@ class Model(EvaluatedModel):
     def continue_encoded(self, encoded: EncodedPrompt, config: GenerationConfig, first_stream: int = 0) -> Continuation:
         """See `TextGenerator.continue_encoded`."""
         speed = config.speed
-        engine = self._open_llama_cpp(speed) or self._torch_engine(speed.cache)
+        engine = self._open_llama_cpp(speed) or self._torch_engine(config)
         return Continuation(engine, self.tokenizer, [encoded], config, first_stream)
 
     def _require_generator(self) -> None:
         require(not self.labels, f"{self.path} is a classifier, which generates no text; it finds labels of texts.")
 
-    def _torch_engine(self, use_cache: bool = True) -> TorchEngine:
+    def _torch_engine(self, config: GenerationConfig) -> Engine:
         decoder = self._prepare().network
         assert isinstance(decoder, Decoder)
-        return TorchEngine(decoder, self.tokenizer, use_cache)
+        needs_logits = bool(config.logprobs) or config.json_schema is not None
+        if can_capture(decoder.device) and has_fixed_shapes(self.config.model) and config.cache and not needs_logits:
+            return GraphEngine(decoder, self.tokenizer, self._capture)
+        return TorchEngine(decoder, self.tokenizer, config.cache)
+
+    def _capture(self, step: Step) -> Step:
+        """The step as a CUDA graph or, if it cannot be captured, as it is."""
+        try:
+            return capture(step)
+        except RuntimeError as error:  # of CUDA, or because memory runs out
+            self.reporter.note(f"Capturing a CUDA graph failed ({first_line(error)}); continuing without it.")
+            return step
 
     def continue_each(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Continuation:
         """One sample of each of several prompts, as one batch, for decoders. `num_samples` must be `len(prompts)`."""
-        return Continuation(self._torch_engine(), self.tokenizer, prompts, config, first_stream)
+        return Continuation(self._torch_engine(config), self.tokenizer, prompts, config, first_stream)
 
     def fill_mask(self, prompt: Prompt) -> FilledPrompt:
         """Fill each `<mask>` of a prompt, for encoders, and list the `top_k` candidates for each mask (default: 5).

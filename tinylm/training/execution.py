@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tinylm.errors import TinyLMError, first_line, is_out_of_memory
+from tinylm.kernels.cuda_graphs import restored_after_failure
 from tinylm.kernels.process import prepare_compiler
 from tinylm.kernels.without_compiler import discard_compiled
 from tinylm.machine.device import autocast, empty_cache
@@ -166,13 +167,12 @@ def capture_graphs(
     empty_cache(model.device)
     if not _enough_memory():
         return None
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    state, spare = torch.cuda.get_rng_state(), generator.clone_state()
+    state = torch.cuda.get_rng_state()
     pool = torch.cuda.graph_pool_handle()  # shared, since a step uses one graph
     graphs: dict[torch.Size, Callable[[Tensor], Tensor]] = {}
     graphed = GraphedModel(model, graphs)
     try:
-        with torch.cuda.stream(torch.cuda.current_stream()):  # restores it after a failed capture
+        with restored_after_failure():
             for batch in batches:
                 ids = batch.ids.to(model.device, copy=True)  # each replay writes to it
                 with autocast(model.device.type, dtype):
@@ -183,7 +183,6 @@ def capture_graphs(
     except Exception as error:  # of CUDA, of torch's compiler, or because memory runs out
         report(Notice(f"Capturing CUDA graphs failed ({first_line(error)}); continuing without them."))
         graphs.clear()
-        generator.graphsafe_set_state(spare)  # the generator cannot be used after a failed capture
     empty_cache(model.device)
     if not graphs or not _enough_memory():
         graphed.release_graphs()

@@ -72,6 +72,24 @@ class KVCache:
         return reordered
 
 
+class StaticCache(KVCache):
+    """The slots of a KVCache for a CUDA graph: tensors stay in place, and the slot of a token is a tensor.
+
+    All slots are returned, and a mask hides those that are not used. slot: (1,), of the next token; the caller advances
+    it, and knows positions and padding.
+    """
+
+    def __init__(self, cache: KVCache, slot: Tensor) -> None:
+        self.keys, self.values, self.slot = cache.keys, cache.values, slot
+        self.starts, self.offset = None, 0
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store keys and values of one token per row, (B, K, 1, W), and return those of all slots, (B, K, S, W)."""
+        self.keys.index_copy_(2, self.slot, keys)
+        self.values.index_copy_(2, self.slot, values)
+        return self.keys, self.values
+
+
 class SlidingWindowCache:
     """Cache of sliding-window attention: keeps the last `window` - 1 tokens, so that its memory is bounded."""
 

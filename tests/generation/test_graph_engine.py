@@ -1,0 +1,188 @@
+"""The engine that captures CUDA graphs, with plain calls in place of graphs. tests/test_gpu.py captures them."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tinylm
+from tests.variants import VARIANTS, randomised, small
+from tinylm.config.model import ModelConfig
+from tinylm.errors import TinyLMError
+from tinylm.generation import graph_engine as module
+from tinylm.generation.generation_config import GenerationConfig, SamplingConfig
+from tinylm.generation.graph_engine import DeviceSampler, GraphEngine, has_fixed_shapes
+from tinylm.generation.prompts import EncodedPrompt
+from tinylm.generation.sampler import Sampler
+from tinylm.generation.torch_engine import Engine, TorchEngine
+from tinylm.kernels.cuda_graphs import Step
+from tinylm.models import model as model_module
+from tinylm.models.model import Model
+from tinylm.text.tokenizer import train_char
+from tinylm.transformer.build import build_model
+
+CHARACTERS = train_char("abcdefghijkl")
+PROMPTS = ([3], [1, 2, 3, 4, 5, 6, 7], list(range(12)) * 2, [i % 13 for i in range(41)])
+CAPTURED = [(name, config) for name, config in VARIANTS if has_fixed_shapes(config)]
+
+
+def tokens(engine: Engine, prompts: Any, kept_id: int | None = None, **settings: Any) -> list[list[int | None]]:
+    """The tokens of each row."""
+    config = GenerationConfig(**{"max_tokens": 60, "seed": 3, **settings})
+    rows: list[list[int | None]] = [[] for _ in prompts]
+    for token in engine.generate([EncodedPrompt("", list(ids), list(ids)) for ids in prompts], config, 0, kept_id):
+        rows[token.row].append(token.id)
+    return rows
+
+
+def engines(config: ModelConfig) -> tuple[GraphEngine, TorchEngine]:
+    model = randomised(build_model(config)).double()
+    return GraphEngine(model, CHARACTERS, lambda step: step), TorchEngine(model, CHARACTERS)
+
+
+def test_models_with_experts_or_relative_positions_are_not_captured() -> None:
+    others = {name for name, config in VARIANTS if not has_fixed_shapes(config)}
+    assert others == {name for name, config in VARIANTS if config.experts > 1 or config.position == "relative"}
+    assert len(CAPTURED) > 8 and others
+    assert not has_fixed_shapes(small(architecture="encoder"))
+
+
+@pytest.mark.parametrize(("name", "config"), CAPTURED, ids=[name.replace(" ", "-") for name, _ in CAPTURED])
+def test_the_tokens_are_those_of_the_plain_path(name: str, config: ModelConfig) -> None:
+    """Beyond the context of 24, for prompts of different lengths and one of several samples."""
+    graph, plain = engines(config)
+    for prompts in (PROMPTS, [PROMPTS[1]] * 3, PROMPTS[2:3]):
+        expected = tokens(plain, prompts)
+        assert tokens(graph, prompts) == expected
+        assert len({token for row in expected for token in row}) > 5
+        assert all(len(row) == 60 for row in expected)
+
+
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.0, "repeat_penalty": 1.5},
+    {"top_k": 3, "repeat_penalty": 1.3},
+    {"top_p": 0.6, "temperature": 1.4},
+    {"min_p": 0.2, "max_tokens": 1},
+    {"max_tokens": 600, "seed": 2**40},
+)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_settings_and_seeds_have_the_effect_of_the_plain_path(settings: dict[str, Any]) -> None:
+    """600 tokens use more random numbers than are copied to a device at a time. Token 7 stays first in each window."""
+    graph, plain = engines(small())
+    prompts = [[7], [7, *range(12)], [3, 4]]
+    assert tokens(graph, prompts, kept_id=7, **settings) == tokens(plain, prompts, kept_id=7, **settings)
+
+
+def test_the_smallest_contexts_have_the_tokens_of_the_plain_path() -> None:
+    for context in (1, 2, 3, 5):
+        graph, plain = engines(small("gpt2", context=context, kv_heads=4))
+        for prompts in ([[1], [2, 3]], [[0, 0], [0]]):
+            assert tokens(graph, prompts, max_tokens=12) == tokens(plain, prompts, max_tokens=12)
+
+
+def test_a_step_is_captured_once_and_nothing_of_the_capture_stays() -> None:
+    """Also when a window advances. A capture calls the step, which stores a key and marks a token as seen."""
+    graph, plain = engines(small())
+    captured: list[Step] = []
+
+    def capture(step: Step) -> Step:
+        step()
+        captured.append(step)
+        return step
+
+    engine = GraphEngine(graph.model, CHARACTERS, capture)
+    settings: dict[str, Any] = {"repeat_penalty": 2.0, "temperature": 1.0}
+    assert tokens(engine, PROMPTS, **settings) == tokens(plain, PROMPTS, **settings)
+    assert len(captured) == 1
+    tokens(engine, PROMPTS, max_tokens=1)
+    assert len(captured) == 1  # the first token needs none
+
+
+def test_tokens_beyond_the_shown_ones_are_few() -> None:
+    """An iteration that ends at a stop sequence leaves at most AHEAD tokens that nobody reads."""
+    graph, _ = engines(small(context=1000))
+    steps: list[None] = []
+    engine = GraphEngine(graph.model, CHARACTERS, lambda step: lambda: (steps.append(None), step())[1])
+    found = engine.generate([EncodedPrompt("", [1], [1])], GenerationConfig(max_tokens=500), 0, None)
+    shown = [next(found) for _ in range(20)]
+    found.close()
+    assert len(shown) <= len(steps) + 1 <= len(shown) + module.AHEAD
+
+
+def test_logits_that_are_not_finite_are_an_error() -> None:
+    graph, _ = engines(small())
+    with torch.no_grad():
+        graph.model.embedding.weight.fill_(float("nan"))
+    with pytest.raises(TinyLMError, match="not finite"):
+        tokens(graph, [[1]])
+
+
+scores = st.lists(st.floats(-9, 9, width=32), min_size=9, max_size=9)
+
+
+@given(
+    st.lists(scores, min_size=1, max_size=3),
+    st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    st.integers(0, 12),
+    st.sampled_from([0.3, 0.9, 1.0]),
+    st.sampled_from([0.0, 0.05, 0.5]),
+    st.sampled_from([0.7, 1.0, 1.9]),
+    st.integers(0, 2**31),
+)
+def test_a_device_samples_the_tokens_of_the_sampler(
+    rows: list[list[float]], temperature: float, k: int, p: float, min_p: float, penalty: float, seed: int
+) -> None:
+    """The last column is a padding row of the embedding."""
+    sampling = SamplingConfig(temperature=temperature, top_k=k, top_p=p, min_p=min_p, repeat_penalty=penalty)
+    logits = np.array(rows, dtype=np.float32)
+    prompts = [[row, 2] for row in range(len(rows))]
+    expected = Sampler(sampling, seed, len(rows), 8, first_stream=5)
+    found = DeviceSampler(sampling, seed, len(rows), 8, 5, torch.device("cpu"))
+    found.observe(prompts)
+    for row, ids in enumerate(prompts):
+        expected.observe(row, ids)
+    for shift in range(4):
+        found.prepare()
+        moved = np.roll(logits, shift, axis=1)
+        assert found(torch.from_numpy(moved)).flatten().tolist() == expected(moved)
+
+
+def test_a_model_on_a_gpu_generates_with_graphs_where_it_can(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And without, saying so, if the capture fails. Plain calls replace graphs."""
+    plain, model = tinylm.load(run), tinylm.load(run)
+    notes: list[str] = []
+    captured: list[Step] = []
+
+    def capture(step: Step) -> Step:
+        captured.append(step)
+        if len(captured) > 1:
+            raise RuntimeError("CUDA error: not permitted\nand much more")
+        return step
+
+    monkeypatch.setattr(model, "reporter", SimpleNamespace(note=notes.append))
+    monkeypatch.setattr(model_module, "can_capture", lambda device: True)
+    monkeypatch.setattr(model_module, "capture", capture)
+    settings: dict[str, Any] = {"max_tokens": 40, "seed": 1, "engine": "torch"}
+
+    def text(chosen: Model, **others: Any) -> object:
+        with monkeypatch.context() as patch:
+            if chosen is plain:
+                patch.setattr(model_module, "can_capture", lambda device: False)
+            return chosen.generate("the", **settings, **others)
+
+    expected = text(plain)
+    assert text(model) == expected and text(model) == expected
+    assert len(captured) == 2
+    assert notes[-1] == "Capturing a CUDA graph failed (CUDA error: not permitted); continuing without it."
+    assert text(model, cache=False) == text(plain, cache=False)
+    assert len(captured) == 2
+    for config in (GenerationConfig(logprobs=1), GenerationConfig(json_schema={"type": "integer"})):
+        assert isinstance(model._torch_engine(config), TorchEngine)

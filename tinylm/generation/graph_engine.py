@@ -1,0 +1,252 @@
+"""Generation on a GPU: everything from the last token of each row to its next one is one CUDA graph.
+
+Python launches graphs, up to AHEAD tokens before the token that it shows, and nothing but ids leaves the device.
+Shapes: see `tinylm.transformer`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tinylm.config.model import ModelConfig
+from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig, SamplingConfig
+from tinylm.generation.prompts import EncodedPrompt
+from tinylm.generation.sampler import random_stream, require_finite, sample_seed
+from tinylm.generation.torch_engine import Token, left_padded, window_start
+from tinylm.kernels.cuda_graphs import Step
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.architectures import Decoder
+from tinylm.transformer.kv_cache import KVCache, StaticCache
+
+AHEAD = 4
+NUMBERS = 256  # uniform numbers of each row that are copied to the device at a time
+SLOTS = 64  # the slots of a cache are a multiple of this: kernels are faster for aligned sizes
+
+
+def has_fixed_shapes(config: ModelConfig) -> bool:
+    """Whether a decoder can be captured: experts have tensors whose sizes depend on the tokens, and relative positions
+    are offsets from the last slot of a cache.
+    """
+    return config.architecture == "decoder" and config.experts == 1 and config.position != "relative"
+
+
+@dataclass(frozen=True)
+class GraphEngine:
+    """An `Engine` for a decoder with fixed shapes, without log-probabilities and JSON schemas.
+
+    capture: see `tinylm.kernels.cuda_graphs.capture`.
+    """
+
+    model: Decoder
+    tokenizer: Tokenizer
+    capture: Callable[[Step], Step]
+
+    def generate(
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
+    ) -> Generator[Token]:
+        """See `Engine.generate`."""
+        texts, context, left = [list(prompt.start) for prompt in prompts], self.model.context, config.max_tokens
+        slots = min(context, max(map(len, texts)) + config.max_tokens)
+
+        # The graph of a step, from the ids of a token to those of the next
+        sampling = config.sampling(DEFAULT_TEMPERATURE)
+        sampler = DeviceSampler(
+            sampling, config.seed, len(texts), self.tokenizer.vocab_size, first_stream, self.model.device
+        )
+        step = DecodingStep(self.model, sampler, len(texts), -(-slots // SLOTS) * SLOTS)
+        launch = self.capture(step) if config.max_tokens > 1 else step
+        sampler.observe([prompt.ids for prompt in prompts])
+
+        while left:
+            # The first token of a window, from all its tokens
+            step.prefill(*left_padded(texts, context, kept_id))
+
+            # The others, up to the one before which a window advances
+            count = _tokens_in_window(texts, context, left)
+            for ids in self._tokens(step, launch, count):
+                for text, token in zip(texts, ids, strict=True):
+                    text.append(token)
+                yield from map(Token, range(len(ids)), ids)
+            left -= count
+
+    def _tokens(self, step: "DecodingStep", launch: Step, count: int) -> Iterator[list[int]]:
+        """The ids of each row that `step` has now, and those after each of the `count` - 1 next steps."""
+        copies = deque([_copy_to_host(step.ids)])
+        for _ in range(count - 1):
+            step.sampler.prepare()
+            launch()
+            copies.append(_copy_to_host(step.ids))
+            if len(copies) > AHEAD:
+                yield copies.popleft()()
+        while copies:
+            yield copies.popleft()()
+
+    def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
+        """See `Engine.sample_seed`."""
+        return sample_seed(config.seed, first_stream + row)
+
+
+class DecodingStep:
+    """One token: the model, its caches and the sampler, on tensors that stay in place.
+
+    ids: (B, 1), the last token of each row. slot: (1,), of that token in the caches. starts: (B, 1), left padding.
+    """
+
+    def __init__(self, model: Decoder, sampler: "DeviceSampler", rows: int, slots: int) -> None:
+        weight = model.embedding.weight
+        self.model, self.sampler = model, sampler
+        self.ids = torch.zeros(rows, 1, dtype=torch.long, device=weight.device)
+        self.slot = torch.zeros(1, dtype=torch.long, device=weight.device)
+        self.starts = torch.zeros(rows, 1, dtype=torch.long, device=weight.device)
+        self._filled = [
+            KVCache(rows, model.n_kv_heads, slots, model.head_dim, weight.device, weight.dtype) for _ in model.windows
+        ]
+        for cache in self._filled:  # the product of a masked weight, 0, with an uninitialised value may be NaN
+            cache.keys.zero_()
+            cache.values.zero_()
+        self._caches = [StaticCache(cache, self.slot) for cache in self._filled]
+        self._slots = torch.arange(slots, device=weight.device)  # (S,)
+        self._is_checked = False
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Replace the last token of each row by the next one."""
+        model, slots = self.model, self._slots
+        positions = self.slot - self.starts  # (B, 1)
+        allowed = (slots >= self.starts) & (slots <= self.slot)  # (B, S)
+        masks = {
+            window: (allowed if window is None else allowed & (slots > self.slot - window))[:, None, None]
+            for window in set(model.windows)
+        }  # (B, 1, 1, S) each
+        x = model.embed(self.ids)  # (B, 1, D)
+        hidden = model.run_layers(x, positions, [masks[window] for window in model.windows], self._caches).hidden
+        self.ids.copy_(self.sampler(model.logits(hidden[:, -1])))
+        self.slot += 1
+
+    def prefill(self, ids: "Sequence[Sequence[int]] | object", padding: object | None) -> None:
+        """Fill the caches with the tokens `ids` (B, T), and choose the first token after them.
+
+        padding: (B,), the number of tokens at the left of each row that are padding; `None` without.
+        Raises TinyLMError if, at the first call, the logits of a row are not finite.
+        """
+        tokens = torch.as_tensor(ids, device=self.ids.device)
+        starts = None if padding is None else torch.as_tensor(padding, device=self.ids.device)
+        for cache in self._filled:
+            cache.offset, cache.starts = 0, starts
+        is_one_prompt = starts is None and bool((tokens == tokens[0]).all())  # it is processed once
+        logits = self.model.last_logits(tokens[:1] if is_one_prompt else tokens, self._filled)
+        if not self._is_checked:
+            require_finite(logits.float().numpy(force=True))
+            self._is_checked = True
+        self.sampler.prepare()
+        with torch.no_grad():
+            self.ids.copy_(self.sampler(logits.expand(len(self.ids), -1)))
+        self.slot.fill_(tokens.shape[1])
+        self.starts.zero_()
+        if starts is not None:
+            self.starts.copy_(starts[:, None])
+
+
+class DeviceSampler:
+    """`Sampler` on a device, in operations of fixed shapes. It draws the same random numbers.
+
+    `prepare` is called before each token, outside of the graph.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingConfig,
+        seed: int,
+        rows: int,
+        vocab_size: int,
+        first_stream: int,
+        device: torch.device,
+    ) -> None:
+        self.sampling = sampling
+        self._vocab_size = vocab_size
+        self._streams = [random_stream(seed, first_stream + row) for row in range(rows)]
+        self._numbers = torch.zeros(rows, NUMBERS, dtype=torch.float64, device=device)
+        self._next = torch.zeros(1, dtype=torch.long, device=device)  # column of the next numbers
+        self._left = 0  # numbers per row that are not used yet
+        self._seen = torch.zeros(rows, vocab_size, dtype=torch.bool, device=device)
+
+    def observe(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Mark the tokens of the prompts as seen, and no others, for the repeat penalty."""
+        self._seen.zero_()
+        for row, ids in enumerate(prompts):
+            self._seen[row, list(ids)] = True
+
+    def prepare(self) -> None:
+        """Make sure that the device has a random number for the next token of each row."""
+        if not self._left:
+            numbers = [[next(stream) for _ in range(NUMBERS)] for stream in self._streams]
+            self._numbers.copy_(torch.tensor(numbers, dtype=torch.float64))
+            self._next.zero_()
+            self._left = NUMBERS
+        self._left -= 1
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """A token per row: (B, V) -> (B, 1)."""
+        sampling, logits = self.sampling, logits[:, : self._vocab_size].float()
+        if sampling.repeat_penalty != 1:
+            penalty = sampling.repeat_penalty
+            penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
+            logits = torch.where(self._seen, penalised, logits)
+        ids = logits.argmax(dim=-1, keepdim=True) if sampling.temperature == 0 else self._draw(logits)  # (B, 1)
+        if sampling.repeat_penalty != 1:
+            self._seen.scatter_(1, ids, True)
+        return ids
+
+    def _draw(self, logits: Tensor) -> Tensor:
+        sampling = self.sampling
+        logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(sampling.temperature, 1e-30)
+        if sampling.top_k:
+            kth_largest = logits.topk(min(sampling.top_k, logits.shape[1])).values[:, -1:]
+            logits = logits.masked_fill(logits < kth_largest, -torch.inf)
+        if sampling.top_p < 1:
+            ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+            probabilities = ordered.softmax(dim=-1)
+            dropped = probabilities.cumsum(dim=-1) - probabilities >= sampling.top_p
+            dropped[:, 0] = False
+            logits = logits.masked_fill(torch.zeros_like(dropped).scatter(1, order, dropped), -torch.inf)
+        if sampling.min_p:
+            probabilities = logits.softmax(dim=-1)
+            least = sampling.min_p * probabilities.amax(dim=-1, keepdim=True)
+            logits = logits.masked_fill(probabilities < least, -torch.inf)
+
+        # Inverse transform sampling; a number that is rounded up to the total is reduced
+        cumulative = logits.exp().double().cumsum(dim=-1)  # (B, V)
+        numbers = self._numbers.index_select(1, self._next) * cumulative[:, -1:]  # (B, 1)
+        self._next += 1
+        below_total = torch.nextafter(cumulative[:, -1:], torch.zeros_like(numbers))
+        return torch.searchsorted(cumulative, torch.minimum(numbers, below_total), right=True)
+
+
+def _tokens_in_window(texts: Sequence[Sequence[int]], context: int, limit: int) -> int:
+    """The number of tokens, from 1 to `limit`, that each text can get before the window of one advances."""
+    starts = [window_start(len(text), context) for text in texts]
+
+    def advances(tokens: int) -> bool:
+        return any(
+            window_start(len(text) + tokens, context) != start for text, start in zip(texts, starts, strict=True)
+        )
+
+    return next((tokens for tokens in range(1, limit) if advances(tokens)), limit)
+
+
+def _copy_to_host(ids: Tensor) -> Callable[[], list[int]]:
+    """Begin to copy the ids (B, 1). The result waits for the copy, and returns them."""
+    if ids.device.type == "cpu":
+        return ids.flatten().clone().tolist
+    copied = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
+    copied.copy_(ids, non_blocking=True)
+    event = torch.cuda.current_stream().record_event()
+
+    def read() -> list[int]:
+        event.synchronize()
+        return copied.flatten().tolist()
+
+    return read

@@ -1,6 +1,7 @@
 """The training loop on a small decoder in float64. Reference: the gradient of the whole batch in one pass."""
 
 import copy
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -22,10 +23,13 @@ from tests.training.trainer_bench import (
     with_auxiliary,
 )
 from tinylm.config.training import Budget
+from tinylm.errors import DivergedError
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch
+from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Evaluated, Logged, Stepped
 from tinylm.training.optimizer import layer_gradient_norms, learning_rate
+from tinylm.training.trainer import Trainer
 from tinylm.transformer.architectures import Decoder
 
 # Accumulation.
@@ -223,3 +227,60 @@ def test_gradient_norms_equal_those_in_float64_at_every_scale_and_are_none_if_no
         layer_gradient_norms(layers_with(1.0).bfloat16())
     assert torch.float64 not in found and torch.float32 in found
     assert layer_gradient_norms(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(2, 2)])})) == {}
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of steps whose losses are read at a time, as on a device that Python runs ahead of."""
+    counts: list[int] = []
+    read = Trainer._read_losses
+
+    def counted(trainer: Trainer, step: int) -> None:
+        counts.append(len(trainer._unread))
+        read(trainer, step)
+
+    monkeypatch.setattr(trainer_module, "runs_ahead", lambda device: True)
+    monkeypatch.setattr(Trainer, "_read_losses", counted)
+    return counts
+
+
+INTERVALS: dict[str, Any] = {"log_every": 4, "eval_every": 5, "save_every": 7, "lr": 0.1, "average": 0.25}
+
+
+def test_a_gpu_is_waited_for_only_before_log_lines_evaluations_and_saves(reads: list[int]) -> None:
+    """And events, weights and state are those of a device that is waited for in every step."""
+    ahead = trained(budget=Budget(steps=12), **INTERVALS)
+    assert [count for count in reads if count] == [4, 1, 2, 1, 2, 2]  # before steps 4, 5, 7, 8, 10 and 12
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_module, "runs_ahead", lambda device: False)
+        plain = trained(budget=Budget(steps=12), **INTERVALS)
+    assert ahead.saved == plain.saved and ahead.best == plain.best
+    for kind in (Logged, Evaluated, Stepped):
+        found, expected = ([timeless(event) for event in bench.reported(kind)] for bench in (ahead, plain))
+        assert found == expected and found
+    assert_same(values(ahead.model), values(plain.model))
+    assert (ahead.state.loss_sum, ahead.state.n_targets) == (plain.state.loss_sum, plain.state.n_targets)
+
+
+def timeless(event: Any) -> Any:
+    """The event without measured times."""
+    return dataclasses.replace(event, **{name: 0 for name in ("seconds", "tokens_per_second") if hasattr(event, name)})
+
+
+@pytest.mark.parametrize(("last", "what"), [("log_every", "loss"), ("eval_every", "loss"), ("save_every", "gradient")])
+def test_a_step_that_diverged_is_named_later_and_nothing_is_saved_after_it(
+    last: str, what: str, reads: list[int]
+) -> None:
+    def objective(model: Decoder, batch: Batch) -> Loss:
+        loss = next_token(model, batch)
+        if not torch.is_grad_enabled() or bench.state.step != 2:
+            return loss
+        factor = float("nan")
+        return loss._replace(total=loss.total * factor) if what == "loss" else loss._replace(aux=loss.total * factor)
+
+    intervals = {"log_every": 100, "eval_every": 100, "save_every": 100, last: 6}
+    bench = Bench(objective=objective, budget=Budget(steps=50), lr=0.1, **intervals)
+    with pytest.raises(DivergedError, match=f"The {what} of step 3 is not finite"):
+        bench.run()
+    assert bench.state.step == 6
+    assert bench.saved == [0] and [step for step, _ in bench.best] == [0]

@@ -137,6 +137,11 @@ def describe_device(device: str) -> str:
     return device
 
 
+def runs_ahead(device: torch.device) -> bool:
+    """Whether Python can start operations on the device before earlier ones have ended."""
+    return device.type == "cuda"
+
+
 def empty_cache(device: torch.device) -> None:
     """Free the device memory that torch has cached. Does nothing on a CPU."""
     if device.type != "cpu":

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from tinylm.config.training import TrainingConfig, window_parts
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
 from tinylm.evaluation.loop import EvaluationLoss, batch_losses, default_batch_size, evaluate_loss
 from tinylm.kernels.without_compiler import force_eager
-from tinylm.machine.device import autocast, choose_inference_dtype, empty_cache, weights_dtype
+from tinylm.machine.device import autocast, choose_inference_dtype, empty_cache, runs_ahead, weights_dtype
 from tinylm.objectives.loss import LanguageModel, Objective
 from tinylm.objectives.tasks import Task
 from tinylm.planning.memory import evaluation_rows
@@ -109,6 +110,12 @@ class Trainer:
         # Step and last_eval_step of the last save that was begun.
         self._begun_save = (state.step, state.last_eval_step) if state.last_eval_step >= 0 else (-1, -1)
         self._throughput = _Throughput()
+        # Without loss scaling, which needs each gradient norm, a GPU is not waited for before a log line, an evaluation
+        # or a save. Until then, loss and norm of each step stay there.
+        self._runs_ahead = runs_ahead(self.device) and self.ranks.size == 1 and not self._scaler.is_enabled()
+        self._unread: list[tuple[Tensor, Tensor]] = []  # of the last steps
+        self._unread_seconds = 0.0  # that these steps took to start
+        self._norm = 0.0  # of the gradient of the last step that was read, before clipping
         self._pace: float | None = None  # seconds per step, mean of about the last PACE_STEPS
         self._evaluated_pace: float | None = None  # at the last evaluation
 
@@ -197,21 +204,22 @@ class Trainer:
         self._scaler.unscale_(self.optimizer)
         logging = (state.step + 1) % config.log_every == 0
         extra_metrics = self.extra_metrics() if logging else {}
-        norm = self._update(loss_sum)
+        self._update(loss_sum)
         state.step += 1
-        state.loss_sum += loss_sum
         state.n_targets += batch.n_targets
         state.metrics = {name: _sum(state.metrics.get(name), value) for name, value in metrics.items()}
         seconds = time.monotonic() - start
         state.step_seconds += seconds
-        self._pace = seconds if self._pace is None else self._pace + (seconds - self._pace) / PACE_STEPS
+        self._unread_seconds += seconds
+        if logging or not self._runs_ahead:
+            self._finish_steps()
         self._throughput.add(batch.n_tokens)
         self.step_done(batch.n_tokens, seconds)
         self.report(Stepped(state.step, progress))
         if logging:
-            self._log(progress, lr, norm, extra_metrics)
+            self._log(progress, lr, extra_metrics)
 
-    def _log(self, progress: float, lr: float, norm: float, extra_metrics: dict[str, Any]) -> None:
+    def _log(self, progress: float, lr: float, extra_metrics: dict[str, Any]) -> None:
         """Report the means since the last log line, and reset the sums."""
         state = self.state
         event = Logged(
@@ -219,7 +227,7 @@ class Trainer:
             progress=progress,
             loss=state.loss_sum / state.n_targets,
             lr=lr,
-            grad_norm=norm if math.isfinite(norm) else None,
+            grad_norm=self._norm if math.isfinite(self._norm) else None,
             tokens_per_second=self._throughput.read(),
             seconds=self._seconds(),
             metrics={name: _scaled(value, 1 / state.n_targets) for name, value in state.metrics.items()}
@@ -252,18 +260,20 @@ class Trainer:
     def _parameters(self) -> list[torch.nn.Parameter]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def _update(self, loss_sum: float) -> float:
-        """Clip the gradient and update the weights; returns the norm of the gradient before clipping.
+    def _update(self, loss_sum: Tensor) -> None:
+        """Clip the gradient and update the weights.
 
         Raises TinyLMError if memory runs out; some weights may then be updated and others not, and are not saved.
         """
         try:
-            norm = full(torch.nn.utils.clip_grad_norm_(self._parameters(), self.config.grad_clip or math.inf)).item()
-            self._require_finite(loss_sum, norm)
+            norm = full(torch.nn.utils.clip_grad_norm_(self._parameters(), self.config.grad_clip or math.inf))
+            self._unread.append((loss_sum, norm))
+            if not self._runs_ahead:
+                self._read_losses(self.state.step + 1)
             self._scaler.step(self.optimizer)
             self._scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
-            if self._average is not None and math.isfinite(norm):
+            if self._average is not None and (self._runs_ahead or math.isfinite(self._norm)):
                 self._average.update(self.state.step + 1)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -274,9 +284,36 @@ class Trainer:
                 f"Out of memory in the optimizer, in step {self.state.step + 1}; {saved}. Free memory and resume, "
                 "or choose a smaller `size`."
             ) from None
-        return norm
 
-    def _require_finite(self, loss_sum: float, norm: float) -> None:
+    def _finish_steps(self) -> None:
+        """Wait for the steps that have begun, and measure their pace. Raises the errors of `_read_losses`."""
+        start = time.monotonic()
+        steps = max(len(self._unread), 1)
+        self._read_losses(self.state.step)
+        waited = time.monotonic() - start
+        self.state.step_seconds += waited
+        seconds = (self._unread_seconds + waited) / steps
+        if self._unread_seconds:
+            pace = seconds if self._pace is None else self._pace
+            self._pace = pace + (seconds - pace) * min(1.0, steps / PACE_STEPS)
+        self._unread_seconds = 0.0
+
+    def _read_losses(self, step: int) -> None:
+        """Read loss and gradient norm of the steps up to `step` that are not read yet.
+
+        Raises DivergedError for one that is not finite, of the first such step.
+        """
+        if not self._unread:
+            return
+        values = torch.stack([torch.stack(pair) for pair in self._unread]).tolist()  # one transfer
+        first = step - len(values) + 1
+        self._unread = []
+        for number, (loss_sum, norm) in enumerate(values, start=first):
+            self._norm = norm
+            self._require_finite(number, loss_sum, norm)
+            self.state.loss_sum += loss_sum
+
+    def _require_finite(self, step: int, loss_sum: float, norm: float) -> None:
         """Raise DivergedError for a loss or a gradient norm that is not finite.
 
         In fp16, loss scaling skips steps whose gradient overflows, so MAX_SKIPPED_STEPS consecutive skips are allowed.
@@ -288,11 +325,11 @@ class Trainer:
             return
         what = "gradient" if math.isfinite(loss_sum) else "loss"
         raise DivergedError(
-            f"The {what} of step {state.step + 1} is not finite; saved weights are from before that step. Try a "
+            f"The {what} of step {step} is not finite; saved weights are from before that step. Try a "
             f"lower `lr` (it is {self.config.lr:g}) or more `warmup_steps`."
         )
 
-    def _accumulate(self, objective: Objective, batch: Batch, own: Batch, parts: int) -> tuple[float, dict[str, Any]]:
+    def _accumulate(self, objective: Objective, batch: Batch, own: Batch, parts: int) -> tuple[Tensor, dict[str, Any]]:
         """Compute the gradient of the batch over micro-batches and ranks.
 
         Returns two sums over targets and ranks: of the loss in nats, and of each metric.
@@ -327,12 +364,14 @@ class Trainer:
         metrics: dict[str, Any] = {}
         for found in all_metrics:
             metrics = {name: _sum(metrics.get(name), found.get(name)) for name in metrics | found}
-        return sum(losses), metrics
+        loss_sum = losses[0] if self.ranks.size == 1 else torch.tensor(sum(losses), device=self.device)
+        return loss_sum, metrics
 
     def _try_to_accumulate(
         self, objective: Objective, batch: Batch, own: Batch, parts: int
-    ) -> tuple[float, dict[str, Any], list[int]] | None:
+    ) -> tuple[Tensor | float, dict[str, Any], list[int]] | None:
         """The sums of loss and metrics over the rows of this rank, and the indices of parameters without a gradient.
+        With several ranks, the loss is a number.
 
         Returns `None` if memory runs out; with shards, raises TinyLMError.
         """
@@ -347,11 +386,12 @@ class Trainer:
                     f"{self.state.micro_batch}), `size` or `context`, or start more processes."
                 ) from None
             return None
-        return loss_sum, metrics, [index for index, p in enumerate(self._parameters()) if p.grad is None]
+        missing = [index for index, p in enumerate(self._parameters()) if p.grad is None]
+        return (loss_sum if self.ranks.size == 1 else loss_sum.item()), metrics, missing
 
     def _accumulate_once(
         self, objective: Objective, batch: Batch, own: Batch, rows: int
-    ) -> tuple[float, dict[str, Any]]:
+    ) -> tuple[Tensor, dict[str, Any]]:
         loss_sum = torch.zeros((), device=self.device)
         metrics: dict[str, Any] = {}
         model: LanguageModel = self.model if self.graphed is None else self.graphed
@@ -367,10 +407,11 @@ class Trainer:
             loss_sum += loss.total.detach()
             for name, value in loss.metrics.items():
                 metrics[name] = _sum(metrics.get(name), _scaled(value.tolist(), loss.n_targets))
-        return loss_sum.item(), metrics
+        return loss_sum, metrics
 
     def _evaluate(self) -> None:
         state = self.state
+        self._finish_steps()
         start = time.monotonic()
         with self._average.average_parameters() if self._average is not None else contextlib.nullcontext():
             found, best = self._validate()
@@ -424,6 +465,7 @@ class Trainer:
 
     def _save(self) -> None:
         state = self.state
+        self._finish_steps()
         start = time.monotonic()
         if not self._weights_finite():
             raise DivergedError(

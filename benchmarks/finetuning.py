@@ -4,6 +4,7 @@
     python benchmarks/finetuning.py                       # random weights
     python benchmarks/finetuning.py MODEL --weights bf16  # dtype of the weights on disk; default: that of the file
     python benchmarks/finetuning.py MODEL --full          # all weights instead of LoRA, beside transformers
+    python benchmarks/finetuning.py --shape 1b --device cuda --peers "bf16 weights" --batch-size 8 --context 1024
 
 All have the same weights, batches, learning rate, AdamW settings and initial A. They take turns step by step, each in
 its own process. tinylm runs tinylm.finetune_lora or tinylm.train, with the number format that it chooses; the peer runs
@@ -11,6 +12,8 @@ in a plain loop with fused AdamW, with bf16 weights, with autocast, and in fp32.
 `share of product rate` is that of training.py, with 6 FLOPs per matrix parameter and token, or 4 with LoRA, whose
 frozen matrices need no gradient; the products are measured before the steps. Memory is the peak resident memory of a
 process: `steps` from the second step to the last, `process` since its start. Linux only.
+
+On a GPU, the blocks of both are compiled, memory is that of tensors, and there is no share of product rate.
 """
 
 import argparse
@@ -35,6 +38,7 @@ from torch import Tensor, nn
 from training import number_formats, products, share_of_product_rate
 
 from tinylm.config.model import ModelConfig
+from tinylm.machine.device import choose_device
 from tinylm.models.exporting import export_model
 from tinylm.models.open import open_model
 from tinylm.reporter import LogReporter
@@ -45,6 +49,9 @@ from tinylm.text.tokenizer import train_bpe
 SMOLLM2: dict[str, Any] = {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "rope_theta": 1e5}
 SMOLLM2 |= {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
 TINY = {**SMOLLM2, "vocab_size": 300, "hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2}
+ONE_B: dict[str, Any] = {"vocab_size": 32_000, "hidden_size": 2048, "intermediate_size": 5632, "rope_theta": 1e4}
+ONE_B |= {"num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4, "tie_word_embeddings": False}
+SHAPES = {"smollm2": SMOLLM2, "1b": ONE_B, "tiny": TINY}
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 TEXT = Path(__file__).parents[1] / "data" / "corpus.txt"
 VALIDATION = 2000  # characters at the end of the text; small, since only tinylm evaluates
@@ -66,6 +73,7 @@ class Settings:
     batch_size: int
     rank: int | None
     lr: float
+    device: str
 
     @property
     def home(self) -> Path:
@@ -77,10 +85,10 @@ class Settings:
 
 
 class Turns:
-    """The protocol with the parent process: wait for a line, run a step, report its time and loss."""
+    """The protocol with the parent process: wait for a line, run a step, report its time, loss and GPU memory."""
 
-    def __init__(self) -> None:
-        self._started = 0.0
+    def __init__(self, device: str) -> None:
+        self._device, self._started = device, 0.0
 
     def wait(self) -> None:
         if not sys.stdin.readline():
@@ -88,7 +96,11 @@ class Turns:
         self._started = time.perf_counter()
 
     def report(self, loss: float) -> None:
-        print(json.dumps({"seconds": time.perf_counter() - self._started, "loss": loss}), flush=True)
+        seconds, memory = time.perf_counter() - self._started, 0
+        if self._device == "cuda":
+            memory = torch.cuda.max_memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+        print(json.dumps({"seconds": seconds, "loss": loss, "memory": memory}), flush=True)
 
 
 def initial_a(layer: int, projection: str, shape: torch.Size) -> Tensor:
@@ -123,7 +135,8 @@ def train_tinylm(settings: Settings, turns: Turns) -> None:
     shared: dict[str, Any] = {"out": settings.home / "run", "val_data": f"{settings.home}/val.txt", "log_every": 1}
     shared |= {"batch_size": settings.batch_size, "micro_batch": settings.batch_size, "lr": settings.lr, "seed": 0}
     shared |= {"warmup_steps": 0, "schedule": "constant", "optimizer": "adamw", "weight_decay": 0.0, "grad_clip": CLIP}
-    shared |= {"beta1": BETAS[0], "beta2": BETAS[1], "compile": "off", "callbacks": [take_turns]}
+    shared |= {"beta1": BETAS[0], "beta2": BETAS[1], "callbacks": [take_turns], "device": settings.device}
+    shared["compile"] = "on" if settings.device == "cuda" else "off"
     shared |= dict.fromkeys(("steps", "eval_every", "save_every"), settings.steps)
     text, model = settings.home / "train.txt", settings.home / "model"
     if settings.rank is None:
@@ -146,14 +159,17 @@ def train_peer(settings: Settings, turns: Turns, weights: torch.dtype, autocast:
         rank, names = settings.rank, list(PROJECTIONS)
         config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names, task_type="CAUSAL_LM")
         initialise(model := get_peft_model(base, config))
-    model.train()
+    model.to(settings.device).train()
+    if settings.device == "cuda":
+        for layer in base.model.layers:
+            layer.compile()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=settings.lr, betas=BETAS, eps=EPSILON, weight_decay=0.0, fused=True)
     for rows in np.load(settings.home / "batches.npy"):
         turns.wait()
-        tokens = torch.from_numpy(rows)
+        tokens = torch.from_numpy(rows).to(settings.device)
         ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with torch.autocast(settings.device, torch.bfloat16, enabled=autocast):
             loss = model(input_ids=ids, labels=targets, shift_labels=targets).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, CLIP)
@@ -191,13 +207,13 @@ class Worker:
 
     def step(self) -> None:
         """Run one step. Before the second one, the system's counter of the peak is reset."""
-        if len(self.seconds) == 1:
+        if len(self.seconds) == 1:  # a GPU's memory is that of each step
             self.start_peak = self.step_peak
             Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
         result = ask(self.process, "step")
         self.seconds.append(result["seconds"])
         self.losses.append(result["loss"])
-        self.step_peak = memory_of(self.process.pid, "VmHWM")
+        self.step_peak = result["memory"] or memory_of(self.process.pid, "VmHWM")
 
 
 def make_model(source: Path | None, folder: Path, options: argparse.Namespace) -> None:
@@ -207,8 +223,7 @@ def make_model(source: Path | None, folder: Path, options: argparse.Namespace) -
     if source is not None:
         export_model(source, to="hf", out=folder, dtype=options.weights)
     else:
-        shape = TINY if options.tiny else SMOLLM2
-        config = transformers.LlamaConfig(**shape, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+        config = transformers.LlamaConfig(**SHAPES[options.shape], bos_token_id=0, eos_token_id=1, pad_token_id=2)
         torch.manual_seed(0)
         peer: Any = transformers.LlamaForCausalLM(config)
         peer.to(DTYPES[options.weights or "f32"])
@@ -247,7 +262,7 @@ def compare(names: Sequence[str], settings: Path, steps: int) -> dict[str, Worke
     return workers
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", help="any model that tinylm opens (default: random weights)")
     parser.add_argument("--weights", choices=sorted(DTYPES), help="dtype of the weights on disk")
@@ -260,13 +275,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     method.add_argument("--full", action="store_true", help="fine-tune all weights")
     parser.add_argument("--lr", type=float, help="default: 1e-3, with --full 2e-5")
     parser.add_argument("--peers", nargs="*", choices=[name for name in WORKERS if name != TINYLM], help="default: all")
-    parser.add_argument("--tiny", action="store_true", help="a tiny random model, to test this program")
+    parser.add_argument("--shape", choices=SHAPES, default="smollm2", help="of random weights; tiny tests this program")
+    parser.add_argument("--device", default="auto", help="default: auto")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def measure(options: argparse.Namespace) -> tuple[dict[str, Worker], ModelConfig, Times]:
+    """The workers after all steps, the model, and on a CPU the seconds of its products."""
+    device = choose_device(options.device).value
     peers = options.peers if options.peers is not None else [name for name in WORKERS if name != TINYLM]
-    if options.worker:
-        WORKERS[options.worker[0]](Settings(**json.loads(Path(options.worker[1]).read_text())), Turns())
-        return
     with tempfile.TemporaryDirectory() as temporary:
         home = Path(temporary)
         make_model(options.model, home / "model", options)
@@ -274,12 +292,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (home / "train.txt").write_text(text[:-VALIDATION], encoding="utf-8")
         (home / "val.txt").write_text(text[-VALIDATION:], encoding="utf-8")
         rank, lr = (None, 2e-5) if options.full else (options.rank, 1e-3)
-        settings = Settings(temporary, options.steps, options.batch_size, rank, options.lr or lr)
+        settings = Settings(temporary, options.steps, options.batch_size, rank, options.lr or lr, device)
         np.save(home / "batches.npy", make_batches(settings, options.context))
         (home / "settings.json").write_text(json.dumps(asdict(settings)))
         config = open_model(home / "model").config.model
-        alone = take_turns({dtype: products(dtype) for dtype in number_formats()}, 3)
-        workers = compare([TINYLM, *peers], home / "settings.json", options.steps)
+        alone = take_turns({dtype: products(dtype) for dtype in number_formats()}, 3) if device == "cpu" else {}
+        return compare([TINYLM, *peers], home / "settings.json", options.steps), config, alone
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    if options.worker:
+        settings = Settings(**json.loads(Path(options.worker[1]).read_text()))
+        WORKERS[options.worker[0]](settings, Turns(settings.device))
+        return
+    workers, config, alone = measure(options)
     print(describe_machine(["torch", "transformers", "peft"]))
     print(report(workers, "transformers" if options.full else "peft", options, config, alone))
 
@@ -292,11 +319,15 @@ def report(
     tokens, rows = options.batch_size * options.context, []
     for name, worker in workers.items():
         dtype = "fp32" if name == "fp32" else number_formats()[-1]
-        product = [statistics.median(alone[dtype])] * len(times[name])
-        share = share_of_product_rate(config, tokens, times[name], product) * (1 if options.full else 2 / 3)
+        share = "-"
+        if alone:
+            product = [statistics.median(alone[dtype])] * len(times[name])
+            share = (
+                f"{share_of_product_rate(config, tokens, times[name], product) * (1 if options.full else 2 / 3):.2f}"
+            )
         last = worker.losses[-max(1, len(worker.losses) // 4) :]
         row = [name if name == TINYLM else f"{peer}, {name}", tokens_per_second(times, name, tokens)]
-        row += ["" if name == TINYLM else str(speedup(times, TINYLM, name)), f"{share:.2f}"]
+        row += ["" if name == TINYLM else str(speedup(times, TINYLM, name)), share]
         row += [f"{worker.losses[0]:.4f}", f"{statistics.mean(last):.4f}"]
         rows.append([*row, *(f"{n / 1e6:,.0f}" for n in (worker.step_peak, max(worker.start_peak, worker.step_peak)))])
     losses, memory = ["first loss", "mean of last quarter"], ["MB, steps", "MB, process"]

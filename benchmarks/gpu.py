@@ -1,16 +1,19 @@
-"""What a GPU reaches: utilisation, decoding bandwidth, and time to a loss.
+"""What a GPU reaches: utilisation, decoding bandwidth, fine-tuning, and time to a loss.
 
     python benchmarks/gpu.py --text tinyshakespeare.txt
     python benchmarks/gpu.py --parts training,decoding
 
-Each part runs in a process with a time limit, and all of them end in 7 minutes:
+Each part runs in a process with a time limit, and all of them end in 8 minutes:
 
 - training: a step of a model of 124 M parameters at a context of 1,024, and of one of 3 M at a context of 512, with and
-  without CUDA graphs and compiled layers, as a share of the rate of a large matrix product and of the rate that the
-  vendor specifies. FLOPs are counted as in Kaplan et al. 2020, but half for causal attention. With --nanogpt, nanoGPT's
-  model.py as well, compiled as a whole, with fused AdamW.
-- decoding: one stream of a model of 1.3 billion parameters, all of which are read once per token, as a share of the
-  rate of a memory copy and of the specified rate.
+  without CUDA graphs, compiled blocks and a compiled model, as a share of the rate of a large matrix product and of the
+  rate that the vendor specifies. FLOPs are counted as in Kaplan et al. 2020, but half for causal attention. With
+  --nanogpt, nanoGPT's model.py as well, compiled as a whole, with fused AdamW.
+- decoding: one stream and eight of a model of 1.3 billion parameters and of one of 10 million, one operation at a time,
+  with CUDA graphs, which is what `tinylm sample` does, and with these and compiled blocks. All parameters are read once
+  per token, as a share of the rate of a memory copy and of the specified rate.
+- finetuning: LoRA on the shapes of SmolLM2-135M and of a model of 1.1 billion parameters, beside peft with bf16 weights
+  and compiled blocks, as finetuning.py measures it. Needs peft.
 - learning: `tinylm train TEXT --time T`, with increasing T, until a validation loss of the run is at most --loss, and
   the time from the start of the command to that evaluation. The default loss is nanoGPT's on tinyshakespeare, in nats
   per character. Without --text, data/corpus.txt is trained on for the shortest time, with no loss to reach.
@@ -20,6 +23,7 @@ tiny models, for a machine without a GPU.
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import statistics
@@ -29,8 +33,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import finetuning
 import torch
-from measure import describe_machine, run_tinylm, table
+from measure import describe_machine, run_tinylm, speedup, table, tokens_per_second
 from training import build_nanogpt, peer_step, random_batch, tinylm_step
 
 from tinylm.commands.console import Console
@@ -38,14 +43,17 @@ from tinylm.config.duration import parse_duration
 from tinylm.config.model import ModelConfig
 from tinylm.config.presets import make_model_config
 from tinylm.generation.fuse_layers import fuse_model
-from tinylm.generation.generation_config import SamplingConfig
-from tinylm.generation.sampler import Sampler
-from tinylm.generation.torch_engine import generate
+from tinylm.generation.generation_config import GenerationConfig
+from tinylm.generation.graph_engine import GraphEngine
+from tinylm.generation.prompts import EncodedPrompt
+from tinylm.generation.torch_engine import Engine, TorchEngine
+from tinylm.kernels.cuda_graphs import capture
 from tinylm.machine.device import DTYPES, choose_device, describe_device
 from tinylm.machine.measure import choose_machine
 from tinylm.objectives.loss import next_token
 from tinylm.planning.cost import training_flops
 from tinylm.text.batches import Batch
+from tinylm.text.tokenizer import train_char
 from tinylm.training.execution import capture_graphs, compile_layers
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
@@ -66,15 +74,16 @@ Row = list[str]  # work, result, limit and share of the limit that was measured,
 
 
 class Sizes(NamedTuple):
-    """Sizes: rows of square matrices, bytes copied, tokens decoded, models with rows of their batches, and the model
-    that decodes.
+    """Sizes: rows of square matrices, bytes copied, tokens decoded, models with rows of their batches, and the models
+    that decode.
     """
 
     square: int
     bytes: int
     tokens: int
     trained: tuple[tuple[ModelConfig, int], ...]
-    decoding: ModelConfig
+    decoding: tuple[ModelConfig, ...]
+    finetuning: tuple[str, ...]  # options of finetuning.py
 
 
 def sizes(small: bool) -> Sizes:
@@ -86,9 +95,12 @@ def sizes(small: bool) -> Sizes:
 
     if small:
         gpt2 = shape("gpt2", 1, 64, 32)
-        return Sizes(256, 2**24, 8, ((gpt2, 2),), gpt2)
+        return Sizes(256, 2**24, 8, ((gpt2, 2),), (gpt2,), ("--shape tiny --steps 3 --context 32",))
     trained = (shape("gpt2", 12, 768, 1024), 16), (shape("gpt2", 4, 256, 512, 65), 4)
-    return Sizes(8192, 2**32, 256, trained, shape("gpt2", 24, 2048, 1024))
+    decoding = shape("gpt2", 24, 2048, 1024), shape("modern", 6, 320, 1024, 8192)
+    batch = "--batch-size 8 --context 1024"
+    finetuned = f"--shape smollm2 --steps 20 {batch}", f"--shape 1b --weights bf16 --steps 12 {batch}"
+    return Sizes(8192, 2**32, 256, trained, decoding, finetuned)
 
 
 def seconds_of(work: Callable[[], object], device: str, rounds: int) -> float:
@@ -115,20 +127,19 @@ def specified(device: str, which: int) -> float | None:
     return None if rates is None else rates[which]
 
 
-def training(options: argparse.Namespace, device: str, dtype: str) -> list[Row]:
+def training(options: argparse.Namespace, device: str, dtype: str) -> Iterator[Row]:
     """The rows of `training`."""
     chosen = sizes(options.small)
     a, b = (torch.randn(chosen.square, chosen.square, device=device, dtype=DTYPES[dtype]) for _ in range(2))
     measured = 2 * chosen.square**3 / seconds_of(lambda: a @ b, device, options.rounds)
     limits = (measured, specified(device, 0) if dtype != "fp32" else None)
-    rows = [against(f"product of matrices, {dtype}", "", measured, limits, "FLOP")]
+    yield against(f"product of matrices, {dtype}", "", measured, limits, "FLOP")
     for config, batch_rows in chosen.trained:
         batch = random_batch(config, batch_rows)
         for name, steps in training_variants(options, config, batch, device, dtype):
             speed = STEPS * batch.ids.numel() / seconds_of(steps, device, options.rounds)
             work = f"training {config.layers}x{config.width}, {dtype}: {name}"
-            rows.append(against(work, f"{speed:,.0f} tokens/s", speed * training_flops(config), limits, "FLOP"))
-    return rows
+            yield against(work, f"{speed:,.0f} tokens/s", speed * training_flops(config), limits, "FLOP")
 
 
 def training_variants(
@@ -136,19 +147,20 @@ def training_variants(
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Name, and a function that trains a model for STEPS steps."""
 
-    def tinylm(compiled: bool, graphs: bool) -> Callable[[], object]:
+    def tinylm(graphs: bool, compiled: str = "") -> Callable[[], object]:
         model = build_model(config).to(device).train()
-        if compiled and not compile_layers(model, [batch], next_token, dtype, print):
-            raise SystemExit("The layers were not compiled.")
+        if compiled and not compile_layers(model, [batch], next_token, dtype, print, whole=compiled == "whole"):
+            raise SystemExit("The model was not compiled.")
         graphed = capture_graphs(model, [batch], dtype, print) if graphs else None
         if graphs and graphed is None:
             raise SystemExit("No CUDA graphs were captured.")
         return tinylm_step(model, batch, dtype, STEPS, graphed)
 
-    yield "tinylm", tinylm(compiled=False, graphs=False)
+    yield "tinylm", tinylm(graphs=False)
     if device == "cuda" and not options.small:
-        yield "tinylm, CUDA graphs", tinylm(compiled=False, graphs=True)
-        yield "tinylm, CUDA graphs, compiled", tinylm(compiled=True, graphs=True)
+        yield "tinylm, CUDA graphs", tinylm(graphs=True)
+        yield "tinylm, CUDA graphs, compiled blocks", tinylm(graphs=True, compiled="blocks")
+        yield "tinylm, CUDA graphs, compiled as a whole", tinylm(graphs=True, compiled="whole")
     if options.nanogpt is not None:
         nano = build_nanogpt(options.nanogpt, config).to(device)
         on_device = batch.to(torch.device(device))
@@ -158,35 +170,74 @@ def training_variants(
         yield f"nanoGPT{'' if options.small else ', compiled'}", lambda: [step() for _ in range(STEPS)]
 
 
-def decoding(options: argparse.Namespace, device: str, dtype: str) -> list[Row]:
+def decoding(options: argparse.Namespace, device: str, dtype: str) -> Iterator[Row]:
     """The rows of `decoding`."""
     chosen = sizes(options.small)
     source = torch.zeros(chosen.bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     measured = 2 * chosen.bytes / seconds_of(lambda: target.copy_(source), device, options.rounds)
-    model = cast(Decoder, build_model(chosen.decoding)).eval().to(device, DTYPES[dtype])
-    # Only one row of the position embedding is read; the tied embedding is read in full as the output layer.
-    bytes_read = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if "position" not in name)
-    fuse_model(model)
+    limits = (measured, specified(device, 1))
+    yield against("memory copy", "", measured, limits, "B")
+    tokenizer = train_char("abc")
+    for config in chosen.decoding:
+        model = cast(Decoder, build_model(config)).eval().to(device, DTYPES[dtype])
+        # Only one row of the position embedding is read; the tied embedding is read in full as the output layer.
+        bytes_read = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if "position" not in name)
+        fuse_model(model)
+        graphs = GraphEngine(model, tokenizer, capture if device == "cuda" else lambda step: step)
+        name = "CUDA graphs" if device == "cuda" else "the step without a graph"
+        engines: list[tuple[str, Engine]] = [("plain", TorchEngine(model, tokenizer)), (name, graphs)]
+        for (name, engine), streams in itertools.product(engines, (1, 8)):
+            yield _decoded(name, engine, config, streams, bytes_read, limits, options, device)
+        if device == "cuda":
+            for layer in model.layers:
+                layer.compile(dynamic=False)
+            yield _decoded("CUDA graphs, compiled blocks", graphs, config, 1, bytes_read, limits, options, device)
+
+
+def _decoded(
+    name: str,
+    engine: Engine,
+    config: ModelConfig,
+    streams: int,
+    bytes_read: int,
+    limits: Sequence[float | None],
+    options: argparse.Namespace,
+    device: str,
+) -> Row:
+    tokens, prompts = sizes(options.small).tokens, [EncodedPrompt("", [0], [0])] * streams
+    wanted = GenerationConfig(max_tokens=tokens, temperature=0.8, top_k=50)
 
     def decode() -> None:
-        sampler = Sampler(SamplingConfig(temperature=0.0), 0, 1, chosen.decoding.vocab_size)
-        for _ in generate(model, [[0]], sampler, chosen.tokens):
+        for _ in engine.generate(prompts, wanted, 0, None):
             pass
 
-    speed = chosen.tokens / seconds_of(decode, device, options.rounds)
-    limits = (measured, specified(device, 1))
-    decoded = against(f"decoding one stream, {dtype}", f"{speed:,.1f} tokens/s", speed * bytes_read, limits, "B")
-    return [against("memory copy", "", measured, limits, "B"), decoded]
+    steps = tokens / seconds_of(decode, device, options.rounds)
+    work = f"decoding {config.layers}x{config.width}, {streams} at a time: {name}"
+    return against(work, f"{streams * steps:,.1f} tokens/s", steps * bytes_read, limits, "B")
 
 
-def learning(options: argparse.Namespace, device: str, dtype: str) -> list[Row]:
+def lora(options: argparse.Namespace, device: str, dtype: str) -> Iterator[Row]:
+    """The rows of `finetuning`."""
+    for words in sizes(options.small).finetuning:
+        chosen = finetuning.parse([*words.split(), "--device", device, "--peers", "bf16 weights"])
+        workers, config, _ = finetuning.measure(chosen)
+        times = {name: worker.seconds[1:] for name, worker in workers.items()}
+        for name, worker in workers.items():
+            speed = tokens_per_second(times, name, chosen.batch_size * chosen.context)
+            peer = "tinylm" if name == finetuning.TINYLM else f"peft, {name}"
+            loss, memory = statistics.mean(worker.losses[-3:]), worker.step_peak / 1e6
+            ratio = "-" if name == finetuning.TINYLM else f"tinylm {speedup(times, finetuning.TINYLM, name)} times"
+            work, result = f"LoRA {config.layers}x{config.width}: {peer}", f"{speed} tokens/s"
+            yield [work, f"{result}, loss {loss:.4f}, {memory:,.0f} MB", ratio, "-"]
+
+
+def learning(options: argparse.Namespace, device: str, dtype: str) -> Iterator[Row]:
     """The rows of `learning`. Each time is a new run, since the learning-rate schedule ends with the budget."""
     goal = None if options.text is None else options.loss
     text, ends = options.text or CORPUS, time.monotonic() + PARTS["learning"][1] - 10
-    rows = list[Row]()
-    for budget in sorted(options.times, key=parse_duration)[: None if goal is not None else 1]:
-        if rows and parse_duration(budget) + 10 > ends - time.monotonic():
+    for number, budget in enumerate(sorted(options.times, key=parse_duration)[: None if goal is not None else 1]):
+        if number and parse_duration(budget) + 10 > ends - time.monotonic():
             break
         with tempfile.TemporaryDirectory() as home:
             words = f"train {text} --tokenizer char --time {budget} --device {device} --out {home}/run --quiet --json"
@@ -197,19 +248,24 @@ def learning(options: argparse.Namespace, device: str, dtype: str) -> list[Row]:
         reached = [seconds for seconds, loss in losses.items() if goal is not None and loss <= goal]
         result = f"smallest validation loss {min(losses.values()):.4f}"
         limit = f"goal {goal:g}" + (f" after {reached[0]:.1f} s" if reached else ": not reached") if goal else "-"
-        rows.append([f"learning {text.name}, {budget}", result, limit, "-"])
+        yield [f"learning {text.name}, {budget}", result, limit, "-"]
         if reached:
             break
-    return rows
 
 
-# Each part: a function that returns its rows, and its time limit in seconds
-PARTS = {"training": (training, 180), "decoding": (decoding, 60), "learning": (learning, 150)}
+# Each part: a function that yields its rows, and its time limit in seconds
+PARTS: dict[str, tuple[Callable[[argparse.Namespace, str, str], Iterator[Row]], int]] = {
+    "training": (training, 180),
+    "decoding": (decoding, 70),
+    "finetuning": (lora, 120),
+    "learning": (learning, 100),
+}
 
 
 def run(part: str, options: argparse.Namespace, device: str, rows: Any) -> None:
-    """In a process of its own: measure a part."""
-    rows.put(PARTS[part][0](options, device, choose_machine(device, "auto", Console()).dtype))
+    """In a process of its own: measure a part, and send each row when it is known."""
+    for row in PARTS[part][0](options, device, choose_machine(device, "auto", Console()).dtype):
+        rows.put(row)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -235,9 +291,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         process.join(PARTS[part][1])
         process.kill()
         process.join()
-        if process.exitcode == 0:
-            rows += answers.get()
-        else:
+        while not answers.empty():
+            rows.append(answers.get())
+        if process.exitcode != 0:
             failed.append(part)
     print(f"{describe_machine(['torch'])}\n{describe_device(device)}\n")
     print(table(["work", "result", "of the measured limit", "of the specified limit"], rows))

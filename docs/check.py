@@ -46,7 +46,7 @@ SMALL = "--layers 1 --heads 2 --width 16 --context 24 --rounds 1 --warmup 0"
 TINY_RUN = "--size nano --context 16 --batch-size 2"
 TINY_BENCHMARKS = {  # by program, or by program and its first argument
     "ablation.py": f'--steps 2 --seeds 1 --groups positions --options "{TINY_RUN}"',
-    "finetuning.py": "--tiny",
+    "finetuning.py": "--shape tiny",
     "formats.py differences": "--families gpt2",
     "formats.py encoding": "--megabytes 1 --vocab-size 300 --rounds 1",
     "formats.py opening": "--layers 2 --width 64",

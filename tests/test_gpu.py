@@ -19,12 +19,16 @@ from tests.shell import story
 from tests.training.trainer_bench import SETTINGS, Bench
 from tests.variants import randomised, small
 from tinylm.config.training import Budget, TrainingConfig
-from tinylm.generation.generation_config import SamplingConfig
+from tinylm.generation.generation_config import GenerationConfig, SamplingConfig
+from tinylm.generation.graph_engine import GraphEngine
+from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import Sampler
-from tinylm.generation.torch_engine import generate
+from tinylm.generation.torch_engine import Engine, TorchEngine, generate
+from tinylm.kernels.cuda_graphs import Step, capture
 from tinylm.machine.device import autocast, choose_device
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch, prefetch
+from tinylm.text.tokenizer import train_char
 from tinylm.training import run as run_module
 from tinylm.training.events import Evaluated, Event, Logged, Notice
 from tinylm.training.execution import GraphedModel, capture_graphs, checkpoint_activations, compile_layers
@@ -32,6 +36,7 @@ from tinylm.training.optimizer import build_optimizer
 from tinylm.training.parallel import full, shard_model
 from tinylm.training.pipeline import TrainingResult
 from tinylm.training.state import capture_rng, restore_rng
+from tinylm.training.trainer import Trainer
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
 
@@ -199,6 +204,56 @@ def test_a_model_that_cannot_be_captured_has_no_graphs(device: str, monkeypatch:
     assert isinstance(graphed(model), GraphedModel)
 
 
+def test_a_step_does_not_wait_for_the_gpu(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step allocates memory, and the last one is followed by a log line."""
+    step = Trainer._step
+    watched: list[int] = []
+
+    def step_without_waiting(trainer: Trainer, progress: float) -> None:
+        if not 2 <= trainer.state.step < 5:
+            step(trainer, progress)
+            return
+        watched.append(trainer.state.step)
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            step(trainer, progress)
+        finally:
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(Trainer, "_step", step_without_waiting)
+    bench = bench_on(device, "bf16", "muon", budget=Budget(steps=6), log_every=6)
+    (loss,) = losses(bench)
+    assert watched == [2, 3, 4]
+    assert 0 < loss < 5
+
+
+def test_lora_trains_as_on_the_cpu_and_with_graphs(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[GraphedModel | None] = []
+
+    def capture_and_keep(*parts: Any) -> GraphedModel | None:
+        captured.append(capture_graphs(*parts))
+        return captured[-1]
+
+    monkeypatch.setattr(run_module, "capture_graphs", capture_and_keep)
+    (tmp_path / "text.txt").write_text(story(20_000))
+    model: dict[str, Any] = {"tokenizer": "char", "layers": 2, "heads": 2, "width": 32, "context": 32, "device": "cpu"}
+    base = tinylm.train(tmp_path / "text.txt", tmp_path / "base", steps=2, batch_size=8, lr=1e-2, **model).run
+    settings: dict[str, Any] = {"steps": 6, "batch_size": 8, "lr": 1e-2, "log_every": 1, "seed": 0, "dtype": "fp32"}
+
+    def found(name: str, device: str) -> list[float]:
+        run = tinylm.finetune_lora(tmp_path / "text.txt", base, out=tmp_path / name, device=device, **settings)
+        return run.history.training["loss"]
+
+    expected = found("cpu", "cpu")
+    assert expected[0] - expected[-1] > 0.01
+    assert found("device", device) == pytest.approx(expected, rel=BOUNDS["fp32"])
+    assert [graphs is not None for graphs in captured] == [True] * (1 if device == "cuda" else 0)
+
+
 def test_a_resumed_run_goes_on_exactly(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captured: list[GraphedModel | None] = []
 
@@ -227,15 +282,19 @@ def test_a_resumed_run_goes_on_exactly(device: str, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.timeout(900)  # the C++ compiler of a busy machine takes minutes
-@pytest.mark.parametrize(("dtype", "checkpointed"), [("fp32", True), ("bf16", False)])
-def test_compiled_blocks_have_the_gradients_of_the_cpu(dtype: str, checkpointed: bool, device: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "checkpointed", "whole"), [("fp32", True, False), ("bf16", False, False), ("bf16", False, True)]
+)
+def test_compiled_models_have_the_gradients_of_the_cpu(
+    dtype: str, checkpointed: bool, whole: bool, device: str
+) -> None:
     model = randomised(build_model(CONFIG)).train()
     expected = loss_and_gradients(copy.deepcopy(model), "cpu", "fp32")
     if checkpointed:
         checkpoint_activations(model)
     model.to(device)
     events: list[Event] = []
-    assert compile_layers(model, [batch_of(1)], next_token, dtype, events.append), events
+    assert compile_layers(model, [batch_of(1)], next_token, dtype, events.append, whole), events
     assert_close(loss_and_gradients(model, device, dtype), expected, BOUNDS[dtype])
 
 
@@ -251,6 +310,53 @@ def test_generation_with_the_cache_gives_the_tokens_of_generation_without(device
     assert found == generated(model, use_cache=False)
     assert found == generated(model.cpu(), use_cache=True)
     assert len({token for tokens in found for token in tokens}) > 3
+
+
+PROMPTS = [EncodedPrompt("", ids, ids) for ids in ([3], [1, 2, 3, 4, 5, 6, 7], [index % 12 for index in range(41)])]
+
+
+@pytest.mark.parametrize("preset", ["modern", "gpt2", "gemma"])
+def test_graphs_generate_the_tokens_of_the_plain_path(preset: str, device: str) -> None:
+    """Beyond the context of 32, with grouped heads, learned positions and sliding windows."""
+    shape: dict[str, Any] = {"width": 64, "ffn_width": 128, "context": 32}
+    others: dict[str, Any] = {"modern": {}, "gpt2": {"kv_heads": 4}, "gemma": {"local_window": 5, "local_layers": (0,)}}
+    model = randomised(build_model(small("gpt2" if preset == "gpt2" else "modern", **shape, **others[preset])))
+    tokenizer = train_char("abcdefghijkl")
+    graphs: list[Step] = []
+
+    def captured(step: Step) -> Step:
+        graphs.append(capture(step) if device == "cuda" else step)
+        return graphs[-1]
+
+    def tokens(engine: Engine, settings: dict[str, Any]) -> list[tuple[int, int | None]]:
+        config = GenerationConfig(max_tokens=80, seed=5, **settings)
+        return [(token.row, token.id) for token in engine.generate(PROMPTS, config, 0, None)]
+
+    model.to(device)
+    for settings in ({"temperature": 0.0}, {"top_k": 5, "repeat_penalty": 1.3}, {"top_p": 0.7}, {"min_p": 0.1}):
+        found = tokens(GraphEngine(model, tokenizer, captured), settings)
+        assert found == tokens(TorchEngine(model, tokenizer), settings)
+        assert len(set(found)) > 8
+    assert len(graphs) == 4
+
+
+def test_a_model_whose_step_cannot_be_captured_generates_without_a_graph(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_text(story(20_000))
+    sizes: dict[str, Any] = {"tokenizer": "char", "layers": 1, "heads": 2, "width": 32, "context": 32, "steps": 2}
+    run = tinylm.train(tmp_path / "text.txt", tmp_path / "run", device=device, **sizes).run
+    model = tinylm.load(run, device=device)
+    choices: dict[str, Any] = {"max_tokens": 60, "seed": 1, "engine": "torch"}
+    expected = model.generate("the", **choices)
+    notes: list[str] = []
+    network = model._prepare().network
+    embed = network.embed
+    monkeypatch.setattr(network, "embed", lambda ids: embed(ids) * (1 + 0 * ids.sum().item()))  # waits for the GPU
+    monkeypatch.setattr(model.reporter, "note", notes.append)
+    assert model.generate("the", **choices) == expected
+    assert sum("Capturing a CUDA graph failed" in note for note in notes) == (device == "cuda")
+    assert torch.rand(1, device=device).item() < 1  # the generator can be used
 
 
 @pytest.mark.parametrize("dtype", HALF)

@@ -190,9 +190,8 @@ CAPTURED = [
 def test_a_run_captures_one_graph_for_each_length_where_a_step_has_one_micro_batch(
     tokens: TokenFolder, tmp_path: Path, begin: Begin, captured: list[list[torch.Size]]
 ) -> None:
-    """And the run of an adapter captures nothing."""
     adapter = config_of(adapter_for(tmp_path / "base", tokens), **ONCE)
-    for number, (config, shapes) in enumerate([*CAPTURED, (adapter, None)]):
+    for number, (config, shapes) in enumerate([*CAPTURED, (adapter, [(5, SHAPE.context)])]):
         captured.clear()
         training = dataclasses.replace(config.training, budget=Budget(steps=1))
         begin(str(number), dataclasses.replace(config, training=training))
@@ -210,6 +209,35 @@ def test_pairs_conversations_and_several_ranks_capture_nothing(
         TrainingRun(*parts, ranks=cast(Ranks, SimpleNamespace(size=ranks)))._capture_graphs(5, print)
         assert captured == ([[rows.shape]] if ranks == 1 and other is None else [])
         captured.clear()
+
+
+def test_shallow_models_are_compiled_as_a_whole_or_else_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU. Activations that are computed again would have other dropout masks in a model compiled as a whole."""
+    tried: list[bool] = []
+
+    def fail(*parts: Any) -> bool:
+        tried.append(parts[-1])
+        return False
+
+    monkeypatch.setattr(run_module, "compile_layers", fail)
+    monkeypatch.setattr(TrainingRun, "_micro_batches", lambda run: [])
+    deep, experts = (dataclasses.replace(SHAPE, **one) for one in ({"layers": 17}, {"experts": 2}))
+    for device, choices, expected in (
+        ("cuda", {}, [True, False]),
+        ("cpu", {}, [False]),
+        ("cuda", {"model": deep}, [False]),
+        ("cuda", {"model": experts}, [False]),
+        ("cuda", {"checkpoint_activations": True}, [False]),
+    ):
+        config = config_of(**choices, runtime={"compile": True})
+        config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, device=device))
+        directory: Any = SimpleNamespace(path=None, write_config=lambda config: None)
+        task: Any = SimpleNamespace(objective=lambda progress: next_token)
+        run = TrainingRun(directory, config, *cast(Any, (None, None, None)))
+        run.__dict__["task"] = task
+        tried.clear()
+        run._compile(print)
+        assert tried == expected and not run.config.runtime.compile
 
 
 def test_a_run_on_a_cpu_captures_nothing(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,13 +27,19 @@ from tinylm.transformer.layers import CrossEntropy
 
 
 def compile_layers(
-    model: Transformer, batches: Iterable[Batch], objective: Objective, dtype: str, report: Callable[[Event], None]
+    model: Transformer,
+    batches: Iterable[Batch],
+    objective: Objective,
+    dtype: str,
+    report: Callable[[Event], None],
+    whole: bool = False,
 ) -> bool:
-    """Compile each block in place, with CUDA also the loss, and test them with a forward and a backward pass on each of
-    `batches`.
+    """Compile each block in place, or with `whole` the model, with CUDA also the loss, and test them with a forward and
+    a backward pass on each of `batches`.
 
-    The compiler makes new code for the second length of sequences and the second number of targets that it sees, which
-    then serves others too.
+    All blocks share their code, whose second version, for the second length of sequences, serves others too; so with
+    the loss and the number of targets. A whole model takes as much longer as it has layers, has code of its own for
+    each length, and is faster: a block ends in the same kernel as the next one begins.
 
     Returns False if compiling or a test fails; the model is then as before, and `report` receives a Notice with the
     reason. If a test runs out of memory, it is repeated with half of its batch, down to one sequence. Gradients are
@@ -44,7 +50,9 @@ def compile_layers(
     except TinyLMError as error:
         report(Notice(f"{error} Continuing without torch.compile."))
         return False
-    for module in model.modules():
+    if whole:
+        model.compile(dynamic=False)
+    for module in () if whole else model.modules():
         if isinstance(module, PreNormBlock):
             module.compile()
     if model.device.type == "cuda":  # on a CPU, it is slower for small vocabularies (decision 041)

@@ -57,6 +57,7 @@ MIN_SECONDS = 5.0  # of training before the first sample
 SECONDS_PER_PARAMETER = 1e-9  # and per token: expected time of the first sample, an overestimate on most machines
 MAX_SHARE = 0.01  # of the training time that samples may take
 MAX_BUDGET_SHARE = 0.02  # of a time budget that one sample may take: the last one is sampled after the last evaluation
+MAX_WHOLE_LAYERS = 16  # of a model that is compiled as a whole, for which the compiler needs seconds per layer
 MIN_GROWTH = 0.02  # interval between samples as a fraction of the training time: at most about 500 samples in a day
 
 
@@ -329,8 +330,10 @@ class TrainingRun:
         if self.parallel == "fsdp":
             report(Notice("Layers are not compiled, since the weights are sharded."))
         else:
-            compiled = compile_layers(
-                self.model, self._micro_batches(), self.task.objective(1.0), self.runtime.dtype, report
+            batches, objective = self._micro_batches(), self.task.objective(1.0)
+            compiled = any(
+                compile_layers(self.model, batches, objective, self.runtime.dtype, report, whole)
+                for whole in ((True, False) if self._compiles_whole_model else (False,))
             )
         if not all(self.ranks.gather(compiled)):
             if compiled:  # but not on all ranks
@@ -338,18 +341,22 @@ class TrainingRun:
             self.config = replace(self.config, runtime=replace(self.runtime, compile=False))
             self.directory.write_config(self.config)
 
+    @property
+    def _compiles_whole_model(self) -> bool:
+        is_shallow = self.config.model.layers <= MAX_WHOLE_LAYERS and self.config.model.experts == 1
+        return self.runtime.device == "cuda" and is_shallow and not self.training.checkpoint_activations
+
     def _capture_graphs(self, micro_batch: int, report: Callable[[Event], None]) -> GraphedModel | None:
         """The model with CUDA graphs; `None` on other devices, and where a step cannot use them (decision 041).
 
         They are for models whose only input is ids, and whose tensor sizes do not depend on the tokens, as those of
-        experts do. Not tried: several ranks, and adapters.
+        experts do. Not tried: several ranks.
 
         micro_batch: of the next step
         """
         if (
             self.runtime.device != "cuda"
             or self.ranks.size > 1
-            or self.config.adapter is not None
             or self.config.model.experts > 1
             or self.training.checkpoint_activations
             or micro_batch < self.training.batch_size

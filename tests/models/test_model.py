@@ -16,9 +16,11 @@ import typer.main
 import tinylm
 from tests import reference_parts
 from tests.shell import records, run_ok, snapshot, story
+from tinylm.adapters.adapter import adapter_layers
 from tinylm.cli import app
 from tinylm.errors import UsageError
 from tinylm.evaluation.result import Evaluation
+from tinylm.generation.generation_config import SpeedConfig
 from tinylm.models.model import Model
 from tinylm.run_directory.loading import load_model
 
@@ -107,6 +109,17 @@ def test_adapters_generate_the_text_of_the_command_and_can_be_switched(run: Path
     assert model.generate(seed=3, max_tokens=60) == tinylm.load(run).generate(seed=3, max_tokens=60)
     model.select_adapter(0)
     assert f"{model.generate(seed=3, max_tokens=60)}\n" == expected
+
+
+def test_a_lora_is_merged_for_generation_by_torch_unless_adapters_are_switched(run: Path, adapter: Path) -> None:
+    choices: Settings = {"seed": 3, "max_tokens": 60, "engine": "torch"}
+    expected = tinylm.load(run, adapters=[f"{adapter}=0.5"]).generate(**choices)
+    assert expected != tinylm.load(run).generate(**choices)
+    for switches in (False, True):
+        model = tinylm.load(run, adapters=[f"{adapter}=0.5"])
+        model.prepare_generation(SpeedConfig(engine="torch"), switches_adapters=switches)
+        assert bool(adapter_layers(model.network)) == switches
+        assert model.generate(**choices) == expected
 
 
 def test_an_encoder_fills_masks_as_the_command_does(encoder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tinylm.adapters.lora import merge_lora
 from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import UsageError, first_line
@@ -299,7 +300,7 @@ class Model(EvaluatedModel):
         *,
         switches_adapters: bool = False,
     ) -> LlamaCpp | None:
-        """Open the model in llama.cpp, or convert, fuse and quantize the network in place.
+        """Open the model in llama.cpp, or convert, fuse and quantize the network in place, with a LoRA merged into it.
 
         In the second case all later generation uses this network. That saves the memory of the copy that `generate`
         makes, but `evaluate` and `logits` then use the prepared weights.
@@ -329,6 +330,8 @@ class Model(EvaluatedModel):
             shared = {id(tensor): tensor for tensor in tensors}
             network, adapters = copy.deepcopy((self.network, self.adapters), shared)
             prepared = replace(self, network=network, adapters=adapters)
+        if in_place and len(self.adapters) == 1 and not self._switches_adapters:
+            merge_lora(prepared.network)  # whose layers are then fused as well
         prepared.network.to(DTYPES[self.dtype])
         fuse_model(prepared.network, int8=self.quantize == "int8")
         self._prepared, self._is_prepared = (None, True) if in_place else (prepared, False)

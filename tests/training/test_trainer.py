@@ -24,6 +24,7 @@ from tests.training.trainer_bench import (
 )
 from tinylm.config.training import Budget
 from tinylm.errors import DivergedError
+from tinylm.evaluation import loop
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch
 from tinylm.training import trainer as trainer_module
@@ -227,6 +228,13 @@ def test_gradient_norms_equal_those_in_float64_at_every_scale_and_are_none_if_no
         layer_gradient_norms(layers_with(1.0).bfloat16())
     assert torch.float64 not in found and torch.float32 in found
     assert layer_gradient_norms(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(2, 2)])})) == {}
+
+
+def test_validation_batches_have_more_rows_for_shorter_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most four micro-batches, and at most as many tokens as an evaluation has in a forward pass."""
+    monkeypatch.setattr(loop, "EVALUATION_TOKENS", 12)
+    for length, micro_batch, rows in ((None, 6, 2), (3, 6, 4), (1, 2, 8), (1, 6, 12)):
+        assert trained(sequence_length=length, micro_batch=micro_batch, lr=0.1).validation_rows == rows
 
 
 @pytest.fixture

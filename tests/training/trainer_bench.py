@@ -80,6 +80,7 @@ class Bench:
 
         def validation_batches(rows: int, max_tokens: int) -> Iterator[Batch]:
             self.validating = True
+            self.validation_rows = rows
             return iter([random_batch(0, 1)])
 
         def validation_objective(model: Decoder, batch: Batch) -> Loss:

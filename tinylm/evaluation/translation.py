@@ -55,7 +55,8 @@ def evaluate_pairs(
         )
     if not len(fitting):
         raise UsageError(f"No pair fits the model's context of {model.context} tokens; give shorter ones.")
-    batches = pair_evaluation_batches(pairs, model.context, config.batch_size or default_batch_size(model.context))
+    rows = config.batch_size or default_batch_size(int(pairs.contexts[fitting].max()))
+    batches = pair_evaluation_batches(pairs, model.context, rows)
     with reporter.counting("scoring", int((pairs.lengths[fitting, 1] + 1).sum()), "tokens") as advance:
         losses = text_losses(model, batches, sequence_to_sequence_losses, dtype, advance, ranks)
     result = losses.total

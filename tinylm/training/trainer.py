@@ -444,7 +444,7 @@ class Trainer:
 
     def _validation_loss(self) -> EvaluationLoss:
         rows = evaluation_rows(self.state.micro_batch, self.config.checkpoint_activations)
-        rows = min(default_batch_size(self.model.context), rows)
+        rows = min(default_batch_size(self.config.sequence_length or self.model.context), rows)
         batches = self.task.validation_batches(rows, self.config.eval_tokens)
         dtype = self.dtype
         if not self._sharded or self.device.type == "cpu" or self.dtype == "fp32":  # not rounded by `shard_model`

@@ -243,9 +243,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     read = Trainer._read_losses
 
-    def counted(trainer: Trainer, step: int) -> None:
+    def counted(trainer: Trainer) -> None:
         counts.append(len(trainer._unread))
-        read(trainer, step)
+        read(trainer)
 
     monkeypatch.setattr(trainer_module, "runs_ahead", lambda device: True)
     monkeypatch.setattr(Trainer, "_read_losses", counted)

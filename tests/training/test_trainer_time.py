@@ -1,15 +1,18 @@
 """The training loop when it is stopped, and with a budget of time."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from tests.training.trainer_bench import Bench, Clock
 from tinylm.config.training import Budget
+from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Evaluated, Logged, Stepped
 from tinylm.training.state import EXIT_SECONDS, StoppingRule, TrainerState
-from tinylm.training.trainer import StopTraining
+from tinylm.training.trainer import StopTraining, Trainer
 
 # Stopping.
 
@@ -75,6 +78,41 @@ def test_a_budget_of_time_holds_when_all_takes_longer_from_some_moment_on(monkey
     bench.run()
     assert bench.state.step < 130  # at full speed about 150
     assert 95 <= clock.now - 1000 <= 105
+
+
+@pytest.mark.parametrize("log_every", [1, 10, 1000])
+def test_a_budget_of_time_holds_on_a_device_that_python_runs_ahead_of(
+    log_every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starting a step takes 0.01 s and computing it 1 s. Reading losses waits for all steps."""
+    clock = Clock(monkeypatch)
+    bench = clock.bench(100, 0.01, 3, 1, log_every=log_every)
+    ended = clock.now  # when the device has done what was started
+    waited: list[float] = []
+
+    def wait_until(moment: float) -> None:
+        waited.append(max(0.0, moment - clock.now))
+        clock.spend(waited[-1])
+
+    def mark(device: torch.device) -> Callable[[], None]:
+        nonlocal ended
+        ended = max(ended, clock.now) + 1
+        return functools.partial(wait_until, ended)
+
+    read = Trainer._read_losses
+
+    def wait_and_read(trainer: Trainer) -> None:
+        wait_until(ended)
+        read(trainer)
+
+    monkeypatch.setattr(trainer_module, "runs_ahead", lambda device: True)
+    monkeypatch.setattr(trainer_module, "mark", mark)
+    monkeypatch.setattr(Trainer, "_read_losses", wait_and_read)
+    bench.trainer.__post_init__()
+    assert bench.run() == "time"
+    assert 95 <= clock.now - 1000 <= 105
+    assert max(waited) < 3.5  # two steps ahead, and the one that has just begun
+    assert 0.9 < bench.reported(Stepped)[-1].progress < 1
 
 
 def test_a_resumed_run_has_the_rest_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

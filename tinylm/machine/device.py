@@ -142,6 +142,11 @@ def runs_ahead(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def mark(device: torch.device) -> Callable[[], None]:
+    """A function that waits until the device has done what was started so far."""
+    return torch.cuda.current_stream(device).record_event().synchronize if device.type == "cuda" else lambda: None
+
+
 def empty_cache(device: torch.device) -> None:
     """Free the device memory that torch has cached. Does nothing on a CPU."""
     if device.type != "cpu":

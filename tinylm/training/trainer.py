@@ -3,6 +3,7 @@
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
 from tinylm.evaluation.loop import EvaluationLoss, batch_losses, default_batch_size, evaluate_loss
 from tinylm.kernels.without_compiler import force_eager
-from tinylm.machine.device import autocast, choose_inference_dtype, empty_cache, runs_ahead, weights_dtype
+from tinylm.machine.device import autocast, choose_inference_dtype, empty_cache, mark, runs_ahead, weights_dtype
 from tinylm.objectives.loss import LanguageModel, Objective
 from tinylm.objectives.tasks import Task
 from tinylm.planning.memory import evaluation_rows
@@ -51,6 +52,7 @@ class Store(Protocol):
 
 
 PACE_STEPS = 5
+STEPS_AHEAD = 2  # keeps a GPU busy; time budgets are measured on the clock of Python
 MAX_SKIPPED_STEPS = 30  # consecutive; the loss scale of fp16, halved each time from 65,536, is then below 1e-4
 
 
@@ -110,11 +112,12 @@ class Trainer:
         # Step and last_eval_step of the last save that was begun.
         self._begun_save = (state.step, state.last_eval_step) if state.last_eval_step >= 0 else (-1, -1)
         self._throughput = _Throughput()
-        # Without loss scaling, which needs each gradient norm, a GPU is not waited for before a log line, an evaluation
-        # or a save. Until then, loss and norm of each step stay there.
+        # Without loss scaling, which needs each gradient norm, losses and norms stay on a GPU until a log line, an
+        # evaluation or a save, and up to STEPS_AHEAD steps are started ahead.
         self._runs_ahead = runs_ahead(self.device) and self.ranks.size == 1 and not self._scaler.is_enabled()
-        self._unread: list[tuple[Tensor, Tensor]] = []  # of the last steps
-        self._unread_seconds = 0.0  # that these steps took to start
+        self._unread: list[tuple[Tensor, Tensor]] = []  # loss and norm of the last steps
+        self._read_steps = state.step
+        self._started_steps: deque[Callable[[], None]] = deque()  # each waits for the end of a step
         self._norm = 0.0  # of the gradient of the last step that was read, before clipping
         self._pace: float | None = None  # seconds per step, mean of about the last PACE_STEPS
         self._evaluated_pace: float | None = None  # at the last evaluation
@@ -205,18 +208,21 @@ class Trainer:
         logging = (state.step + 1) % config.log_every == 0
         extra_metrics = self.extra_metrics() if logging else {}
         self._update(loss_sum)
+        if self._runs_ahead:
+            self._started_steps.append(mark(self.device))
+            if len(self._started_steps) > STEPS_AHEAD:
+                self._started_steps.popleft()()
         state.step += 1
         state.n_targets += batch.n_targets
         state.metrics = {name: _sum(state.metrics.get(name), value) for name, value in metrics.items()}
         seconds = time.monotonic() - start
         state.step_seconds += seconds
-        self._unread_seconds += seconds
-        if logging or not self._runs_ahead:
-            self._finish_steps()
+        self._pace = seconds if self._pace is None else self._pace + (seconds - self._pace) / PACE_STEPS
         self._throughput.add(batch.n_tokens)
         self.step_done(batch.n_tokens, seconds)
         self.report(Stepped(state.step, progress))
         if logging:
+            self._read_losses()
             self._log(progress, lr, extra_metrics)
 
     def _log(self, progress: float, lr: float, extra_metrics: dict[str, Any]) -> None:
@@ -269,7 +275,7 @@ class Trainer:
             norm = full(torch.nn.utils.clip_grad_norm_(self._parameters(), self.config.grad_clip or math.inf))
             self._unread.append((loss_sum, norm))
             if not self._runs_ahead:
-                self._read_losses(self.state.step + 1)
+                self._read_losses()
             self._scaler.step(self.optimizer)
             self._scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
@@ -285,32 +291,19 @@ class Trainer:
                 "or choose a smaller `size`."
             ) from None
 
-    def _finish_steps(self) -> None:
-        """Wait for the steps that have begun, and measure their pace. Raises the errors of `_read_losses`."""
-        start = time.monotonic()
-        steps = max(len(self._unread), 1)
-        self._read_losses(self.state.step)
-        waited = time.monotonic() - start
-        self.state.step_seconds += waited
-        seconds = (self._unread_seconds + waited) / steps
-        if self._unread_seconds:
-            pace = seconds if self._pace is None else self._pace
-            self._pace = pace + (seconds - pace) * min(1.0, steps / PACE_STEPS)
-        self._unread_seconds = 0.0
-
-    def _read_losses(self, step: int) -> None:
-        """Read loss and gradient norm of the steps up to `step` that are not read yet.
+    def _read_losses(self) -> None:
+        """Read loss and gradient norm of the steps that are not read yet.
 
         Raises DivergedError for one that is not finite, of the first such step.
         """
         if not self._unread:
             return
         values = torch.stack([torch.stack(pair) for pair in self._unread]).tolist()  # one transfer
-        first = step - len(values) + 1
         self._unread = []
-        for number, (loss_sum, norm) in enumerate(values, start=first):
+        for loss_sum, norm in values:
+            self._read_steps += 1
             self._norm = norm
-            self._require_finite(number, loss_sum, norm)
+            self._require_finite(self._read_steps, loss_sum, norm)
             self.state.loss_sum += loss_sum
 
     def _require_finite(self, step: int, loss_sum: float, norm: float) -> None:
@@ -364,7 +357,9 @@ class Trainer:
         metrics: dict[str, Any] = {}
         for found in all_metrics:
             metrics = {name: _sum(metrics.get(name), found.get(name)) for name in metrics | found}
-        loss_sum = losses[0] if self.ranks.size == 1 else torch.tensor(sum(losses), device=self.device)
+        loss_sum = (
+            losses[0] if self.ranks.size == 1 else torch.tensor(sum(losses), dtype=torch.float64, device=self.device)
+        )
         return loss_sum, metrics
 
     def _try_to_accumulate(
@@ -411,7 +406,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         state = self.state
-        self._finish_steps()
+        self._read_losses()
         start = time.monotonic()
         with self._average.average_parameters() if self._average is not None else contextlib.nullcontext():
             found, best = self._validate()
@@ -465,7 +460,7 @@ class Trainer:
 
     def _save(self) -> None:
         state = self.state
-        self._finish_steps()
+        self._read_losses()
         start = time.monotonic()
         if not self._weights_finite():
             raise DivergedError(

@@ -4,7 +4,7 @@
     python benchmarks/finetuning.py                       # random weights
     python benchmarks/finetuning.py MODEL --weights bf16  # dtype of the weights on disk; default: that of the file
     python benchmarks/finetuning.py MODEL --full          # all weights instead of LoRA, beside transformers
-    python benchmarks/finetuning.py --shape 1b --device cuda --peers "bf16 weights" --batch-size 8 --context 1024
+    python benchmarks/finetuning.py --shape 1b --batch-size 8 --context 1024   # on a GPU
 
 All have the same weights, batches, learning rate, AdamW settings and initial A. They take turns step by step, each in
 its own process. tinylm runs tinylm.finetune_lora or tinylm.train, with the number format that it chooses; the peer runs
@@ -13,7 +13,7 @@ in a plain loop with fused AdamW, with bf16 weights, with autocast, and in fp32.
 frozen matrices need no gradient; the products are measured before the steps. Memory is the peak resident memory of a
 process: `steps` from the second step to the last, `process` since its start. Linux only.
 
-On a GPU, the blocks of both are compiled, memory is that of tensors, and there is no share of product rate.
+On a GPU, the blocks of both are compiled, memory is what torch has reserved, and there is no share of product rate.
 """
 
 import argparse
@@ -98,7 +98,7 @@ class Turns:
     def report(self, loss: float) -> None:
         seconds, memory = time.perf_counter() - self._started, 0
         if self._device == "cuda":
-            memory = torch.cuda.max_memory_allocated()
+            memory = torch.cuda.max_memory_reserved()  # with the memory of CUDA graphs
             torch.cuda.reset_peak_memory_stats()
         print(json.dumps({"seconds": seconds, "loss": loss, "memory": memory}), flush=True)
 
@@ -183,6 +183,7 @@ TINYLM = "tinylm"
 WORKERS: dict[str, Callable[[Settings, Turns], None]] = {
     TINYLM: train_tinylm,
     "bf16 weights": lambda settings, turns: train_peer(settings, turns, torch.bfloat16, autocast=False),
+    "bf16 weights and autocast": lambda settings, turns: train_peer(settings, turns, torch.bfloat16, autocast=True),
     "bf16 autocast": lambda settings, turns: train_peer(settings, turns, torch.float32, autocast=True),
     "fp32": lambda settings, turns: train_peer(settings, turns, torch.float32, autocast=False),
 }

@@ -12,8 +12,8 @@ Each part runs in a process with a time limit, and all of them end in 8 minutes:
 - decoding: one stream and eight of a model of 1.3 billion parameters and of one of 10 million, one operation at a time,
   with CUDA graphs, which is what `tinylm sample` does, and with these and compiled blocks. All parameters are read once
   per token, as a share of the rate of a memory copy and of the specified rate.
-- finetuning: LoRA on the shapes of SmolLM2-135M and of a model of 1.1 billion parameters, beside peft with bf16 weights
-  and compiled blocks, as finetuning.py measures it. Needs peft.
+- finetuning: LoRA on the shapes of SmolLM2-135M and of a model of 1.1 billion parameters, as finetuning.py measures it,
+  beside peft with bf16 weights, with and without autocast, and compiled blocks. Needs peft.
 - learning: `tinylm train TEXT --time T`, with increasing T, until a validation loss of the run is at most --loss, and
   the time from the start of the command to that evaluation. The default loss is nanoGPT's on tinyshakespeare, in nats
   per character. Without --text, data/corpus.txt is trained on for the shortest time, with no loss to reach.
@@ -23,19 +23,22 @@ tiny models, for a machine without a GPU.
 """
 
 import argparse
-import itertools
+import contextlib
 import json
 import multiprocessing
+import os
+import signal
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import finetuning
 import torch
-from measure import describe_machine, run_tinylm, speedup, table, tokens_per_second
+from measure import describe_machine, process_tree, run_tinylm, speedup, table, tokens_per_second
 from training import build_nanogpt, peer_step, random_batch, tinylm_step
 
 from tinylm.commands.console import Console
@@ -53,13 +56,13 @@ from tinylm.machine.measure import choose_machine
 from tinylm.objectives.loss import next_token
 from tinylm.planning.cost import training_flops
 from tinylm.text.batches import Batch
-from tinylm.text.tokenizer import train_char
 from tinylm.training.execution import capture_graphs, compile_layers
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
 
 CORPUS = Path(__file__).parent.parent / "data" / "corpus.txt"
 STEPS = 10  # of training, per measured time
+PEERS = "bf16 weights", "bf16 weights and autocast"  # of finetuning.py
 # FLOP/s of matrix products in bf16 and bytes per second of the memory, by the name that torch gives the device, as its
 # vendor specifies them. H100 80GB HBM3 is from NVIDIA's data sheet, which prints twice these FLOP/s, for sparse
 # matrices. The other rows were not compared with a data sheet: check them before quoting shares.
@@ -97,7 +100,7 @@ def sizes(small: bool) -> Sizes:
         gpt2 = shape("gpt2", 1, 64, 32)
         return Sizes(256, 2**24, 8, ((gpt2, 2),), (gpt2,), ("--shape tiny --steps 3 --context 32",))
     trained = (shape("gpt2", 12, 768, 1024), 16), (shape("gpt2", 4, 256, 512, 65), 4)
-    decoding = shape("gpt2", 24, 2048, 1024), shape("modern", 6, 320, 1024, 8192)
+    decoding = shape("modern", 6, 320, 1024, 8192), shape("gpt2", 24, 2048, 1024)
     batch = "--batch-size 8 --context 1024"
     finetuned = f"--shape smollm2 --steps 20 {batch}", f"--shape 1b --weights bf16 --steps 12 {batch}"
     return Sizes(8192, 2**32, 256, trained, decoding, finetuned)
@@ -148,6 +151,7 @@ def training_variants(
     """Name, and a function that trains a model for STEPS steps."""
 
     def tinylm(graphs: bool, compiled: str = "") -> Callable[[], object]:
+        torch.compiler.reset()  # after a second shape, code would be compiled for any size
         model = build_model(config).to(device).train()
         if compiled and not compile_layers(model, [batch], next_token, dtype, print, whole=compiled == "whole"):
             raise SystemExit("The model was not compiled.")
@@ -164,6 +168,7 @@ def training_variants(
     if options.nanogpt is not None:
         nano = build_nanogpt(options.nanogpt, config).to(device)
         on_device = batch.to(torch.device(device))
+        torch.compiler.reset()
         if not options.small:
             nano.compile()
         step = peer_step(nano, lambda: nano(on_device.ids, on_device.targets)[1], dtype, fused=True, device=device)
@@ -178,49 +183,41 @@ def decoding(options: argparse.Namespace, device: str, dtype: str) -> Iterator[R
     measured = 2 * chosen.bytes / seconds_of(lambda: target.copy_(source), device, options.rounds)
     limits = (measured, specified(device, 1))
     yield against("memory copy", "", measured, limits, "B")
-    tokenizer = train_char("abc")
     for config in chosen.decoding:
-        model = cast(Decoder, build_model(config)).eval().to(device, DTYPES[dtype])
+        with torch.device(device):
+            model = cast(Decoder, build_model(config)).eval().to(device, DTYPES[dtype])
         # Only one row of the position embedding is read; the tied embedding is read in full as the output layer.
         bytes_read = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if "position" not in name)
         fuse_model(model)
-        graphs = GraphEngine(model, tokenizer, capture if device == "cuda" else lambda step: step)
-        name = "CUDA graphs" if device == "cuda" else "the step without a graph"
-        engines: list[tuple[str, Engine]] = [("plain", TorchEngine(model, tokenizer)), (name, graphs)]
-        for (name, engine), streams in itertools.product(engines, (1, 8)):
-            yield _decoded(name, engine, config, streams, bytes_read, limits, options, device)
-        if device == "cuda":
-            for layer in model.layers:
-                layer.compile(dynamic=False)
-            yield _decoded("CUDA graphs, compiled blocks", graphs, config, 1, bytes_read, limits, options, device)
+        for name, engine, streams in decoding_variants(model, config, device):
+            wanted = GenerationConfig(max_tokens=chosen.tokens, temperature=0.8, top_k=50, num_samples=streams)
+
+            def decode(engine: Engine = engine, wanted: GenerationConfig = wanted) -> None:
+                for _ in engine.generate([EncodedPrompt("", [0], [0])] * wanted.num_samples, wanted, 0, None):
+                    pass
+
+            steps = chosen.tokens / seconds_of(decode, device, 1 if name == "plain" else options.rounds)
+            work = f"decoding {config.layers}x{config.width}, {streams} at a time: {name}"
+            yield against(work, f"{streams * steps:,.1f} tokens/s", steps * bytes_read, limits, "B")
 
 
-def _decoded(
-    name: str,
-    engine: Engine,
-    config: ModelConfig,
-    streams: int,
-    bytes_read: int,
-    limits: Sequence[float | None],
-    options: argparse.Namespace,
-    device: str,
-) -> Row:
-    tokens, prompts = sizes(options.small).tokens, [EncodedPrompt("", [0], [0])] * streams
-    wanted = GenerationConfig(max_tokens=tokens, temperature=0.8, top_k=50)
-
-    def decode() -> None:
-        for _ in engine.generate(prompts, wanted, 0, None):
-            pass
-
-    steps = tokens / seconds_of(decode, device, options.rounds)
-    work = f"decoding {config.layers}x{config.width}, {streams} at a time: {name}"
-    return against(work, f"{streams * steps:,.1f} tokens/s", steps * bytes_read, limits, "B")
+def decoding_variants(model: Decoder, config: ModelConfig, device: str) -> Iterator[tuple[str, Engine, int]]:
+    """Name, engine, and number of streams."""
+    tokenizer: Any = SimpleNamespace(vocab_size=config.vocab_size)  # the part of a tokenizer that engines use
+    yield "plain", TorchEngine(model, tokenizer), 1
+    graph = "CUDA graph" if device == "cuda" else "the step without a graph"
+    for streams in (1, 8):
+        yield graph, GraphEngine(model, tokenizer, capture if device == "cuda" else lambda step: step), streams
+    if device == "cuda":
+        for layer in model.layers:
+            layer.compile(dynamic=False)
+        yield "CUDA graph, compiled blocks", GraphEngine(model, tokenizer, capture), 1
 
 
 def lora(options: argparse.Namespace, device: str, dtype: str) -> Iterator[Row]:
     """The rows of `finetuning`."""
     for words in sizes(options.small).finetuning:
-        chosen = finetuning.parse([*words.split(), "--device", device, "--peers", "bf16 weights"])
+        chosen = finetuning.parse([*words.split(), "--device", device, "--peers", *PEERS])
         workers, config, _ = finetuning.measure(chosen)
         times = {name: worker.seconds[1:] for name, worker in workers.items()}
         for name, worker in workers.items():
@@ -256,9 +253,9 @@ def learning(options: argparse.Namespace, device: str, dtype: str) -> Iterator[R
 # Each part: a function that yields its rows, and its time limit in seconds
 PARTS: dict[str, tuple[Callable[[argparse.Namespace, str, str], Iterator[Row]], int]] = {
     "training": (training, 180),
-    "decoding": (decoding, 70),
-    "finetuning": (lora, 120),
-    "learning": (learning, 100),
+    "decoding": (decoding, 90),
+    "finetuning": (lora, 130),
+    "learning": (learning, 75),
 }
 
 
@@ -272,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS), metavar="LIST", help=f"default: {','.join(PARTS)}")
     parser.add_argument("--text", type=Path, help="tinyshakespeare, for `learning`")
-    parser.add_argument("--times", nargs="+", default=["15s", "30s", "60s"], help="default: 15s 30s 60s")
+    parser.add_argument("--times", nargs="+", default=["20s", "35s"], help="default: 20s 35s")
     parser.add_argument("--loss", type=float, default=1.4697, help="in nats per character (default: 1.4697)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
     parser.add_argument("--device", default="auto", help="default: auto")
@@ -284,17 +281,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"unknown parts: {', '.join(sorted(unknown))}")
     device = choose_device(options.device).value
     context, rows, failed = multiprocessing.get_context("spawn"), [], []
-    for part in parts:
-        answers = context.SimpleQueue()
-        process = context.Process(target=run, args=(part, options, device, answers))
-        process.start()
-        process.join(PARTS[part][1])
-        process.kill()
-        process.join()
-        while not answers.empty():
-            rows.append(answers.get())
-        if process.exitcode != 0:
-            failed.append(part)
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["TMPDIR"] = home  # of all parts, some of which are killed
+        for part in parts:
+            answers = context.SimpleQueue()
+            process = context.Process(target=run, args=(part, options, device, answers))
+            process.start()
+            process.join(PARTS[part][1])
+            for pid in list(process_tree(cast(int, process.pid))) if process.is_alive() else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.join()
+            while not answers.empty():
+                rows.append(answers.get())
+            if process.exitcode != 0:
+                failed.append(part)
     print(f"{describe_machine(['torch'])}\n{describe_device(device)}\n")
     print(table(["work", "result", "of the measured limit", "of the specified limit"], rows))
     if failed:

@@ -223,10 +223,16 @@ def test_a_step_does_not_wait_for_the_gpu(device: str, monkeypatch: pytest.Monke
                 torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(Trainer, "_step", step_without_waiting)
-    bench = bench_on(device, "bf16", "muon", budget=Budget(steps=6), log_every=6)
-    (loss,) = losses(bench)
-    assert watched == [2, 3, 4]
-    assert 0 < loss < 5
+    for choices in ({}, {"average": 0.25}, {"has_graphs": True}):
+        choices = {"budget": Budget(steps=6), "log_every": 6, **choices}
+        has_graphs = choices.pop("has_graphs", False)
+        bench = bench_on(device, "bf16", "muon", **choices)
+        if has_graphs:
+            bench.trainer.graphed = graphed(bench.model, "bf16")
+        watched.clear()
+        (loss,) = losses(bench)
+        assert watched == [2, 3, 4]
+        assert 0 < loss < 5
 
 
 def test_lora_trains_as_on_the_cpu_and_with_graphs(
@@ -333,8 +339,9 @@ def test_graphs_generate_the_tokens_of_the_plain_path(preset: str, device: str) 
         return [(token.row, token.id) for token in engine.generate(PROMPTS, config, 0, None)]
 
     model.to(device)
+    engine = GraphEngine(model, tokenizer, captured)
     for settings in ({"temperature": 0.0}, {"top_k": 5, "repeat_penalty": 1.3}, {"top_p": 0.7}, {"min_p": 0.1}):
-        found = tokens(GraphEngine(model, tokenizer, captured), settings)
+        found = tokens(engine, settings)
         assert found == tokens(TorchEngine(model, tokenizer), settings)
         assert len(set(found)) > 8
     assert len(graphs) == 4

@@ -23,7 +23,7 @@ from tinylm.text.batches import Batch
 from tinylm.text.token_files import TokenFolder
 from tinylm.training import run as run_module
 from tinylm.training.events import Event, Logged, Notice
-from tinylm.training.execution import GraphedModel, capture_graphs
+from tinylm.training.execution import GraphedModel, capture_graphs, compile_layers
 from tinylm.training.run import TrainingRun
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
@@ -211,33 +211,46 @@ def test_pairs_conversations_and_several_ranks_capture_nothing(
         captured.clear()
 
 
-def test_shallow_models_are_compiled_as_a_whole_or_else_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU. Activations that are computed again would have other dropout masks in a model compiled as a whole."""
-    tried: list[bool] = []
-
-    def fail(*parts: Any) -> bool:
-        tried.append(parts[-1])
-        return False
-
-    monkeypatch.setattr(run_module, "compile_layers", fail)
-    monkeypatch.setattr(TrainingRun, "_micro_batches", lambda run: [])
+def test_shallow_models_with_batches_of_one_shape_are_compiled_as_a_whole_on_a_gpu() -> None:
+    """Activations that are computed again would have other dropout masks in a model compiled as a whole."""
     deep, experts = (dataclasses.replace(SHAPE, **one) for one in ({"layers": 17}, {"experts": 2}))
-    for device, choices, expected in (
-        ("cuda", {}, [True, False]),
-        ("cpu", {}, [False]),
-        ("cuda", {"model": deep}, [False]),
-        ("cuda", {"model": experts}, [False]),
-        ("cuda", {"checkpoint_activations": True}, [False]),
+    rows = torch.zeros(5, 8, dtype=torch.long)
+    one = [Batch(rows, rows)]
+    for device, choices, batches, expected in (
+        ("cuda", {}, one, True),
+        ("cuda", {}, [*one, Batch(rows[:2], rows[:2])], False),
+        ("cuda", {}, [Batch(rows, rows, lengths=rows[0])], False),
+        ("cuda", {}, [Batch(rows, rows, source=rows)], False),
+        ("cpu", {}, one, False),
+        ("cuda", {"model": deep}, one, False),
+        ("cuda", {"model": experts}, one, False),
+        ("cuda", {"checkpoint_activations": True}, one, False),
     ):
-        config = config_of(**choices, runtime={"compile": True})
+        config = config_of(**choices)
         config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, device=device))
-        directory: Any = SimpleNamespace(path=None, write_config=lambda config: None)
-        task: Any = SimpleNamespace(objective=lambda progress: next_token)
-        run = TrainingRun(directory, config, *cast(Any, (None, None, None)))
-        run.__dict__["task"] = task
-        tried.clear()
-        run._compile(print)
-        assert tried == expected and not run.config.runtime.compile
+        run = TrainingRun(*cast(Any, (SimpleNamespace(path=None), config, None, None, None)))
+        assert run._is_compiled_as_a_whole(batches) == expected
+
+
+def test_a_model_that_is_not_compiled_as_a_whole_has_compiled_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = build_model(small()).train(), torch.arange(20).view(2, 10) % 13
+    compiled: list[str] = []
+
+    def fail(*inputs: Any) -> Any:
+        raise RuntimeError("no compiler\nand more")
+
+    def compile(module: torch.nn.Module, **options: Any) -> None:
+        compiled.append(type(module).__name__)
+        if module is model:
+            module._compiled_call_impl = fail
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile)
+    events: list[Event] = []
+    assert compile_layers(model, [Batch(ids, ids)], next_token, "fp32", events.append, whole=True)
+    assert compiled == ["Decoder", "PreNormBlock", "PreNormBlock"]
+    assert [event.message for event in events] == [
+        "torch.compile of the whole model failed (no compiler); compiling its blocks."
+    ]
 
 
 def test_a_run_on_a_cpu_captures_nothing(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ Shapes: see `tinylm.transformer`.
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,79 +15,111 @@ from torch import Tensor
 from tinylm.config.model import ModelConfig
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig, SamplingConfig
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import random_stream, require_finite, sample_seed
-from tinylm.generation.torch_engine import Token, left_padded, window_start
+from tinylm.generation.sampler import UNIFORM_BLOCK, random_stream, require_finite, sample_seed
+from tinylm.generation.torch_engine import Ids, Token, left_padded, window_start
 from tinylm.kernels.cuda_graphs import Step
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.kv_cache import KVCache, StaticCache
 
 AHEAD = 4
-NUMBERS = 256  # uniform numbers of each row that are copied to the device at a time
-SLOTS = 64  # the slots of a cache are a multiple of this: kernels are faster for aligned sizes
+MIN_TOKENS = 16  # capturing a step takes as long as a few tokens
+MAX_ROWS = 256  # more are sampled in parts on the CPU, which takes less memory
+MIN_SLOTS = 256
 
 
-def has_fixed_shapes(config: ModelConfig) -> bool:
-    """Whether a decoder can be captured: experts have tensors whose sizes depend on the tokens, and relative positions
-    are offsets from the last slot of a cache.
+def suits_graph(model: ModelConfig, config: GenerationConfig) -> bool:
+    """Whether generation by a graph is possible, and worth the capture.
+
+    Experts have tensors whose sizes depend on the tokens, relative positions are offsets from the last slot of a cache,
+    and log-probabilities and JSON schemas need the logits on the CPU.
     """
-    return config.architecture == "decoder" and config.experts == 1 and config.position != "relative"
+    has_fixed_shapes = model.architecture == "decoder" and model.experts == 1 and model.position != "relative"
+    needs_logits = bool(config.logprobs) or config.json_schema is not None
+    is_worth_it = config.max_tokens >= MIN_TOKENS and config.num_samples <= MAX_ROWS
+    return has_fixed_shapes and is_worth_it and config.cache and not needs_logits
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class GraphEngine:
-    """An `Engine` for a decoder with fixed shapes, without log-probabilities and JSON schemas.
+    """An `Engine` for requests that `suits_graph` accepts.
 
-    capture: see `tinylm.kernels.cuda_graphs.capture`.
+    The last captured step is kept, and serves the next request of the same kind. The scales of adapters are part of it.
+
+    capture: see `tinylm.kernels.cuda_graphs.capture`
     """
 
     model: Decoder
     tokenizer: Tokenizer
     capture: Callable[[Step], Step]
 
+    def __post_init__(self) -> None:
+        self._last: _Captured | None = None
+
     def generate(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
     ) -> Generator[Token]:
         """See `Engine.generate`."""
         texts, context, left = [list(prompt.start) for prompt in prompts], self.model.context, config.max_tokens
-        slots = min(context, max(map(len, texts)) + config.max_tokens)
+        last, self._last = self._last, None  # a request at the same time captures a step of its own
+        captured = self._captured(last, texts, config)
+        step = captured.step
+        step.sampler.start(config.seed, first_stream, [prompt.ids for prompt in prompts])
+        try:
+            while left:
+                # The first token of a window, from all its tokens
+                step.prefill(*left_padded(texts, context, kept_id))
 
-        # The graph of a step, from the ids of a token to those of the next
+                # The others, up to the one before which a window advances
+                count = _tokens_in_window(texts, context, left)
+                for ids in captured.tokens(count):
+                    for text, token in zip(texts, ids, strict=True):
+                        text.append(token)
+                    yield from map(Token, range(len(ids)), ids)
+                left -= count
+        finally:
+            self._last = captured
+
+    def _captured(
+        self, last: "_Captured | None", texts: Sequence[Sequence[int]], config: GenerationConfig
+    ) -> "_Captured":
+        """The last captured step if it serves these texts, else a new one."""
+        needed = min(self.model.context, max(map(len, texts)) + config.max_tokens)
+        slots = MIN_SLOTS
+        while slots < needed:
+            slots *= 2
         sampling = config.sampling(DEFAULT_TEMPERATURE)
-        sampler = DeviceSampler(
-            sampling, config.seed, len(texts), self.tokenizer.vocab_size, first_stream, self.model.device
-        )
-        step = DecodingStep(self.model, sampler, len(texts), -(-slots // SLOTS) * SLOTS)
-        launch = self.capture(step) if config.max_tokens > 1 else step
-        sampler.observe([prompt.ids for prompt in prompts])
-
-        while left:
-            # The first token of a window, from all its tokens
-            step.prefill(*left_padded(texts, context, kept_id))
-
-            # The others, up to the one before which a window advances
-            count = _tokens_in_window(texts, context, left)
-            for ids in self._tokens(step, launch, count):
-                for text, token in zip(texts, ids, strict=True):
-                    text.append(token)
-                yield from map(Token, range(len(ids)), ids)
-            left -= count
-
-    def _tokens(self, step: "DecodingStep", launch: Step, count: int) -> Iterator[list[int]]:
-        """The ids of each row that `step` has now, and those after each of the `count` - 1 next steps."""
-        copies = deque([_copy_to_host(step.ids)])
-        for _ in range(count - 1):
-            step.sampler.prepare()
-            launch()
-            copies.append(_copy_to_host(step.ids))
-            if len(copies) > AHEAD:
-                yield copies.popleft()()
-        while copies:
-            yield copies.popleft()()
+        kind = len(texts), slots, sampling
+        if last is not None and last.kind == kind:
+            return last
+        with torch.inference_mode(False):  # otherwise, its tensors could be changed in this mode only
+            sampler = DeviceSampler(sampling, len(texts), self.tokenizer.vocab_size, self.model.device)
+            step = DecodingStep(self.model, sampler, len(texts), slots)
+        return _Captured(kind, step, self.capture(step))
 
     def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
         """See `Engine.sample_seed`."""
         return sample_seed(config.seed, first_stream + row)
+
+
+class _Captured(NamedTuple):
+    """A captured step. kind: number of rows, number of slots, and the sampling."""
+
+    kind: tuple[int, int, SamplingConfig]
+    step: "DecodingStep"
+    launch: Step
+
+    def tokens(self, count: int) -> Iterator[list[int]]:
+        """The ids of each row that the step has now, and those after each of the `count` - 1 next steps."""
+        copies = deque([_copy_to_host(self.step.ids)])
+        for _ in range(count - 1):
+            self.step.sampler.prepare()
+            self.launch()
+            copies.append(_copy_to_host(self.step.ids))
+            if len(copies) > AHEAD:
+                yield copies.popleft()()
+        while copies:
+            yield copies.popleft()()
 
 
 class DecodingStep:
@@ -109,7 +142,6 @@ class DecodingStep:
             cache.values.zero_()
         self._caches = [StaticCache(cache, self.slot) for cache in self._filled]
         self._slots = torch.arange(slots, device=weight.device)  # (S,)
-        self._is_checked = False
 
     @torch.no_grad()
     def __call__(self) -> None:
@@ -126,77 +158,71 @@ class DecodingStep:
         self.ids.copy_(self.sampler(model.logits(hidden[:, -1])))
         self.slot += 1
 
-    def prefill(self, ids: "Sequence[Sequence[int]] | object", padding: object | None) -> None:
+    def prefill(self, ids: Ids, padding: Ids | None) -> None:
         """Fill the caches with the tokens `ids` (B, T), and choose the first token after them.
 
         padding: (B,), the number of tokens at the left of each row that are padding; `None` without.
-        Raises TinyLMError if, at the first call, the logits of a row are not finite.
+        Raises TinyLMError for logits that are not finite.
         """
-        tokens = torch.as_tensor(ids, device=self.ids.device)
-        starts = None if padding is None else torch.as_tensor(padding, device=self.ids.device)
+        device = self.ids.device
+        starts = None if padding is None else torch.as_tensor(padding, device=device)
         for cache in self._filled:
             cache.offset, cache.starts = 0, starts
-        is_one_prompt = starts is None and bool((tokens == tokens[0]).all())  # it is processed once
-        logits = self.model.last_logits(tokens[:1] if is_one_prompt else tokens, self._filled)
-        if not self._is_checked:
-            require_finite(logits.float().numpy(force=True))
-            self._is_checked = True
+        is_one_prompt = padding is None and bool((ids == ids[0]).all())  # it is processed once
+        tokens = torch.as_tensor(ids[:1] if is_one_prompt else ids, device=device)
+        logits = self.model.last_logits(tokens, self._filled)[:, : self.sampler.vocab_size]
+        require_finite(logits.float().numpy(force=True))
         self.sampler.prepare()
         with torch.no_grad():
             self.ids.copy_(self.sampler(logits.expand(len(self.ids), -1)))
-        self.slot.fill_(tokens.shape[1])
-        self.starts.zero_()
-        if starts is not None:
-            self.starts.copy_(starts[:, None])
+        self.slot.fill_(ids.shape[1])
+        self.starts.copy_(torch.zeros_like(self.starts) if starts is None else starts[:, None])
 
 
 class DeviceSampler:
     """`Sampler` on a device, in operations of fixed shapes. It draws the same random numbers.
 
-    `prepare` is called before each token, outside of the graph.
+    `start` is called before each request, and `prepare` before each token, outside of the graph.
     """
 
-    def __init__(
-        self,
-        sampling: SamplingConfig,
-        seed: int,
-        rows: int,
-        vocab_size: int,
-        first_stream: int,
-        device: torch.device,
-    ) -> None:
-        self.sampling = sampling
-        self._vocab_size = vocab_size
-        self._streams = [random_stream(seed, first_stream + row) for row in range(rows)]
-        self._numbers = torch.zeros(rows, NUMBERS, dtype=torch.float64, device=device)
+    def __init__(self, sampling: SamplingConfig, rows: int, vocab_size: int, device: torch.device) -> None:
+        self.sampling, self.vocab_size = sampling, vocab_size
+        self._streams: list[Iterator[float]] = []
+        self._numbers = torch.zeros(rows, UNIFORM_BLOCK, dtype=torch.float64, device=device)
         self._next = torch.zeros(1, dtype=torch.long, device=device)  # column of the next numbers
         self._left = 0  # numbers per row that are not used yet
-        self._seen = torch.zeros(rows, vocab_size, dtype=torch.bool, device=device)
+        is_repeat_penalised = sampling.repeat_penalty != 1
+        self._seen = torch.zeros(rows, vocab_size, dtype=torch.bool, device=device) if is_repeat_penalised else None
 
-    def observe(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Mark the tokens of the prompts as seen, and no others, for the repeat penalty."""
-        self._seen.zero_()
-        for row, ids in enumerate(prompts):
-            self._seen[row, list(ids)] = True
+    def start(self, seed: int, first_stream: int, prompts: Sequence[Sequence[int]]) -> None:
+        """Begin the random streams, and mark the tokens of the prompts as seen, for the repeat penalty."""
+        self._streams = [random_stream(seed, first_stream + row) for row in range(len(prompts))]
+        self._left = 0
+        if self._seen is not None:
+            self._seen.zero_()
+            for row, ids in enumerate(prompts):
+                self._seen[row, list(ids)] = True
 
     def prepare(self) -> None:
         """Make sure that the device has a random number for the next token of each row."""
+        if self.sampling.temperature == 0:
+            return
         if not self._left:
-            numbers = [[next(stream) for _ in range(NUMBERS)] for stream in self._streams]
+            numbers = [[next(stream) for _ in range(UNIFORM_BLOCK)] for stream in self._streams]
             self._numbers.copy_(torch.tensor(numbers, dtype=torch.float64))
             self._next.zero_()
-            self._left = NUMBERS
+            self._left = UNIFORM_BLOCK
         self._left -= 1
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """A token per row: (B, V) -> (B, 1)."""
-        sampling, logits = self.sampling, logits[:, : self._vocab_size].float()
-        if sampling.repeat_penalty != 1:
+        """A token per row: (B, V) -> (B, 1). Ids of `vocab_size` and above are not sampled."""
+        sampling, logits = self.sampling, logits[:, : self.vocab_size].float()
+        if self._seen is not None:
             penalty = sampling.repeat_penalty
             penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
             logits = torch.where(self._seen, penalised, logits)
         ids = logits.argmax(dim=-1, keepdim=True) if sampling.temperature == 0 else self._draw(logits)  # (B, 1)
-        if sampling.repeat_penalty != 1:
+        if self._seen is not None:
             self._seen.scatter_(1, ids, True)
         return ids
 
@@ -222,7 +248,8 @@ class DeviceSampler:
         numbers = self._numbers.index_select(1, self._next) * cumulative[:, -1:]  # (B, 1)
         self._next += 1
         below_total = torch.nextafter(cumulative[:, -1:], torch.zeros_like(numbers))
-        return torch.searchsorted(cumulative, torch.minimum(numbers, below_total), right=True)
+        ids = torch.searchsorted(cumulative, torch.minimum(numbers, below_total), right=True)
+        return ids.clamp_(max=self.vocab_size - 1)  # for logits that have become NaN
 
 
 def _tokens_in_window(texts: Sequence[Sequence[int]], context: int, limit: int) -> int:

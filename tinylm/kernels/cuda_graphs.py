@@ -1,6 +1,7 @@
 """CUDA graphs: the operations of a function, recorded once and then launched at once."""
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 
 import torch
@@ -15,7 +16,10 @@ def can_capture(device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def restored_after_failure() -> Iterator[None]:
-    """Context manager for a capture. If it raises, the stream and the random number generator can be used again."""
+    """Context manager for a capture. If it raises, the stream and the random number generator can be used again.
+
+    Memory of a failed capture is not freed before torch 2.12.
+    """
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     spare = generator.clone_state()
     try:
@@ -31,6 +35,7 @@ def capture(step: Step) -> Step:
 
     Raises RuntimeError if the step cannot be captured, as one that waits for the device, or if memory runs out.
     """
+    gc.collect()  # earlier graphs are in reference cycles; freed during a capture, they would make it fail
     graph = torch.cuda.CUDAGraph()
     with restored_after_failure():
         stream = torch.cuda.Stream()

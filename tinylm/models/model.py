@@ -24,7 +24,7 @@ from tinylm.generation.generation_config import (
     is_sampled,
     settings_without_effect,
 )
-from tinylm.generation.graph_engine import GraphEngine, has_fixed_shapes
+from tinylm.generation.graph_engine import GraphEngine, suits_graph
 from tinylm.generation.llama_cpp import Conversion, LlamaCpp
 from tinylm.generation.llama_cpp_file import (
     GGUF_TYPES,
@@ -79,6 +79,8 @@ class Model(EvaluatedModel):
         self._prepared: Model | None = None  # a copy for generation by torch
         self._is_prepared = False  # for generation by torch, in place
         self._switches_adapters = False
+        self._graph_engine: GraphEngine | None = None
+        self._can_capture = True  # until a capture fails, which takes memory that is not freed
         self._llama_cpp: dict[tuple[Any, ...], LlamaCpp | None] = {}  # by engine, cache and adapter scales
 
     def __repr__(self) -> str:
@@ -107,6 +109,7 @@ class Model(EvaluatedModel):
         for adapters in (self.adapters, prepared):
             for number, adapter in enumerate(adapters):
                 set_adapter_scale(adapter.layers, adapter.scale if number == index else 0.0)
+        self._graph_engine = None
         self._describe_training(self.config if index is None else self.adapters[index])
 
     def _describe_training(self, trained: RunConfig | LoadedAdapter) -> None:
@@ -252,17 +255,18 @@ class Model(EvaluatedModel):
     def _torch_engine(self, config: GenerationConfig) -> Engine:
         decoder = self._prepare().network
         assert isinstance(decoder, Decoder)
-        needs_logits = bool(config.logprobs) or config.json_schema is not None
-        if can_capture(decoder.device) and has_fixed_shapes(self.config.model) and config.cache and not needs_logits:
-            return GraphEngine(decoder, self.tokenizer, self._capture)
+        if self._can_capture and can_capture(decoder.device) and suits_graph(self.config.model, config):
+            self._graph_engine = self._graph_engine or GraphEngine(decoder, self.tokenizer, self._capture)
+            return self._graph_engine
         return TorchEngine(decoder, self.tokenizer, config.cache)
 
     def _capture(self, step: Step) -> Step:
-        """The step as a CUDA graph or, if it cannot be captured, as it is."""
+        """The step as a CUDA graph. If it cannot be captured, the step, and later text is generated without graphs."""
         try:
             return capture(step)
         except RuntimeError as error:  # of CUDA, or because memory runs out
             self.reporter.note(f"Capturing a CUDA graph failed ({first_line(error)}); continuing without it.")
+            self._can_capture, self._graph_engine = False, None
             return step
 
     def continue_each(

@@ -28,18 +28,19 @@ from tinylm.transformer.layers import CrossEntropy
 
 def compile_layers(
     model: Transformer,
-    batches: Iterable[Batch],
+    batches: Sequence[Batch],
     objective: Objective,
     dtype: str,
     report: Callable[[Event], None],
     whole: bool = False,
 ) -> bool:
-    """Compile each block in place, or with `whole` the model, with CUDA also the loss, and test them with a forward and
-    a backward pass on each of `batches`.
+    """Compile each block in place, with CUDA also the loss, and test them with a forward and a backward pass on each of
+    `batches`. With `whole`, compile the model instead of its blocks, and if that fails, its blocks.
 
-    All blocks share their code, whose second version, for the second length of sequences, serves others too; so with
-    the loss and the number of targets. A whole model takes as much longer as it has layers, has code of its own for
-    each length, and is faster: a block ends in the same kernel as the next one begins.
+    All blocks share their code. The compiler makes new code for the second length of sequences and the second number of
+    targets that it sees, which then serves others too. A whole model takes longer to compile in proportion to its
+    layers, and has code for one shape only. It is faster, since the end of a block and the beginning of the next one
+    are one kernel.
 
     Returns False if compiling or a test fails; the model is then as before, and `report` receives a Notice with the
     reason. If a test runs out of memory, it is repeated with half of its batch, down to one sequence. Gradients are
@@ -62,6 +63,9 @@ def compile_layers(
             _test(model, batch, objective, dtype)
     except Exception as error:  # torch.compile and the C++ compiler raise many types of exceptions
         discard_compiled(model.modules())
+        if whole:
+            report(Notice(f"torch.compile of the whole model failed ({first_line(error)}); compiling its blocks."))
+            return compile_layers(model, batches, objective, dtype, report)
         report(Notice(f"torch.compile failed ({first_line(error)}); continuing without it."))
         return False
     return True

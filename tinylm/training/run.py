@@ -331,20 +331,22 @@ class TrainingRun:
             report(Notice("Layers are not compiled, since the weights are sharded."))
         else:
             batches, objective = self._micro_batches(), self.task.objective(1.0)
-            compiled = any(
-                compile_layers(self.model, batches, objective, self.runtime.dtype, report, whole)
-                for whole in ((True, False) if self._compiles_whole_model else (False,))
-            )
+            whole = self._is_compiled_as_a_whole(batches)
+            compiled = compile_layers(self.model, batches, objective, self.runtime.dtype, report, whole)
         if not all(self.ranks.gather(compiled)):
             if compiled:  # but not on all ranks
                 discard_compiled(self.model.modules())
             self.config = replace(self.config, runtime=replace(self.runtime, compile=False))
             self.directory.write_config(self.config)
 
-    @property
-    def _compiles_whole_model(self) -> bool:
+    def _is_compiled_as_a_whole(self, batches: list[Batch]) -> bool:
+        """Whether it is worth the time: on a GPU, for few layers and one shape of micro-batches (`_micro_batches`)."""
+        has_one_shape = len({batch.ids.shape for batch in batches}) == 1 and all(
+            batch.source is None and batch.lengths is None for batch in batches
+        )
         is_shallow = self.config.model.layers <= MAX_WHOLE_LAYERS and self.config.model.experts == 1
-        return self.runtime.device == "cuda" and is_shallow and not self.training.checkpoint_activations
+        is_plain = has_one_shape and is_shallow and not self.training.checkpoint_activations
+        return self.runtime.device == "cuda" and is_plain
 
     def _capture_graphs(self, micro_batch: int, report: Callable[[Event], None]) -> GraphedModel | None:
         """The model with CUDA graphs; `None` on other devices, and where a step cannot use them (decision 041).

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tinylm.transformer.attention import causal_mask, padding_mask, segment_mask, segment_positions, valid_tokens
 from tinylm.transformer.block import Memory
 from tinylm.transformer.feedforward import RoutingSummary, merge_summaries, summarise_routing
-from tinylm.transformer.kv_cache import Cache, CrossCache, KVCache, SlidingWindowCache
+from tinylm.transformer.kv_cache import AttentionCache, Cache, CrossCache, KVCache, SlidingWindowCache
 from tinylm.transformer.layers import CrossEntropy, Dropout, linear
 from tinylm.transformer.position import Position
 
@@ -44,7 +44,7 @@ class Stack(nn.Module):
         x: Tensor,
         positions: Tensor,
         masks: Sequence[Tensor | None],
-        cache: Sequence[Cache] | None = None,
+        cache: Sequence[AttentionCache] | None = None,
         memory: Memory | None = None,
         cross_cache: Sequence[CrossCache] | None = None,
         valid: Tensor | None = None,

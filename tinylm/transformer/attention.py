@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tinylm.kernels.short_attention import causal_triangle, dot_product_attention
-from tinylm.transformer.kv_cache import Cache, CrossCache
+from tinylm.transformer.kv_cache import AttentionCache, CrossCache
 from tinylm.transformer.layers import Dropout, Linear
 from tinylm.transformer.position import Rotation, rotate
 
@@ -233,7 +233,11 @@ class SelfAttention(_MultiHeadAttention):
         return q, k, v
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None = None, mask: Tensor | None = None, cache: Cache | None = None
+        self,
+        x: Tensor,
+        rotation: Rotation | None = None,
+        mask: Tensor | None = None,
+        cache: AttentionCache | None = None,
     ) -> Tensor:
         """(B, T, D) -> (B, T, D). mask: broadcastable to (B, 1, T, S), True to attend; replaces the causal mask."""
         q, k, v = self.project(x, rotation)

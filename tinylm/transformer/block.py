@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from tinylm.transformer.feedforward import Routing
-from tinylm.transformer.kv_cache import Cache, CrossCache
+from tinylm.transformer.kv_cache import AttentionCache, CrossCache
 from tinylm.transformer.layers import Dropout
 from tinylm.transformer.position import Rotation
 
@@ -46,7 +46,7 @@ class PreNormBlock(nn.Module):
         x: Tensor,
         rotation: Rotation | None,
         mask: Tensor | None,
-        cache: Cache | None,
+        cache: AttentionCache | None,
         memory: Memory | None = None,
         cross_cache: CrossCache | None = None,
     ) -> tuple[Tensor, Routing | None]:
@@ -112,7 +112,7 @@ class ParallelBlock(PreNormBlock):
         x: Tensor,
         rotation: Rotation | None,
         mask: Tensor | None,
-        cache: Cache | None,
+        cache: AttentionCache | None,
         memory: Memory | None = None,
         cross_cache: CrossCache | None = None,
     ) -> tuple[Tensor, Routing | None]:

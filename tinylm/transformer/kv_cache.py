@@ -6,15 +6,8 @@ import torch
 from torch import Tensor
 
 
-class Cache(Protocol):
-    """The key/value cache of one self-attention layer.
-
-    offset: number of tokens processed so far, including padding and tokens that the cache has dropped.
-    starts: (B,), the number of padding slots at the left of each row; `None` without padding.
-    """
-
-    offset: int
-    starts: Tensor | None
+class AttentionCache(Protocol):
+    """The part of a key/value cache that attention uses."""
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values (B, K, T, W); return those that any new token attends to, each (B, K, S, W).
@@ -23,6 +16,17 @@ class Cache(Protocol):
         are returned.
         """
         ...
+
+
+class Cache(AttentionCache, Protocol):
+    """The key/value cache of one self-attention layer.
+
+    offset: number of tokens processed so far, including padding and tokens that the cache has dropped.
+    starts: (B,), the number of padding slots at the left of each row; `None` without padding.
+    """
+
+    offset: int
+    starts: Tensor | None
 
     def reorder(self, rows: Tensor) -> None:
         """Replace row b by row rows[b], as beam search does. rows: (B',); B' may be smaller than B.
@@ -72,7 +76,7 @@ class KVCache:
         return reordered
 
 
-class StaticCache(KVCache):
+class StaticCache:
     """The slots of a KVCache for a CUDA graph: tensors stay in place, and the slot of a token is a tensor.
 
     All slots are returned, and a mask hides those that are not used. slot: (1,), of the next token; the caller advances
@@ -81,7 +85,6 @@ class StaticCache(KVCache):
 
     def __init__(self, cache: KVCache, slot: Tensor) -> None:
         self.keys, self.values, self.slot = cache.keys, cache.values, slot
-        self.starts, self.offset = None, 0
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store keys and values of one token per row, (B, K, 1, W), and return those of all slots, (B, K, S, W)."""

@@ -235,16 +235,22 @@ def test_a_step_does_not_wait_for_the_gpu(device: str, monkeypatch: pytest.Monke
         assert 0 < loss < 5
 
 
-def test_lora_trains_as_on_the_cpu_and_with_graphs(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    captured: list[GraphedModel | None] = []
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[GraphedModel | None]:
+    """What each run has captured."""
+    found: list[GraphedModel | None] = []
 
     def capture_and_keep(*parts: Any) -> GraphedModel | None:
-        captured.append(capture_graphs(*parts))
-        return captured[-1]
+        found.append(capture_graphs(*parts))
+        return found[-1]
 
     monkeypatch.setattr(run_module, "capture_graphs", capture_and_keep)
+    return found
+
+
+def test_lora_trains_as_on_the_cpu_and_with_graphs(
+    device: str, tmp_path: Path, captured: list[GraphedModel | None]
+) -> None:
     (tmp_path / "text.txt").write_text(story(20_000))
     model: dict[str, Any] = {"tokenizer": "char", "layers": 2, "heads": 2, "width": 32, "context": 32, "device": "cpu"}
     base = tinylm.train(tmp_path / "text.txt", tmp_path / "base", steps=2, batch_size=8, lr=1e-2, **model).run
@@ -260,14 +266,7 @@ def test_lora_trains_as_on_the_cpu_and_with_graphs(
     assert [graphs is not None for graphs in captured] == [True] * (1 if device == "cuda" else 0)
 
 
-def test_a_resumed_run_goes_on_exactly(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    captured: list[GraphedModel | None] = []
-
-    def capture(*parts: Any) -> GraphedModel | None:
-        captured.append(capture_graphs(*parts))
-        return captured[-1]
-
-    monkeypatch.setattr(run_module, "capture_graphs", capture)
+def test_a_resumed_run_goes_on_exactly(device: str, tmp_path: Path, captured: list[GraphedModel | None]) -> None:
     (tmp_path / "text.txt").write_text(story(20_000))
     model = {"tokenizer": "char", "layers": 2, "heads": 2, "width": 32, "context": 32, "dropout": 0.3}
     training = {"batch_size": 8, "lr": 1e-2, "schedule": "constant", "warmup_steps": 0, "mtp_weight": 0}

@@ -225,6 +225,15 @@ def test_tensors_have_peft_names_and_load_back_and_those_of_another_adapter_are_
     assert torch.equal(logits(model), logits(other))
 
 
+def test_a_merge_to_16_bits_is_the_rounded_merge() -> None:
+    merged, rounded = adapted(), adapted()
+    merge_lora(merged)
+    merge_lora(rounded, dtype=torch.bfloat16)
+    for name, module in rounded.named_modules():
+        if name.endswith("q_proj"):
+            assert torch.equal(module.weight, merged.get_submodule(name).weight.bfloat16())
+
+
 # The check of a merge.
 
 

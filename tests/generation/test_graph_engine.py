@@ -1,5 +1,6 @@
 """The engine that captures CUDA graphs, with plain calls in place of graphs. tests/test_gpu.py captures them."""
 
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -230,6 +231,21 @@ def test_a_model_on_a_gpu_generates_with_graphs_where_it_can(run: Path, monkeypa
     assert notes[-1] == "Capturing a CUDA graph failed (CUDA error: not permitted); continuing without it."
     assert text(model, top_k=4) == text(plain, top_k=4)
     assert len(captured) == 2  # one failure is enough
+
+
+def test_the_caches_of_the_last_request_are_freed_before_those_of_another_kind() -> None:
+    graph, _ = engines(small())
+    steps: list[Any] = []
+
+    def capture(step: Step) -> Step:
+        assert all(earlier() is None for earlier in steps)
+        steps.append(weakref.ref(step))
+        return step
+
+    engine = GraphEngine(graph.model, CHARACTERS, capture)
+    for count in (1, 2, 3):
+        tokens(engine, PROMPTS[:count])
+    assert len(steps) == 3
 
 
 def test_another_adapter_is_captured_anew(run: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:

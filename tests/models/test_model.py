@@ -19,10 +19,12 @@ from tests.shell import records, run_ok, snapshot, story
 from tinylm.adapters.adapter import adapter_layers
 from tinylm.cli import app
 from tinylm.errors import UsageError
+from tinylm.evaluation import translation
 from tinylm.evaluation.result import Evaluation
 from tinylm.generation.generation_config import SpeedConfig
 from tinylm.models.model import Model
 from tinylm.run_directory.loading import load_model
+from tinylm.text.pairs import pair_evaluation_batches
 
 PROMPT = "the old man"
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands
@@ -204,6 +206,22 @@ def test_encoders_and_encoder_decoders_are_evaluated_as_by_the_command(
     assert result.to_json() == evaluated(shelf / "pairs.tsv", "-m", translator, "--beams", 2)
     pairs = (shelf / "pairs.tsv").read_text()
     assert dataclasses.replace(model.evaluate(text=pairs, beams=2), baselines=None) == result
+
+
+@pytest.mark.usefixtures("shelf_cache")
+def test_pairs_are_evaluated_in_batches_for_their_length_and_not_for_the_context(
+    translator: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+
+    def batches(pairs: Any, context: int, batch_size: int) -> Any:
+        rows.append(batch_size)
+        return pair_evaluation_batches(pairs, context, batch_size)
+
+    monkeypatch.setattr(translation, "pair_evaluation_batches", batches)
+    tinylm.load(translator).evaluate(shelf / "pairs.tsv", beams=1)
+    longest = max(len(side) for line in (shelf / "pairs.tsv").read_text().splitlines() for side in line.split("\t"))
+    assert rows == [8192 // (longest + 1)]  # characters and an end-of-text id
 
 
 # Logits, ids

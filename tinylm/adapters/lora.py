@@ -183,12 +183,14 @@ def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> dict[str
     return layers
 
 
-def merge_lora(model: nn.Module, sign: float = 1.0) -> None:
+def merge_lora(model: nn.Module, sign: float = 1.0, dtype: torch.dtype | None = None) -> None:
     """Add the update of each LoRA layer to the weight of its base module and remove the layer, in place.
 
     With `sign=-1`, subtract the update, which undoes an earlier merge up to rounding. Parameters that a Replacement
     layer replaces are replaced permanently; `sign=-1` does not undo this. A module may have one LoRA layer and, inside
     it, one Replacement.
+
+    dtype: of the merged weights; by default the wider one of the base's and the update's
     """
 
     def merge(name: str, module: nn.Module) -> nn.Module:
@@ -197,7 +199,7 @@ def merge_lora(model: nn.Module, sign: float = 1.0) -> None:
         assert isinstance(module, LoRALinear | LoRAEmbedding)
         with torch.no_grad():  # not in place: an untied output layer may share the embedding's tensor
             merged = module.base.weight + sign * module.delta_weight()  # type: ignore[operator]  # mypy: Tensor | Module
-        module.base.weight = nn.Parameter(merged, requires_grad=False)
+        module.base.weight = nn.Parameter(merged if dtype is None else merged.to(dtype), requires_grad=False)
         return module.base
 
     kinds = (ClassificationHead, Replacement, LoRALinear, LoRAEmbedding)  # innermost wrapper first

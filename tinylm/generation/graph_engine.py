@@ -23,7 +23,7 @@ from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.kv_cache import KVCache, StaticCache
 
 AHEAD = 4
-MIN_TOKENS = 16  # capturing a step takes as long as a few tokens
+MIN_TOKENS = 16  # not measured: a capture runs the step once and records it once
 MAX_ROWS = 256  # more are sampled in parts on the CPU, which takes less memory
 MIN_SLOTS = 256
 
@@ -61,8 +61,7 @@ class GraphEngine:
     ) -> Generator[Token]:
         """See `Engine.generate`."""
         texts, context, left = [list(prompt.start) for prompt in prompts], self.model.context, config.max_tokens
-        last, self._last = self._last, None  # a request at the same time captures a step of its own
-        captured = self._captured(last, texts, config)
+        captured = self._take_captured(texts, config)
         step = captured.step
         step.sampler.start(config.seed, first_stream, [prompt.ids for prompt in prompts])
         try:
@@ -80,18 +79,21 @@ class GraphEngine:
         finally:
             self._last = captured
 
-    def _captured(
-        self, last: "_Captured | None", texts: Sequence[Sequence[int]], config: GenerationConfig
-    ) -> "_Captured":
-        """The last captured step if it serves these texts, else a new one."""
+    def _take_captured(self, texts: Sequence[Sequence[int]], config: GenerationConfig) -> "_Captured":
+        """The last captured step if it serves these texts, else a new one.
+
+        Until it is given back, a request at the same time captures one of its own.
+        """
         needed = min(self.model.context, max(map(len, texts)) + config.max_tokens)
         slots = MIN_SLOTS
         while slots < needed:
             slots *= 2
         sampling = config.sampling(DEFAULT_TEMPERATURE)
         kind = len(texts), slots, sampling
+        last, self._last = self._last, None
         if last is not None and last.kind == kind:
             return last
+        del last  # frees its caches
         with torch.inference_mode(False):  # otherwise, its tensors could be changed in this mode only
             sampler = DeviceSampler(sampling, len(texts), self.tokenizer.vocab_size, self.model.device)
             step = DecodingStep(self.model, sampler, len(texts), slots)

@@ -18,7 +18,7 @@ def can_capture(device: torch.device) -> bool:
 def restored_after_failure() -> Iterator[None]:
     """Context manager for a capture. If it raises, the stream and the random number generator can be used again.
 
-    Memory of a failed capture is not freed before torch 2.12.
+    Memory of a failed capture may stay reserved (pytorch/pytorch#190308).
     """
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     spare = generator.clone_state()

@@ -335,7 +335,7 @@ class Model(EvaluatedModel):
             network, adapters = copy.deepcopy((self.network, self.adapters), shared)
             prepared = replace(self, network=network, adapters=adapters)
         if in_place and len(self.adapters) == 1 and not self._switches_adapters:
-            merge_lora(prepared.network)  # whose layers are then fused as well
+            merge_lora(prepared.network, dtype=DTYPES[self.dtype])  # whose layers are then fused as well
         prepared.network.to(DTYPES[self.dtype])
         fuse_model(prepared.network, int8=self.quantize == "int8")
         self._prepared, self._is_prepared = (None, True) if in_place else (prepared, False)

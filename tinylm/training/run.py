@@ -57,7 +57,7 @@ MIN_SECONDS = 5.0  # of training before the first sample
 SECONDS_PER_PARAMETER = 1e-9  # and per token: expected time of the first sample, an overestimate on most machines
 MAX_SHARE = 0.01  # of the training time that samples may take
 MAX_BUDGET_SHARE = 0.02  # of a time budget that one sample may take: the last one is sampled after the last evaluation
-MAX_WHOLE_LAYERS = 16  # of a model that is compiled as a whole, for which the compiler needs seconds per layer
+MAX_WHOLE_LAYERS = 16  # of a model that is compiled as a whole; not measured on a GPU
 MIN_GROWTH = 0.02  # interval between samples as a fraction of the training time: at most about 500 samples in a day
 
 

@@ -224,7 +224,8 @@ def make_model(source: Path | None, folder: Path, options: argparse.Namespace) -
     if source is not None:
         export_model(source, to="hf", out=folder, dtype=options.weights)
     else:
-        config = transformers.LlamaConfig(**SHAPES[options.shape], bos_token_id=0, eos_token_id=1, pad_token_id=2)
+        # No padding id: its embedding would be zero, and gradients at zero grow with each RMSNorm.
+        config = transformers.LlamaConfig(**SHAPES[options.shape], bos_token_id=0, eos_token_id=1, pad_token_id=None)
         torch.manual_seed(0)
         peer: Any = transformers.LlamaForCausalLM(config)
         peer.to(DTYPES[options.weights or "f32"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tinylm.errors import UsageError
 from tinylm.kernels.short_attention import MAX_UNFUSED_KEYS, max_unfused_keys
 from tinylm.machine.device import autocast
 from tinylm.machine.measure import Machine
-from tinylm.objectives.loss import MAX_CUDA_LOGITS, MAX_FROZEN_LOGITS, MAX_LOGITS
+from tinylm.objectives.loss import MAX_FROZEN_LOGITS, MAX_LOGITS, MIN_CUDA_LOGITS, max_logits
 from tinylm.planning import recipes
 from tinylm.planning.cost import block_parameters, parameters_by_part
 from tinylm.planning.memory import TrainingMemory, activation_bytes, layer_bytes, training_memory
@@ -218,6 +219,17 @@ def test_checkpointed_layers_store_their_inputs() -> None:
     assert memory_of(checkpointed=True).evaluation == memory_of().evaluation / 4
 
 
+@pytest.mark.parametrize(("gigabytes", "limit"), [(8, 2**27), (24, 24 * 2**23), (128, 2**30)])
+def test_the_logits_of_a_chunk_grow_with_the_memory_of_the_gpu(
+    gigabytes: int, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 14 bytes each, they take at most a ninth of the memory of a GPU with 16 GB or more."""
+    properties = SimpleNamespace(total_memory=gigabytes * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: properties)
+    assert max_logits("cuda", frozen=False) == limit
+
+
 @pytest.mark.parametrize(("vocabulary", "losses"), [(100, 2), (1 << 24, 1)])  # multi-token prediction: up to 1,024
 def test_the_memory_of_logits_is_bounded(vocabulary: int, losses: int) -> None:
     memory = memory_of(vocab_size=vocabulary)
@@ -226,8 +238,8 @@ def test_the_memory_of_logits_is_bounded(vocabulary: int, losses: int) -> None:
     gradient = 4 * 128 * vocabulary  # of the output layer: one per loss, and that of a chunk
     assert memory.max_logits == logit_bytes * MAX_LOGITS + (losses + 1) * gradient
     on_gpu = memory_of(machine("cuda"), vocab_size=vocabulary)
-    assert on_gpu.max_logits == logit_bytes * MAX_CUDA_LOGITS + (losses + 1) * gradient
-    for device, limit in (("cpu", MAX_FROZEN_LOGITS), ("mps", MAX_FROZEN_LOGITS), ("cuda", MAX_CUDA_LOGITS)):
+    assert on_gpu.max_logits == logit_bytes * MIN_CUDA_LOGITS + (losses + 1) * gradient
+    for device, limit in (("cpu", MAX_FROZEN_LOGITS), ("mps", MAX_FROZEN_LOGITS), ("cuda", MIN_CUDA_LOGITS)):
         frozen = memory_of(machine(device), vocab_size=vocabulary, adapter=adapter())
         assert frozen.max_logits == recipes.LOGIT_BYTES * limit
     single = memory_of(vocab_size=vocabulary, training={"mtp_weight": 0.0})

@@ -105,6 +105,27 @@ def test_an_imported_model_is_written_with_the_same_tensors_to_the_bit(case: str
     assert json.loads(again.tokenizer) == json.loads(model.tokenizer)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("gemma")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norms_of_a_fine_tuned_gemma_are_stored_as_one_plus_their_weights(
+    case: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Their sums with 1 are rounded to 32 bits, so the weights are read again with an error of that rounding."""
+    save_peer(case, tmp_path / "before.gguf")
+    model = read_gguf(tmp_path / "before.gguf")
+    generator = torch.Generator().manual_seed(0)
+    tuned = {
+        name: (tensor + 0.01 * torch.randn(tensor.shape, generator=generator)).to(dtype) if "norm" in name else tensor
+        for name, tensor in model.tensors.items()
+    }
+    write_gguf(tmp_path / "after.gguf", replace(model, tensors=tuned), "f32")
+    again = read_gguf(tmp_path / "after.gguf").tensors
+    for name in (name for name in tuned if "norm" in name):
+        torch.testing.assert_close(again[name].double(), tuned[name].double(), rtol=0, atol=2**-23)
+    stored = tensors_of(tmp_path / "after.gguf")["output_norm.weight"].data
+    np.testing.assert_array_equal(stored, (1 + tuned["norm.weight"].double()).float().numpy())
+
+
 def test_matrices_have_the_type_that_was_asked_for_and_norms_32_bits(tmp_path: Path) -> None:
     _, exported = own_model("modern")
     matrix, norm = "layers.1.feedforward.up_proj.weight", "layers.0.attention.q_norm.weight"

@@ -42,7 +42,7 @@ def _separate(tensor: Tensor, heads: int) -> Tensor:
 
 SAME = Change(lambda tensor, _: tensor, lambda tensor, _: tensor)
 TRANSPOSED = Change(lambda tensor, _: tensor.T, lambda tensor, _: tensor.T, transposes=True)
-UNIT_OFFSET = Change(lambda tensor, _: tensor - 1, lambda tensor, _: tensor + 1)
+UNIT_OFFSET = Change(lambda tensor, _: tensor - 1, lambda tensor, _: tensor.float() + 1)
 # In Llama files, RoPE rotates pairs of adjacent features; in Hugging Face's models, feature i and feature i + W/2.
 QUERY = Change(_unpermute, _permute, "num_attention_heads")
 KEY = Change(_unpermute, _permute, "num_key_value_heads")

@@ -169,7 +169,6 @@ ASCII_BASED = ("latin-1", "cp1252", "ascii", "gb18030", "shift_jis")
 
 
 def test_text_is_recognised_in_its_encoding_and_in_another_than_the_expected_one() -> None:
-    """UTF-8 in an expected encoding would be mojibake; text that is valid in two keeps the expected one."""
     short = ("x", "\n", "\x1b[31mred\x1b[0m\f\n")
     for text, encoding in itertools.product((*PROSE, *short), ("utf-8", "utf-16", "utf-32")):
         data = text.encode(encoding)[:HEAD_BYTES]
@@ -182,8 +181,7 @@ def test_text_is_recognised_in_its_encoding_and_in_another_than_the_expected_one
         *((RUSSIAN, name, national) for name in ("cp1251", "koi8-r")),
         (CHINESE, "gb18030", national),
         *((JAPANESE, name, national) for name in ("shift_jis", "euc-jp")),
-        *((ENGLISH, name, name) for name in ("utf-16", "utf-16-le", "utf-16-be")),
-        (GERMAN, "utf-32", "utf-32"),
+        *((ENGLISH, name, name) for name in ("utf-16-le", "utf-16-be")),
     ]
     found = [other_encoding(text.encode(encoding)[:HEAD_BYTES], "utf-8") for text, encoding, _ in rows]
     assert found == [suggested for *_, suggested in rows]

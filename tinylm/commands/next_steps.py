@@ -30,7 +30,6 @@ TEXT_OPTIONS = (
     *("--format", "--text-key", "--encoding", "--exclude"),
     *("--val-data", "--val-fraction", "--chat-template", "--train-on"),
 )
-TEXT_SWITCHES = ("--skip-bad", "--no-skip-bad")
 
 
 def shell_quote(path: Path) -> str:
@@ -106,7 +105,7 @@ def _text_options(command: Sequence[str]) -> list[str]:
     for word in words:
         if word in TEXT_OPTIONS:
             kept += [word, next(words, "")]
-        elif word in TEXT_SWITCHES or word.startswith(tuple(f"{option}=" for option in TEXT_OPTIONS)):
+        elif word == "--skip-bad" or word.startswith(tuple(f"{option}=" for option in TEXT_OPTIONS)):
             kept.append(word)
     return kept
 
@@ -141,7 +140,7 @@ def next_step(error: TinyLMError, command: Sequence[str] = ()) -> str:
             words = [*error.text, *_text_options(command), "--init-from", str(model), "--extend-vocab"]
             return f"To add them to a copy of the model and train all its weights: tinylm train {shlex.join(words)}."
         case BadFilesError(is_skippable=True) if command and not any(w.startswith("--resume") for w in command):
-            return f"To train or evaluate on the others: {shlex.join([*command, '--skip-bad'])}."
+            return f"To leave them out: {shlex.join([*command, '--skip-bad'])}."
         case SaveError(resumable=True):
             return f"Remove the cause, then continue: {resume_command(error.path)}."
     return ""

@@ -57,7 +57,7 @@ class TextFileSettings:
     exclude: Annotated[
         str | Sequence[str] | None,
         Setting(
-            "Leave out files and subfolders with this name, such as '*.log'; may be given several times.",
+            "Leave out files and subfolders that match, such as '*.log'; may be given several times.",
             Panel.DATA,
             metavar="GLOB",
         ),

@@ -333,7 +333,7 @@ def _bad_files_error(bad: list[SkippedFile], checked: int) -> BadFilesError:
     if len(bad) == 1:
         return BadFilesError(bad[0].problem, is_skippable=checked > 1)
     encoding = any("`encoding`" in file.problem for file in bad)
-    advice = "Name the encoding of texts that are not UTF-8 with `encoding`, and correct" if encoding else "Correct"
+    advice = "Name the encoding of texts that are not UTF-8 with `encoding`, correct" if encoding else "Correct"
     return BadFilesError(
         f"{len(bad):,} of {checked:,} files cannot be read: {describe_problems(bad)}. {advice} the files, or leave "
         "them out.",

@@ -216,9 +216,9 @@ def _report_tables(corpora: Sequence[Corpus], reporter: Reporter, *, required: b
 def _report_html(corpora: Sequence[Corpus], reporter: Reporter) -> None:
     files = [file for corpus in corpora for file in corpus.files if is_html(file, corpus.encoding)]
     if files:
-        others = f" and {len(files) - 1:,} others are HTML, and are" if len(files) > 1 else " is HTML, and is"
+        others = "" if len(files) == 1 else f" (and {len(files) - 1:,} more)"
         reporter.note(
-            f"{display_name(files[0])}{others} read with the tags. For the text alone, convert it first, for example "
+            f"{display_name(files[0])}{others} is HTML, and is read with its tags. For the text alone, convert it first, for example "
             f"with {CONVERTERS['.html']}."
         )
 

@@ -146,9 +146,8 @@ class Corpus:
         """
         try:
             return self._scan(progress)
-        except BadFilesError:
-            self.require_readable()
-            raise
+        except BadFilesError as error:
+            raise self.bad_files_error(str(error)) from None
 
     def _scan(self, progress: Progress) -> "CorpusStats":
         stats = scan_stream(self._keep(self.stream(progress)))
@@ -166,20 +165,36 @@ class Corpus:
             yield chunk
         self._kept[:] = kept
 
-    def require_readable(self) -> None:
-        """Raise BadFilesError if there are files that cannot be read, or that are skipped since they cannot."""
-        checked = list(itertools.compress(self.files, _within(MAX_CHECKED_BYTES, self.files)))
-        skipped = [file for file in self.skipped if file.reason == BAD]
-        if bad := [*skipped, *self._bad_files(checked)]:
-            bad.sort(key=lambda file: file.path)
-            raise _bad_files_error(bad, len(skipped) + len(checked))
+    def bad_files_error(self, first: str = "") -> BadFilesError:
+        """The error about all files that cannot be read, those found before included; `first` if no others are found.
+
+        Files after the first MAX_CHECKED_BYTES are not checked.
+        """
+        bad = [file for file in self.skipped if file.reason == BAD]
+        if self.skip_bad:  # all files have been checked
+            checked = len(bad) + len(self.files)
+            bad = [] if self.files else bad
+        else:
+            files = list(itertools.compress(self.files, _within(MAX_CHECKED_BYTES, self.files)))
+            checked = len(bad) + len(files)
+            bad = sorted([*bad, *self._bad_files(files)], key=lambda file: file.path)
+        is_skippable = not self.skip_bad and checked > len(bad)
+        if len(bad) < 2:
+            return BadFilesError(bad[0].problem if bad else first, is_skippable)
+        encoding = any("`encoding`" in file.problem for file in bad)
+        advice = "Name the encoding of texts that are not UTF-8 with `encoding`, correct" if encoding else "Correct"
+        return BadFilesError(
+            f"{len(bad):,} of {checked:,} files cannot be read: {describe_problems(bad)}. {advice} the files, or leave "
+            "them out.",
+            is_skippable,
+        )
 
     def without_bad_files(self) -> "Corpus":
         """The corpus without the files that cannot be read to their ends, which are skipped."""
         bad = self._bad_files(self.files)
         paths = {file.path for file in bad}
         files = tuple(file for file in self.files if file not in paths)
-        return replace(self, files=files, skipped=(*self.skipped, *bad)) if bad else self
+        return replace(self, files=files, skipped=(*self.skipped, *bad))
 
     def _bad_files(self, files: Iterable[Path]) -> list[SkippedFile]:
         """Those of the files that cannot be read to their ends: damaged, in another encoding, or no valid JSON."""
@@ -313,10 +328,9 @@ def find_corpus(
     )
     if skip_bad:
         corpus = corpus.without_bad_files()
-    if not skip_bad or not corpus.files:
-        if any(file.reason == BAD for file in corpus.skipped):
-            corpus.require_readable()
-        require(bool(corpus.files), f"`exclude` leaves no file of {corpus.name}; correct its patterns.")
+    if any(file.reason == BAD for file in corpus.skipped) and not (skip_bad and corpus.files):
+        raise corpus.bad_files_error()
+    require(bool(corpus.files), f"`exclude` leaves no file of {corpus.name}; correct its patterns.")
     return corpus
 
 
@@ -326,19 +340,6 @@ def _within(limit: int, files: Iterable[Path]) -> Iterator[bool]:
         with contextlib.suppress(OSError):  # of a file that has vanished, or cannot be read
             limit -= file.stat().st_size
         yield limit >= 0
-
-
-def _bad_files_error(bad: list[SkippedFile], checked: int) -> BadFilesError:
-    """checked: the number of files that were read."""
-    if len(bad) == 1:
-        return BadFilesError(bad[0].problem, is_skippable=checked > 1)
-    encoding = any("`encoding`" in file.problem for file in bad)
-    advice = "Name the encoding of texts that are not UTF-8 with `encoding`, correct" if encoding else "Correct"
-    return BadFilesError(
-        f"{len(bad):,} of {checked:,} files cannot be read: {describe_problems(bad)}. {advice} the files, or leave "
-        "them out.",
-        is_skippable=checked > len(bad),
-    )
 
 
 def _spool_standard_input(folder: Path) -> Path:

@@ -165,9 +165,8 @@ def with_labels(corpora: Sequence[LabelCorpus], given: Sequence[str]) -> list[La
                         f"{corpora[0].name} has more than {MAX_LABELS:,} labels, which is too many for a classifier; "
                         'read the texts alone with `format="jsonl"`.'
                     )
-        except BadFilesError:
-            corpus.require_readable()
-            raise
+        except BadFilesError as error:
+            raise corpus.bad_files_error(str(error)) from None
     labels = tuple(given) or tuple(sorted(found, key=_natural_order))
     check_labels(labels)
     return [replace(corpus, labels=labels) for corpus in corpora]

@@ -218,8 +218,8 @@ def _report_html(corpora: Sequence[Corpus], reporter: Reporter) -> None:
     if files:
         others = "" if len(files) == 1 else f" (and {len(files) - 1:,} more)"
         reporter.note(
-            f"{display_name(files[0])}{others} is HTML, and is read with its tags. For the text alone, convert it first, "
-            f"for example with {CONVERTERS['.html']}."
+            f"{display_name(files[0])}{others} is HTML, and is read with its tags. For the text alone, convert it "
+            f"first, for example with {CONVERTERS['.html']}."
         )
 
 

@@ -28,7 +28,7 @@ from tinylm.text.readers import SIGNATURE, is_json_file, is_parquet, parquet_col
 CONVERTERS = {
     ".pdf": "pdftotext",
     **dict.fromkeys((".docx", ".odt", ".rtf", ".epub", ".html", ".htm", ".xhtml"), "pandoc -t plain"),
-    **dict.fromkeys((".doc", ".ppt", ".pptx", ".xls", ".xlsx"), "libreoffice --convert-to"),
+    **dict.fromkeys((".doc", ".ppt", ".pptx", ".xls", ".xlsx"), "LibreOffice"),
 }
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 _HTML = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)

@@ -67,6 +67,16 @@ class UnknownCharactersError(UsageError):
         self.text = text
 
 
+class BadFilesError(UsageError):
+    """Files that cannot be read: damaged, in another encoding, or not in their format. `is_skippable`: whether the
+    corpus has others.
+    """
+
+    def __init__(self, message: str, is_skippable: bool = False) -> None:
+        super().__init__(message)
+        self.is_skippable = is_skippable
+
+
 class SaveError(TinyLMError):
     """The run at `path` cannot be written. `resumable`: whether it has a last save to resume from."""
 

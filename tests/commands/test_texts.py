@@ -2,18 +2,22 @@
 
 import errno
 import glob
+import gzip
 import json
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+import tinylm as tinylm_package
 from tests.shell import TINY, assert_error, records, run_ok, snapshot, story, tinylm
 from tests.trained_runs import BOTH, REVERSED, pairs_file
 from tinylm.run_directory.loading import read_config
 from tinylm.system.cache_directory import cache_root
+from tinylm.text import corpus as corpus_module
 from tinylm.text.tokenizer import Tokenizer
 
 ONE_STEP = ("--steps", 1, *TINY)
@@ -105,6 +109,75 @@ def test_a_corpus_may_be_a_glob_and_its_run_is_resumed_elsewhere(here: Path, mon
     assert_error(tinylm("train", "--resume", run, "--steps", 2), 1, "is no longer in the cache", "te[x]ts")
     run_ok("train", "--resume", run, glob.escape(str(folder)) + "/*.txt", "--steps", 2)
     assert_error(tinylm("train", "*.csv", *ONE_STEP), 2, "No file matches the pattern '*.csv'")
+
+
+def test_files_that_cannot_be_read_are_one_error_with_the_command_that_leaves_them_out(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is resumed without them, and other commands take the same options."""
+    good = {"a.txt": story(1000), "b.txt": story(1000, 1)}
+    bad = {"c.txt": "café\n".encode("latin-1"), "d.txt.gz": gzip.compress(story(9000).encode())[:-9]}
+    for name, content in {**good, **bad, "noise.log": "#~|" * 99}.items():
+        (here / "texts").mkdir(exist_ok=True)
+        (here / "texts" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    options = ("--exclude", "*.log", "--exclude", "none", *ONE_STEP)
+    result = tinylm("train", "texts", *options)
+    skipping = "To leave them out: tinylm train texts --exclude '*.log'"
+    words = ("2 of 4 files cannot be read: texts/c.txt is", "; texts/d.txt.gz is", "--encoding", skipping)
+    assert_error(result, 2, *words, sentences=3)
+    result = run_ok(*shlex.split(result.stderr.split("To leave them out: tinylm ")[1].rstrip(".\n")))
+    assert "Warning: Skipped 2 of 4 files, which cannot be read: texts/c.txt is not valid UTF-8" in result.stderr
+    assert "1 excluded (noise.log)" in result.stderr
+    assert "Warning: No file matches the pattern 'none' of --exclude" in result.stderr
+    data = read_config(here / "checkpoints/texts").data
+    assert (data.exclude, data.skip_bad, data.documents) == (("*.log", "none"), True, 2)
+    assert data.characters == sum(map(len, good.values()))
+    shutil.rmtree(cache_root())
+    run_ok("train", "--resume", "checkpoints/texts", "texts", "--steps", 2)
+    (info,) = records(run_ok("info", "checkpoints/texts", "--json"))
+    assert info["data"]["exclude"] == ["*.log", "none"] and info["data"]["skip_bad"] is True
+    (whole,) = records(run_ok("eval", *(f"texts/{name}" for name in good), "--json"))
+    (left,) = records(run_ok("eval", "texts", "--exclude", "*.log", "--skip-bad", "--json"))
+    assert left == whole | {"text": "texts"}
+    evaluation = tinylm_package.load("checkpoints/texts").evaluate("texts", exclude=("*.log",), skip_bad=True)
+    assert evaluation.loss == pytest.approx(whole["loss"], abs=1e-6)
+    run_ok("train-tokenizer", "texts", "--skip-bad", "--exclude", "*.log", "--kind", "char")
+    assert Tokenizer.load(here / "tokenizer.json").unknown_characters("#~|é") == "#~|é"
+    monkeypatch.setattr(corpus_module, "MAX_CHECKED_BYTES", 0)  # in a large corpus, the first error is shown
+    shown = tinylm("train", "texts/a.txt", "texts/d.txt.gz", *ONE_STEP)
+    assert_error(shown, 2, "d.txt.gz is damaged or not gzip data", "To leave them out", sentences=3)
+    assert_error(tinylm("train", "texts/c.txt", "--skip-bad", *ONE_STEP), 2, "c.txt is not valid UTF-8")
+
+
+def test_a_text_with_other_line_ends_is_the_same_text_with_one_note(here: Path) -> None:
+    """In training, when resuming, in eval and as a prompt."""
+    text = story(900).replace(". ", ".\n")
+    for name, end in (("lf", "\n"), ("crlf", "\r\n"), ("cr", "\r")):
+        (here / f"{name}.txt").write_bytes(text.replace("\n", end).encode())
+        note = f"{text.count(chr(10))} line ends of the text, \\r\\n or \\r, are read as \\n."
+        for file in (f"{name}.txt", "-"):
+            options = ("--out", name, "--force", *ONE_STEP)
+            result = run_ok("train", file, *options, "--tokenizer", "char", stdin=(here / f"{name}.txt").read_bytes())
+            assert result.stderr.count(note) == (name != "lf")
+    fingerprints = {read_config(here / name).data.fingerprint for name in ("lf", "crlf", "cr")}
+    assert len(fingerprints) == 1
+    results = [records(run_ok("eval", f"{name}.txt", "-m", "crlf", "--json"))[0] for name in ("lf", "crlf", "cr")]
+    assert [result | {"text": ""} for result in results] == [results[0] | {"text": ""}] * 3
+    assert results[0]["bytes"] == len(text.encode()) - len(text[0].encode())  # of the text with line feeds
+    prompts = ["the\nsea", "the\r\nsea", "the\rsea"]
+    assert len({run_ok("sample", "-m", "crlf", "-p", prompt, "-n", 5, "-t", 0).stdout for prompt in prompts}) == 1
+
+
+def test_html_is_trained_on_with_a_note_unless_its_format_is_given(here: Path) -> None:
+    page = f"<!DOCTYPE html>\n<html><body><p>{story(2000)}</p></body></html>\n"
+    for name in ("a.html", "b.HTM", "saved page"):
+        (here / name).write_text(page)
+    note = "is HTML, and is read with its tags. For the text alone, convert it first, for example with pandoc -t plain."
+    for file in ("a.html", "saved page"):
+        assert f"{file} {note}" in run_ok("train", file, "--dry-run", *ONE_STEP).stderr
+    assert note not in run_ok("train", "a.html", "--format", "text", "--dry-run", *ONE_STEP).stderr
+    stderr = run_ok("train", "a.html", "b.HTM", "--dry-run", *ONE_STEP).stderr
+    assert f"a.html (and 1 more) {note}" in stderr
 
 
 # Formats

@@ -24,8 +24,8 @@ from tinylm.text.corpus import Corpus, find_corpus, rechunk, scan_stream, slice_
 BOM = "\ufeff"
 
 
-def test_a_file_is_read_in_its_encoding_with_its_line_ends_also_if_a_character_is_in_two_chunks(tmp_path: Path) -> None:
-    text = "Größe\r\nline\rend\n\n  ünd é\n"
+def test_a_file_is_read_in_its_encoding_also_if_a_character_is_in_two_chunks(tmp_path: Path) -> None:
+    text = "Größe\n\n  ünd é\n"
     for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "cp1252"):
         assert read_documents(write_file(tmp_path / "a.txt", text.encode(encoding)), encoding=encoding) == [text]
     for shift in (-3, -2, -1, 0):
@@ -33,6 +33,31 @@ def test_a_file_is_read_in_its_encoding_with_its_line_ends_also_if_a_character_i
         file = write_file(tmp_path / "a.txt", text)
         assert read_documents(file) == [text]
         assert max(map(len, filter(None, find_corpus([str(file)]).stream()))) <= CHUNK_BYTES + 1
+
+
+def test_line_ends_are_those_of_python_also_if_one_is_in_two_chunks_and_are_counted(tmp_path: Path) -> None:
+    """In lines and in the texts of records as well, and a carriage return is in no vocabulary."""
+    text = "one\r\ntwo\rthree\n\r\r\n\n\rfour\r"
+    for shift in range(-6, 2):
+        for name, content in (("a.txt", "x" * (CHUNK_BYTES + shift) + text), ("b.txt", text), ("c.txt", "\r" + text)):
+            file = write_file(tmp_path / name, content)
+            expected = file.read_text(encoding="utf-8")  # universal newlines
+            corpus = find_corpus([str(file)])
+            stats = corpus.scan()
+            assert documents_of(corpus.stream()) == [expected]
+            assert documents_of(find_corpus([str(file)]).stream(lambda size: None)) == [expected]
+            assert stats.carriage_returns == content.count("\r") == corpus.scan().carriage_returns
+            assert (stats.bytes, stats.line_breaks) == (
+                len(expected),
+                expected.count("\n"),
+            ) and "\r" not in stats.alphabet
+            assert read_documents(file, format="lines") == [line for line in expected.split("\n") if line]
+    records = json.dumps({"text": "one\r\ntwo"}) + "\r\n" + json.dumps({"text": "\rthree\n"})
+    corpus = find_corpus([str(write_file(tmp_path / "a.jsonl", records))])
+    assert documents_of(corpus.stream()) == ["one\ntwo", "\nthree\n"] and corpus.scan().carriage_returns == 2
+    file = write_file(tmp_path / "d.txt", b"one\r\n" * 9 + b"\xff")
+    with pytest.raises(UsageError, match=r"byte 0xFF at offset 45\)"):  # in the file
+        read_documents(file)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16"])

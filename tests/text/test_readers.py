@@ -1,10 +1,12 @@
 """Readers of compressed files, text, lines and JSON, compared with Python's codecs, JSON parser and `str.split`."""
 
 import bz2
+import contextlib
 import gzip
 import itertools
 import json
 import lzma
+import re
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.text.corpora import documents_of, require_errors, write_file
@@ -156,17 +158,21 @@ def test_documents_are_read_in_any_format_compression_and_encoding(
         case "strings":
             content, name, format = json.dumps(documents, ensure_ascii=escaped), "a.json", "auto"
         case _:
-            documents = [text.replace("\n", " ").rstrip("\r") for text in documents]
+            documents = [text.replace("\n", " ").replace("\r", " ") for text in documents]
             documents = [text for text in documents if text.strip()]
             content, name, format = "\r\n".join(documents), "a.txt", "lines"
     data = content.encode(encoding)
+    if encoding == "gb18030":
+        with contextlib.suppress(UnicodeError):
+            assume(data.decode() == content)  # unless a few characters are valid UTF-8 by chance
     file = folder / f"{name}{suffix}"
     file.write_bytes(COMPRESSORS[suffix](data) if suffix else data)
     try:
         corpus = find_corpus([str(file)], encoding=encoding, format=format)
-        assert documents_of(corpus.stream()) == [text for text in documents if text]
+        expected = [text.replace("\r\n", "\n").replace("\r", "\n") for text in documents if text]
+        assert documents_of(corpus.stream()) == expected
     except UsageError as error:  # the bytes of a short text may look like another encoding
-        assert "Name its encoding" in str(error) or "not text" in str(error)
+        assert re.search("Name its encoding|not text|not valid UTF-8", str(error))
         assert len(data) < 200
 
 

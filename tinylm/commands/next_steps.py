@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tinylm.errors import (
     AdapterNotModelError,
+    BadFilesError,
     NoModelError,
     NoRunError,
     NotMergeableError,
@@ -25,7 +26,10 @@ from tinylm.system.files import is_link, read_json
 if TYPE_CHECKING:
     from tinylm.config.run import RunConfig
 
-TEXT_OPTIONS = ("--format", "--text-key", "--encoding", "--val-data", "--val-fraction", "--chat-template", "--train-on")
+TEXT_OPTIONS = (
+    *("--format", "--text-key", "--encoding", "--exclude"),
+    *("--val-data", "--val-fraction", "--chat-template", "--train-on"),
+)
 
 
 def shell_quote(path: Path) -> str:
@@ -101,7 +105,7 @@ def _text_options(command: Sequence[str]) -> list[str]:
     for word in words:
         if word in TEXT_OPTIONS:
             kept += [word, next(words, "")]
-        elif word.startswith(tuple(f"{option}=" for option in TEXT_OPTIONS)):
+        elif word == "--skip-bad" or word.startswith(tuple(f"{option}=" for option in TEXT_OPTIONS)):
             kept.append(word)
     return kept
 
@@ -135,6 +139,8 @@ def next_step(error: TinyLMError, command: Sequence[str] = ()) -> str:
         case UnknownCharactersError(model=Path() as model):
             words = [*error.text, *_text_options(command), "--init-from", str(model), "--extend-vocab"]
             return f"To add them to a copy of the model and train all its weights: tinylm train {shlex.join(words)}."
+        case BadFilesError(is_skippable=True) if command and not any(w.startswith("--resume") for w in command):
+            return f"To leave them out: {shlex.join([*command, '--skip-bad'])}."
         case SaveError(resumable=True):
             return f"Remove the cause, then continue: {resume_command(error.path)}."
     return ""

@@ -1,7 +1,6 @@
 """What all training commands share: their arguments, and `run_training`."""
 
 import contextlib
-import io
 import os
 import time
 from dataclasses import dataclass
@@ -128,18 +127,18 @@ class TrainingArguments:
 
     def line_hint(self) -> str | None:
         """A note with the command for texts of one line each, if the corpus is a file that looks like such a list."""
-        from tinylm.text.file_selection import HEAD_BYTES, decode_head, is_list
+        from tinylm.text.encodings import first_text
+        from tinylm.text.file_selection import is_list
 
         files, settings = self.request.paths, self.request.settings
         if len(files) != 1 or settings.format != "auto" or Path(files[0]).suffix not in ("", ".txt"):
             return None
+        file = Path(files[0])
         try:
-            file = Path(files[0])
-            with file.open("rb") if file.is_file() else io.BytesIO() as opened:
-                text = decode_head(opened.read(HEAD_BYTES), settings.encoding)
-        except (OSError, ValueError, LookupError):  # training raises an error that says what is wrong
+            text = first_text(file, settings.encoding) if file.is_file() else ""
+        except (UsageError, OSError, ValueError, LookupError):  # training raises an error that says what is wrong
             return None
-        if text is None or not is_list(text.replace("\r\n", "\n")):
+        if not is_list(text.replace("\r\n", "\n")):
             return None
         command = f"{self.command} {shell_quote(file)} --format lines"
         return f"{file} is a list of short lines. If each is a text of its own, such as a name: {command}"

@@ -97,7 +97,7 @@ class DataConfig:
     kind: text, pairs of a source and a target, chat (conversations), preferences (pairs of these), or labels (texts,
         each with a label).
     corpus, val_corpus: paths, for information only: resuming a run does not open them.
-    text_key, encoding, format, unknown: the settings with which the corpus was read.
+    text_key, encoding, format, exclude, skip_bad, unknown: the settings with which the corpus was read.
     val_records: number of validation records (lines, JSON, pairs, conversations): those of `val_corpus`, or else drawn
         from `corpus`. 0 if the validation text is continuous.
     train_characters: number of characters of `corpus` for training, about that if records were drawn. Otherwise they
@@ -120,6 +120,8 @@ class DataConfig:
     text_key: str = "text"
     encoding: str = "utf-8"
     format: str = "auto"
+    exclude: tuple[str, ...] = ()
+    skip_bad: bool = False
     unknown: str = "error"
     train_characters: Annotated[int, COUNT_FROM_0]
     fingerprint: str
@@ -145,6 +147,7 @@ class DataConfig:
     def effective(self) -> dict[str, Any]:
         """The settings that have an effect on this kind of data, and its sizes, by name."""
         others = set() if self.is_chat else {"train_on"}
+        others |= {name for name in ("exclude", "skip_bad") if not getattr(self, name)}
         others |= set() if self.kind == "pairs" else {"train_pairs"}
         return {name: value for name, value in vars(self).items() if value is not None and name not in others}
 

@@ -46,9 +46,30 @@ class TextFileSettings:
         str | None,
         Setting("Key of the text in JSONL, its column in Parquet and CSV (default: text).", Panel.DATA, metavar="KEY"),
     ] = None
-    encoding: Annotated[str, Setting("Encoding of the text files (default: utf-8).", Panel.DATA, metavar="NAME")] = (
-        "utf-8"
-    )
+    encoding: Annotated[
+        str,
+        Setting(
+            "Encoding of files that are not UTF-8 and have no byte-order mark (default: utf-8).",
+            Panel.DATA,
+            metavar="NAME",
+        ),
+    ] = "utf-8"
+    exclude: Annotated[
+        str | Sequence[str] | None,
+        Setting(
+            "Leave out files and subfolders that match, such as '*.log'; may be given several times.",
+            Panel.DATA,
+            metavar="GLOB",
+        ),
+    ] = None
+    skip_bad: Annotated[
+        bool, Setting("Leave out files that cannot be read or decoded, instead of an error.", Panel.DATA)
+    ] = False
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """The patterns of `exclude`."""
+        return (self.exclude,) if isinstance(self.exclude, str) else tuple(self.exclude or ())
 
 
 @dataclass(frozen=True, kw_only=True)

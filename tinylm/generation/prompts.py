@@ -78,7 +78,7 @@ def encode_prompt(
     data: DataConfig | None,
     reporter: Reporter,
 ) -> EncodedPrompt:
-    """Encode a prompt for a decoder that was trained on `data`.
+    """Encode a prompt for a decoder that was trained on `data`. Line ends are read as in plain text that is trained on.
 
     Raises UsageError for a character that is not in the vocabulary, unless the prompt's settings skip it, and if they
     are strict for a prompt longer than the context.
@@ -88,7 +88,10 @@ def encode_prompt(
             f"{prompt.name} contains {', '.join(written[:MAX_LISTED])}, which is read as ordinary text and not as a "
             "special token. To give special tokens, write the messages of a conversation and use `chat`."
         )
-    text = drop_unknown(prompt.text, tokenizer, prompt.config, prompt.name, reporter)
+    text = prompt.text
+    if data is not None and data.is_plain_text:  # whose lines end like those of the training text
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = drop_unknown(text, tokenizer, prompt.config, prompt.name, reporter)
     ids = [int(i) for i in tokenizer.encode(text)] if text else []
     begins = tokenizer.bos_id is not None
     if len(ids) + begins > max(1, context - 1):

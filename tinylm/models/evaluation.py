@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +49,8 @@ class EvaluatedModel(TextGenerator):
         format: str = "auto",
         text_key: str | None = None,
         encoding: str = "utf-8",
+        exclude: str | Sequence[str] | None = None,
+        skip_bad: bool = False,
         unknown: str = "error",
         chat_template: str | None = None,
         train_on: str | None = None,
@@ -61,7 +64,8 @@ class EvaluatedModel(TextGenerator):
         text: the text itself, in place of files (pairs: a source, a tab and a target per line).
         batch_size, sequence_length, stride, baselines, by_document, beams, length_penalty, bleu_tokenize: see
             EvaluationConfig.
-        format, text_key, encoding, unknown, chat_template, train_on: how files are read; see TextSource.
+        format, text_key, encoding, exclude, skip_bad, unknown, chat_template, train_on: how files are read; see
+            TextSource.
         ranks: from `tinylm.distributed.ranks.join_ranks`. Each rank has the model and calls this method with the same
             arguments. The ranks share the work and get the same result. Only rank 0 reads files.
 
@@ -80,8 +84,8 @@ class EvaluatedModel(TextGenerator):
             by_document=by_document,
         )
         config.check_architecture(self.architecture)
-        reading = {"format": format, "text_key": text_key, "encoding": encoding, "unknown": unknown}
-        reading |= {"chat_template": chat_template, "train_on": train_on}
+        reading: dict[str, Any] = {"format": format, "text_key": text_key, "encoding": encoding, "exclude": exclude}
+        reading |= {"skip_bad": skip_bad, "unknown": unknown, "chat_template": chat_template, "train_on": train_on}
         with evaluation_source(files, text, self._corpora[0], reading) as source:
             encoded = self._shared_tokens(source, ranks)
         return self._evaluate(encoded, config, ranks)

@@ -107,8 +107,8 @@ class ChatCorpus(RecordCorpus):
         for example in self.examples(progress):
             yield "", self.chat.ordinary_text(example.text)
 
-    def scan(self, progress: Progress = no_progress) -> CorpusStats:
-        """As `Corpus.scan`. The fingerprint is a hash of the texts with special tokens and of the scored spans."""
+    def _scan(self, progress: Progress) -> CorpusStats:
+        """The fingerprint is a hash of the texts with special tokens and of the scored spans."""
         chat, digest = self.chat, hashlib.sha256()
         self._with_literal_tokens.clear()
 

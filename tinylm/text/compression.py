@@ -12,7 +12,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from tinylm.errors import UsageError
+from tinylm.errors import BadFilesError, UsageError
 
 CHUNK_BYTES = 1 << 20
 SPOOL_FILE = "standard input"  # name of the file that standard input is copied to
@@ -49,8 +49,8 @@ def decompressed_chunks(
     """Yield the decompressed content of a file in chunks of at most `chunk_bytes` (Zstandard: 32 MiB).
 
     The compression is determined by the suffix, such as .gz, or else by the first bytes. `progress` receives the number
-    of bytes read from the file. Raises UsageError for a file that cannot be read, for damaged or incomplete compressed
-    data, and for Zstandard data if the package `zstandard` is not installed.
+    of bytes read from the file. Raises BadFilesError for a file that cannot be read and for damaged or incomplete
+    compressed data, and UsageError for Zstandard data if the package `zstandard` is not installed.
     """
     compression: str | None = None
     try:
@@ -67,7 +67,7 @@ def decompressed_chunks(
     except OSError as error:
         if error.errno is None:  # raised by bz2
             raise _damaged_error(file, compression, error) from None
-        raise UsageError(f"Cannot read {display_name(file)}: {error.strerror}.") from error
+        raise BadFilesError(f"Cannot read {display_name(file)}: {error.strerror}.") from error
     except ImportError:
         raise UsageError(
             f"{display_name(file)} is compressed with Zstandard. To read it, install a package (pip install "
@@ -75,9 +75,9 @@ def decompressed_chunks(
         ) from None
 
 
-def _damaged_error(file: Path, compression: str | None, error: Exception) -> UsageError:
+def _damaged_error(file: Path, compression: str | None, error: Exception) -> BadFilesError:
     reason = "it ends too early" if isinstance(error, EOFError) else str(error).rstrip(".")
-    return UsageError(
+    return BadFilesError(
         f"{display_name(file)} is damaged or not {compression} data ({reason}). Copy or compress it again, or give the "
         "uncompressed text."
     )

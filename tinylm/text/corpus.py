@@ -2,31 +2,37 @@
 
 A stream yields chunks of text, so that files larger than memory can be read, and `None` between two documents. A
 document is a line of JSONL, an element of a JSON array, a row of Parquet or of CSV with the column of the text, a line
-of a file with the format "lines", or else a whole file. Empty documents are skipped.
+of a file with the format "lines", or else a whole file. Empty documents are skipped. Lines of documents end with a line
+feed, whatever ends them in the files.
 """
 
+import contextlib
 import hashlib
+import io
 import itertools
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from tinylm.config.settings import FORMATS
-from tinylm.config.validation import check_choice
-from tinylm.errors import TinyLMError, UsageError
+from tinylm.config.validation import check_choice, require
+from tinylm.errors import BadFilesError, TinyLMError, UsageError
 from tinylm.system.files import resolve_links
 from tinylm.text.compression import CHUNK_BYTES, SPOOL_FILE, Progress, display_name, no_progress
 from tinylm.text.file_selection import (
+    BAD,
     TWICE,
     FileRules,
     SkippedFile,
-    check_named_file,
+    describe_problems,
     expand_globs,
+    find_named_file,
     find_text_files,
 )
 from tinylm.text.readers import (
@@ -35,6 +41,7 @@ from tinylm.text.readers import (
     is_parquet,
     is_table,
     numbered_lines,
+    parquet_columns,
     records,
     table_columns,
     text_of_record,
@@ -45,6 +52,7 @@ EXCERPT_CHARACTERS = 1 << 10  # length of an excerpt in `CorpusStats.sample`
 MAX_EXCERPTS = 1 << 7
 CHUNK_OVERHEAD = 64  # characters that a chunk in memory counts in addition: the bytes of a short string
 MAX_KEPT_CHARACTERS = 1 << 24  # of a text that is read once; a longer one is read again by each stage
+MAX_CHECKED_BYTES = 1 << 30  # of files that are read to their ends after an error, to list all that cannot be read
 
 Stream = Iterator[str | None]  # chunks of text, and `None` between two documents
 
@@ -57,9 +65,10 @@ class Corpus:
     """Text files in a fixed order, and how they are read.
 
     `paths` are the files, folders and patterns that the user named, and `files` the files found there that are read.
-    `skipped` lists the files and subfolders that are not read. `text_key` is the key of the text in a JSON object, or
-    its column in Parquet, CSV and TSV. `format` is one of FORMATS. `drop_unknown` removes the unknown characters from a
-    chunk of text; `None` keeps all.
+    `skipped` lists the files and subfolders that are not read, those that match a pattern of `exclude` and, with
+    `skip_bad`, those that cannot be read included. `text_key` is the key of the text in a JSON object, or its column in
+    Parquet, CSV and TSV. `encoding` is that of the files that have no byte-order mark and are not UTF-8. `format` is
+    one of FORMATS. `drop_unknown` removes the unknown characters from a chunk of text; `None` keeps all.
     """
 
     paths: tuple[str, ...]
@@ -68,9 +77,13 @@ class Corpus:
     encoding: str = "utf-8"
     format: str = "auto"
     skipped: tuple[SkippedFile, ...] = ()
+    exclude: tuple[str, ...] = ()
+    skip_bad: bool = False
     drop_unknown: Callable[[str], str] | None = None
     # The stream; set by `scan`.
     _kept: list[str | None] = field(default_factory=list, init=False, repr=False, compare=False)
+    # The number of carriage returns in the files, under this key; set by `stream`.
+    _counts: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
 
     kind: ClassVar[str] = "text"
     documents_per_record: ClassVar[int] = 1
@@ -88,6 +101,7 @@ class Corpus:
         if self._kept and progress is no_progress and started is _no_name:
             yield from self._kept
             return
+        self._counts.clear()
         first = True
         for name, document in self._documents(progress):
             inside = False
@@ -109,18 +123,35 @@ class Corpus:
             name = display_name(file)
             if self.has_records(file):
                 for location, record in records(file, self.encoding, [self.text_key], progress):
-                    yield location, [text_of_record(record, location, self.text_key)]
+                    yield location, self._with_line_feeds([text_of_record(record, location, self.text_key)])
                 continue
-            chunks = decoded_chunks(file, self.encoding, progress)
+            chunks = self._with_line_feeds(decoded_chunks(file, self.encoding, progress))
             if self.format == "lines":
                 for number, line in numbered_lines(chunks, name):
-                    yield f"{name}, line {number}", [line.removesuffix("\r")]
+                    yield f"{name}, line {number}", [line]
             else:
                 yield name, chunks
 
+    def _with_line_feeds(self, chunks: Iterable[str]) -> Iterator[str]:
+        r"""Yield a text with \n in place of \r\n and of \r, which may be in two chunks, and count these."""
+        decoder = io.IncrementalNewlineDecoder(None, translate=True)
+        for chunk in chunks:
+            self._counts["\r"] += chunk.count("\r")
+            yield decoder.decode(chunk)
+        yield decoder.decode("", final=True)
+
     def scan(self, progress: Progress = no_progress) -> "CorpusStats":
-        """The statistics of the stream. `progress` and errors as for `stream`."""
-        return scan_stream(self._keep(self.stream(progress)))
+        """The statistics of the stream. `progress` and errors as for `stream`; a BadFilesError is about all files that
+        cannot be read.
+        """
+        try:
+            return self._scan(progress)
+        except BadFilesError as error:
+            raise self.bad_files_error(str(error)) from None
+
+    def _scan(self, progress: Progress) -> "CorpusStats":
+        stats = scan_stream(self._keep(self.stream(progress)))
+        return replace(stats, carriage_returns=self._counts["\r"])
 
     def _keep(self, stream: Stream) -> Stream:
         kept: list[str | None] = []
@@ -133,6 +164,53 @@ class Corpus:
                 kept.clear()
             yield chunk
         self._kept[:] = kept
+
+    def bad_files_error(self, first: str = "") -> BadFilesError:
+        """The error about all files that cannot be read, those found before included; `first` if no others are found.
+
+        Files after the first MAX_CHECKED_BYTES are not checked.
+        """
+        bad = [file for file in self.skipped if file.reason == BAD]
+        if self.skip_bad:  # all files have been checked
+            checked = len(bad) + len(self.files)
+            bad = [] if self.files else bad
+        else:
+            files = list(itertools.compress(self.files, _within(MAX_CHECKED_BYTES, self.files)))
+            checked = len(bad) + len(files)
+            bad = sorted([*bad, *self._bad_files(files)], key=lambda file: file.path)
+        is_skippable = not self.skip_bad and checked > len(bad)
+        if len(bad) < 2:
+            return BadFilesError(bad[0].problem if bad else first, is_skippable)
+        encoding = any("`encoding`" in file.problem for file in bad)
+        advice = "Name the encoding of texts that are not UTF-8 with `encoding`, correct" if encoding else "Correct"
+        return BadFilesError(
+            f"{len(bad):,} of {checked:,} files cannot be read: {describe_problems(bad)}. {advice} the files, or leave "
+            "them out.",
+            is_skippable,
+        )
+
+    def without_bad_files(self) -> "Corpus":
+        """The corpus without the files that cannot be read to their ends, which are skipped."""
+        bad = self._bad_files(self.files)
+        paths = {file.path for file in bad}
+        files = tuple(file for file in self.files if file not in paths)
+        return replace(self, files=files, skipped=(*self.skipped, *bad))
+
+    def _bad_files(self, files: Iterable[Path]) -> list[SkippedFile]:
+        """Those of the files that cannot be read to their ends: damaged, in another encoding, or no valid JSON."""
+        bad = []
+        for file in files:
+            try:
+                if self.has_records(file):
+                    columns = parquet_columns(file) if is_parquet(file) else ()
+                    content: Iterable[Any] = records(file, self.encoding, columns, no_progress)
+                else:
+                    content = decoded_chunks(file, self.encoding, no_progress)
+                for _ in content:
+                    pass
+            except BadFilesError as error:
+                bad.append(SkippedFile(str(file.parent), file, BAD, problem=str(error)))
+        return bad
 
     def has_records(self, file: Path) -> bool:
         """Whether the file is read as JSONL, a JSON array, Parquet, or CSV or TSV with the column `text_key`."""
@@ -192,18 +270,22 @@ def find_corpus(
     corpus_type: "type[Corpus]" = Corpus,
     format: str = "auto",
     accepted_keys: frozenset[str] = frozenset(),
+    exclude: Iterable[str] = (),
+    skip_bad: bool = False,
     **fields: Any,
 ) -> Corpus:
     """Find the text files at `paths`: files, folders with their subfolders, glob patterns, or - for standard input.
 
     Standard input is copied to the folder `spool`; without one it cannot be read. Hidden, empty and binary files in
     folders, among others, are skipped and listed in the result, which is a `corpus_type` with these further `fields`.
-    accepted_keys: see FileRules.
+    exclude: patterns of names and paths of files and folders that are skipped. skip_bad: skip files that cannot be
+    used; all are read to their ends to find them. accepted_keys: see FileRules.
 
     A file that has been found by another of the paths is skipped.
 
-    Raises UsageError for a missing path, a folder without text, a file that is binary or in another encoding, JSON that
-    would be read as plain text, and an unknown encoding or format, and TinyLMError if standard input cannot be copied.
+    Raises UsageError for a missing path, a folder without text, and an unknown encoding or format, BadFilesError for
+    files that cannot be read, are binary or in another encoding, or contain JSON that would be read as plain text, and
+    TinyLMError if standard input cannot be copied.
     """
     try:
         "".encode(encoding)
@@ -215,7 +297,8 @@ def find_corpus(
     paths = tuple(paths)
     if paths.count(STANDARD_INPUT) > 1:
         raise UsageError("Standard input (-) is named twice but can be read only once; leave one out.")
-    rules = FileRules(encoding, format, not corpus_type.detects_json, accepted_keys)
+    exclude = tuple(exclude)
+    rules = FileRules(encoding, format, not corpus_type.detects_json, accepted_keys, exclude)
     files: list[Path] = []
     skipped: list[SkippedFile] = []
     for name in expand_globs(paths):
@@ -227,8 +310,9 @@ def find_corpus(
             files += text_files
             skipped += skipped_files
         elif path.is_file():
-            check_named_file(path, rules)
-            files.append(path)
+            found = find_named_file(path, rules, is_excludable=name != STANDARD_INPUT)
+            skipped += found
+            files += [] if found else [path]
         elif path.exists():
             raise UsageError(
                 f"{name} is a pipe or a device, which cannot be read twice; read it as standard input (-)."
@@ -239,7 +323,23 @@ def find_corpus(
     for file in files:
         if unique.setdefault(resolve_links(file), file) is not file:
             skipped.append(SkippedFile(str(file.parent), file, TWICE, 0))
-    return corpus_type(paths, tuple(unique.values()), text_key, encoding, format, tuple(skipped), **fields)
+    corpus = corpus_type(
+        *(paths, tuple(unique.values()), text_key, encoding, format, tuple(skipped), exclude, skip_bad), **fields
+    )
+    if skip_bad:
+        corpus = corpus.without_bad_files()
+    if any(file.reason == BAD for file in corpus.skipped) and not (skip_bad and corpus.files):
+        raise corpus.bad_files_error()
+    require(bool(corpus.files), f"`exclude` leaves no file of {corpus.name}; correct its patterns.")
+    return corpus
+
+
+def _within(limit: int, files: Iterable[Path]) -> Iterator[bool]:
+    """Yield for each file whether it ends within the first `limit` bytes of all files."""
+    for file in files:
+        with contextlib.suppress(OSError):  # of a file that has vanished, or cannot be read
+            limit -= file.stat().st_size
+        yield limit >= 0
 
 
 def _spool_standard_input(folder: Path) -> Path:
@@ -260,7 +360,8 @@ class CorpusStats:
 
     `bytes` is its size in UTF-8, `line_breaks` the number of its line breaks, `alphabet` its distinct characters,
     sorted, and `fingerprint` a SHA-256 of the text and of the document boundaries. `sample` contains up to MAX_EXCERPTS
-    evenly spaced excerpts of at most EXCERPT_CHARACTERS characters.
+    evenly spaced excerpts of at most EXCERPT_CHARACTERS characters. `carriage_returns` is the number of them in the
+    files; the stream has line feeds in place of them.
     """
 
     characters: int
@@ -269,6 +370,7 @@ class CorpusStats:
     line_breaks: int
     alphabet: str
     fingerprint: str
+    carriage_returns: int = 0
     sample: tuple[str, ...] = field(default=(), compare=False)  # depends on the chunks: excerpts end at their ends
 
 
@@ -297,7 +399,7 @@ def scan_stream(stream: Stream) -> CorpusStats:
         seen[code_points(chunk)] = True
     alphabet = "".join(map(chr, np.flatnonzero(seen)))
     documents = separators + 1 if characters else 0
-    return CorpusStats(characters, size, documents, line_breaks, alphabet, digest.hexdigest(), tuple(sample))
+    return CorpusStats(characters, size, documents, line_breaks, alphabet, digest.hexdigest(), sample=tuple(sample))
 
 
 def document_end(format: str) -> str:

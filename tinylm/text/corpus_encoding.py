@@ -364,6 +364,8 @@ def encode_split(
         text_key=split.corpus.text_key,
         encoding=split.corpus.encoding,
         format=split.corpus.format,
+        exclude=split.corpus.exclude,
+        skip_bad=split.corpus.skip_bad,
         unknown="error" if split.corpus.drop_unknown is None else "skip",
         train_characters=split.train_characters,
         val_records=split.val_records,

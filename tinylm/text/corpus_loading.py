@@ -33,7 +33,20 @@ from tinylm.text.corpus_encoding import (
     require_text,
     split_corpus,
 )
-from tinylm.text.file_selection import conversation_keys, describe_skipped, first_text, format_size, reject_json
+from tinylm.text.encodings import first_text
+from tinylm.text.file_selection import (
+    BAD,
+    CONVERTERS,
+    EXCLUDED,
+    conversation_keys,
+    conversion_advice,
+    describe_problems,
+    describe_skipped,
+    format_size,
+    is_excluded,
+    is_html,
+    reject_json,
+)
 from tinylm.text.labels import LABEL_KEY, LabelCorpus, has_labels, with_labels
 from tinylm.text.readers import is_table, table_columns
 from tinylm.text.run_tokens import encode_again, find_run_corpus, reopen_part
@@ -57,11 +70,11 @@ MAX_LISTED_KEYS = 10
 class TextSource(TextSettings):
     """Texts and how they are read. `paths` are files, folders and glob patterns, or - for standard input.
 
-    `format`, `text_key`, `encoding` and `unknown` are the settings of the same names in a DataConfig. The validation
-    text is at the path `val_data`, or else the share `val_fraction` of the text (default: 0.1; see `split_corpus`).
-    Conversations are rendered by `chat_template` (chatml or the path of a file; default: that of the model) and scored
-    according to `train_on`. A setting that does not apply to the text is an error, unless its name is in `ignorable`;
-    then it is ignored.
+    `format`, `text_key`, `encoding`, `exclude`, `skip_bad` and `unknown` are the settings of the same names in a
+    DataConfig. The validation text is at the path `val_data`, or else the share `val_fraction` of the text (default:
+    0.1; see `split_corpus`). Conversations are rendered by `chat_template` (chatml or the path of a file; default: that
+    of the model) and scored according to `train_on`. A setting that does not apply to the text is an error, unless its
+    name is in `ignorable`; then it is ignored.
     """
 
     paths: tuple[str, ...]
@@ -109,6 +122,9 @@ def load_text(
         split = split_corpus(corpus, val_corpus[0] if val_corpus else None, fraction, advance)
     for part in (corpus, *val_corpus):
         _report_conversations(part, reporter)
+    _report_line_ends(
+        split.stats.carriage_returns + (split.val_stats.carriage_returns if split.val_stats else 0), reporter
+    )
     return split
 
 
@@ -142,6 +158,7 @@ def _find_corpora(
         raise UsageError(f"`text_key` is for documents; JSONL of {RECORD_KEYS[kind]}. Leave `text_key` out.")
     text_key = "text" if source.text_key is None else source.text_key
     fields["accepted_keys"] = frozenset() if labels is None else frozenset((text_key, LABEL_KEY))
+    fields |= {"exclude": source.excluded, "skip_bad": source.skip_bad}
     corpora = [
         find_corpus(paths, text_key, source.encoding, spool, CORPUS_TYPES[kind], format, **fields) for paths in parts
     ]
@@ -164,6 +181,7 @@ def _find_corpora(
         corpora = list(with_labels(labelled, labels or ()))
     if kind == Corpus.kind and format == "auto":
         _report_tables(corpora, reporter, required=requires_records)
+        _report_html(corpora, reporter)
     if requires_records and not any(corpus.has_keys for corpus in corpora):
         raise UsageError(
             "`text_key` is for JSONL, Parquet and CSV, and no file is such; leave it out, or read the files as JSONL "
@@ -171,6 +189,7 @@ def _find_corpora(
         )
     for corpus in corpora:
         _report_skipped(corpus, reporter)
+    _report_unused_patterns(corpora, source, reporter)
     return corpora
 
 
@@ -192,6 +211,25 @@ def _report_tables(corpora: Sequence[Corpus], reporter: Reporter, *, required: b
             f"{display_name(file)}{others} read as plain text, with the first line and the separators. `text_key` "
             f"takes the texts of a column ({columns}){pairs}."
         )
+
+
+def _report_html(corpora: Sequence[Corpus], reporter: Reporter) -> None:
+    files = [file for corpus in corpora for file in corpus.files if is_html(file, corpus.encoding)]
+    if files:
+        others = "" if len(files) == 1 else f" (and {len(files) - 1:,} more)"
+        reporter.note(
+            f"{display_name(files[0])}{others} is HTML, and is read with its tags. For the text alone, convert it "
+            f"first, for example with {CONVERTERS['.html']}."
+        )
+
+
+def _report_unused_patterns(corpora: Sequence[Corpus], source: TextSource, reporter: Reporter) -> None:
+    """Warn of patterns of `exclude` that match no file, and may be misspelled."""
+    excluded = [file for corpus in corpora for file in corpus.skipped if file.reason == EXCLUDED]
+    for pattern in source.excluded:
+        used = any(is_excluded(file.path, Path(file.folder), [pattern]) for file in excluded)
+        if not used and "exclude" not in source.ignorable:
+            reporter.warn(f"No file matches the pattern {pattern!r} of `exclude`, so it leaves none out.")
 
 
 def _are_labelled(corpora: Sequence[Corpus], reporter: Reporter, *, required: bool) -> bool:
@@ -250,17 +288,29 @@ def _reject_chat_settings(source: TextSource) -> None:
 
 
 def _as(corpus: Corpus, corpus_type: type[Corpus], **fields: Any) -> Corpus:
-    return corpus_type(
-        corpus.paths, corpus.files, corpus.text_key, corpus.encoding, corpus.format, corpus.skipped, **fields
-    )
+    kept = ("paths", "files", "text_key", "encoding", "format", "skipped", "exclude", "skip_bad")
+    return corpus_type(**{name: getattr(corpus, name) for name in kept}, **fields)
 
 
 def _report_skipped(corpus: Corpus, reporter: Reporter) -> None:
-    """Report the skipped files of each folder, as a warning if they are larger than the corpus."""
-    for folder in dict.fromkeys(file.folder for file in corpus.skipped):
-        files = [file for file in corpus.skipped if file.folder == folder]
+    """Report the skipped files of each folder, as a warning if they are larger than the corpus, and those that cannot
+    be read.
+    """
+    bad = [file for file in corpus.skipped if file.reason == BAD]
+    others = [file for file in corpus.skipped if file.reason != BAD]
+    for folder in dict.fromkeys(file.folder for file in others):
+        files = [file for file in others if file.folder == folder]
         report = reporter.warn if sum(file.size for file in files) > corpus.size else reporter.note
-        report(f"Skipped in {folder}: {describe_skipped(files)}. Read: {format_size(corpus.size)}.")
+        read = format_size(corpus.size)
+        report(f"Skipped in {folder}: {describe_skipped(files)}. Read: {read}.{conversion_advice(files)}")
+    if bad:
+        total = len(bad) + len(corpus.files)
+        reporter.warn(f"Skipped {len(bad):,} of {total:,} files, which cannot be read: {describe_problems(bad)}.")
+
+
+def _report_line_ends(count: int, reporter: Reporter) -> None:
+    if count:
+        reporter.note(f"{count:,} line ends of the text, \\r\\n or \\r, are read as \\n.")
 
 
 def _report_conversations(corpus: Corpus, reporter: Reporter) -> None:
@@ -463,6 +513,7 @@ def known_text(
     """
     stats = corpus.scan()
     _report_conversations(corpus, reporter)
+    _report_line_ends(stats.carriage_returns, reporter)
     require_text(corpus, stats)
     unknown_characters = tokenizer.unknown_characters(stats.alphabet)
     if not unknown_characters:

@@ -1,84 +1,43 @@
-"""Select the text files among named files, folders and glob patterns, and record why others are skipped.
+"""Select the text files among named files, folders and glob patterns, and record why others are skipped."""
 
-The first bytes of a file show whether it is text, text in another encoding, JSON or binary.
-"""
-
-import codecs
+import fnmatch
 import glob
 import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tinylm.errors import UsageError
-from tinylm.system.files import LFS_POINTER
-from tinylm.text.compression import content_suffix, decompressed_chunks, display_name
+from tinylm.text.compression import content_suffix, display_name
+from tinylm.text.encodings import (
+    binary_format,
+    decode_head,
+    encoding_of,
+    first_text,
+    is_text,
+    is_undecodable_text,
+    other_encoding,
+    read_head,
+)
 from tinylm.text.readers import SIGNATURE, is_json_file, is_parquet, parquet_columns
 
-HEAD_BYTES = 8192
-# Signatures of common binary formats. Valid text may begin with a printable one, such as "GIF8".
-_SIGNATURES = (
-    (b"\x89PNG", "a PNG image"),
-    (b"\xff\xd8\xff", "a JPEG image"),
-    (b"GIF8", "a GIF image"),
-    (b"%PDF-", "a PDF document"),
-    (b"{\\rtf", "an RTF document"),
-    (b"PK\x03\x04", "a zip archive or an office document"),
-    (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive"),
-    (b"Rar!\x1a\x07", "a RAR archive"),
-    (b"PAR1", "a Parquet file"),
-    (b"\x7fELF", "a program"),
-    (b"SQLite format 3\0", "a SQLite database"),
-    (b"\xd0\xcf\x11\xe0", "an office document"),
-    (LFS_POINTER, "a Git LFS pointer (git lfs pull fetches the file)"),
-)
-_ALWAYS_BINARY = (b"%PDF-", b"{\\rtf", LFS_POINTER)  # formats that can be entirely printable but are not plain text
-_TAR = slice(257, 262)  # position of the signature of a tar archive
-_BYTE_ORDER_MARKS = (  # longer ones first: UTF-32's begins with UTF-16's
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-# Control characters (C0 and DEL) that do not occur in text, unlike form feeds, backspaces and terminal escapes.
-_CONTROLS = frozenset(map(chr, (*range(8), *range(14, 27), *range(28, 32), 127)))
-_CONTROL = re.compile(f"[{re.escape(''.join(sorted(_CONTROLS)))}]")
-_MAX_CONTROL_SHARE = 0.03  # of the characters or bytes; 10 % of random bytes are controls
+# By suffix: a program that converts documents to plain text.
+CONVERTERS = {
+    ".pdf": "pdftotext",
+    **dict.fromkeys((".docx", ".odt", ".rtf", ".epub", ".html", ".htm", ".xhtml"), "pandoc -t plain"),
+    **dict.fromkeys((".doc", ".ppt", ".pptx", ".xls", ".xlsx"), "LibreOffice"),
+}
+HTML_SUFFIXES = (".html", ".htm", ".xhtml")
+_HTML = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
+
 _MIN_LIST_LINES = 20
 _MEAN_ITEM, _LONGEST_ITEM = 24, 60  # characters of the lines of a list
 # Tables, indentation, and the ends of lines of prose and code.
 _NOT_IN_LISTS = re.compile(r"\t|^\s|[.,:;!?。，！？；：、=(){}\[\]<>|]$", re.MULTILINE)
-_MIN_UTF16_BYTES = 8  # in fewer, zeros at every second position may be chance
-_MIN_UTF8_CHARACTERS = 8  # non-ASCII characters; fewer in another encoding, such as GBK, may be valid UTF-8 by chance
 _JSON_OBJECT = re.compile(r'\s*(?:\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
-
-
-def binary_format(head: bytes) -> str | None:
-    """The name of the binary format whose signature `head` has, such as "a PNG image", or `None`."""
-    if head[_TAR] == b"ustar":
-        return "a tar archive"
-    return next((name for start, name in _SIGNATURES if head.startswith(start)), None)
-
-
-def decode_head(head: bytes, encoding: str) -> str | None:
-    """Decode the first bytes of a file, without an incomplete last character; `None` if they are not valid."""
-    try:
-        return codecs.getincrementaldecoder(encoding)().decode(head)
-    except UnicodeError:
-        return None
-
-
-def is_text(head: bytes, encoding: str) -> bool:
-    """Whether the first bytes of a file are valid in the encoding, without NULs and with few control characters."""
-    text = decode_head(head, encoding)
-    if text is None or "\0" in text or head.startswith(_ALWAYS_BINARY):
-        return False
-    return len(_CONTROL.findall(text)) <= _MAX_CONTROL_SHARE * len(text)
 
 
 def is_list(text: str) -> bool:
@@ -94,69 +53,6 @@ def is_list(text: str) -> bool:
         and sum(lengths) <= _MEAN_ITEM * len(lines)
         and sum(_NOT_IN_LISTS.search(line) is not None for line in lines) <= 0.05 * len(lines)
     )
-
-
-def is_undecodable_text(head: bytes, encoding: str) -> bool:
-    """Whether the bytes are not valid in the encoding but look like text: damaged, or in another encoding."""
-    if decode_head(head, encoding) is not None or binary_format(head) or 0 in head:
-        return False
-    controls = sum(head.count(character.encode()) for character in _CONTROLS)
-    return controls <= _MAX_CONTROL_SHARE * len(head)
-
-
-def other_encoding(head: bytes, encoding: str) -> str | None:
-    """The probable encoding of text that is not in `encoding`.
-
-    `None` for text in `encoding`, for UTF-8 with some invalid bytes and for binary data.
-
-    UTF encodings are detected reliably. 8-bit and East Asian encodings cannot be distinguished, so the result is an
-    example, or a list of them, for a message.
-    """
-    expected = codecs.lookup(encoding).name
-    is_wide = expected.startswith(("utf-16", "utf-32"))
-    for mark, name in _BYTE_ORDER_MARKS:
-        if head.startswith(mark):
-            return None if expected.startswith(name) or not _is_wide_text(head, name) else name
-    if not expected.startswith("utf-8") and _is_clearly_utf8(head, encoding):
-        return "utf-8"
-    for name, high in (("utf-16-le", head[1::2]), ("utf-16-be", head[::2])):
-        if is_wide or len(head) < _MIN_UTF16_BYTES or high.count(0) <= 0.4 * len(high):
-            continue
-        if _is_wide_text(head, name) and _is_mostly_ascii(head, name):
-            return name
-    if not is_undecodable_text(head, encoding) or _is_damaged_utf8(head):
-        return None
-    if sum(byte >= 0x80 for byte in head) > 0.3 * len(head):
-        return "cp1251, gb18030 or shift_jis"
-    return "cp1252" if decode_head(head, "cp1252") is not None else "latin-1"
-
-
-def _is_wide_text(head: bytes, encoding: str) -> bool:
-    """Whether the bytes, up to the last multiple of four, are text in a UTF encoding."""
-    return is_text(head[: len(head) // 4 * 4], encoding)
-
-
-def _is_clearly_utf8(head: bytes, encoding: str) -> bool:
-    """Whether the bytes are UTF-8 that is unlikely to be valid by chance, and decode differently in `encoding`."""
-    if not is_text(head, "utf-8"):
-        return False
-    if codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
-        return len(head) >= _MIN_UTF16_BYTES
-    non_ascii = sum(character > "\x7f" for character in decode_head(head, "utf-8") or "")
-    return non_ascii >= _MIN_UTF8_CHARACTERS or (non_ascii > 0 and decode_head(head, encoding) is None)
-
-
-def _is_mostly_ascii(head: bytes, encoding: str) -> bool:
-    """Whether most characters are ASCII and none is a control character, unlike in arrays of 16-bit numbers."""
-    text = decode_head(head, encoding) or ""
-    return sum(map(str.isascii, text)) > 0.7 * len(text) and not _CONTROLS.intersection(text)
-
-
-def _is_damaged_utf8(head: bytes) -> bool:
-    """Whether the bytes are UTF-8 with some invalid bytes: fewer than the valid non-ASCII characters."""
-    valid = sum(character > "\x7f" for character in head.decode("utf-8", "ignore"))
-    invalid = head.decode("utf-8", "replace").count("\ufffd")
-    return valid > invalid
 
 
 def is_json(text: str) -> bool:
@@ -226,22 +122,26 @@ def is_single_json_object(text: str) -> bool:
 # Reasons to skip a file or a subfolder, as they appear in messages.
 BINARY, EMPTY, HIDDEN, NO_DOCUMENTS = "binary", "empty", "hidden", "JSON without documents"
 RUNS = "run directories"
-TWICE = "named twice"
+TWICE, EXCLUDED = "named twice", "excluded"
 LINKS, SPECIAL = "links to folders or to nothing", "pipes or devices"
+BAD = "that cannot be read"
 _MAX_LISTED_NAMES = 3  # per reason
+_MAX_LISTED_PROBLEMS = 5
 
 
 @dataclass(frozen=True)
 class SkippedFile:
     """A file or subfolder of `folder` that is not read.
 
-    reason: one of the constants above. size: in bytes if the reason is BINARY or NO_DOCUMENTS, else 0.
+    reason: one of the constants above. size: in bytes if the reason is BINARY or NO_DOCUMENTS, else 0. problem: an
+    error message, if the reason is BAD.
     """
 
     folder: str
     path: Path
     reason: str
-    size: int
+    size: int = 0
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -249,13 +149,21 @@ class FileRules:
     """The settings that decide which files are read.
 
     With the `format` auto, `reject_json` makes JSON in a file without a JSON suffix an error; in folders, only in .txt
-    files and files without a suffix. Objects with all of `accepted_keys` are no error, unless that is empty.
+    files and files without a suffix. Objects with all of `accepted_keys` are no error, unless that is empty. Files and
+    subfolders that match a pattern of `exclude` are skipped (see `is_excluded`).
     """
 
     encoding: str
     format: str
     reject_json: bool
     accepted_keys: frozenset[str] = frozenset()
+    exclude: tuple[str, ...] = ()
+
+
+def is_excluded(path: Path, folder: Path, patterns: Iterable[str]) -> bool:
+    """Whether a pattern, such as *.log, matches the name of a file or subfolder, its path, or its path in `folder`."""
+    names = (path.name, path.as_posix(), path.relative_to(folder).as_posix())
+    return any(fnmatch.fnmatchcase(name, pattern.rstrip("/")) for name in names for pattern in patterns)
 
 
 def expand_globs(names: Iterable[str]) -> Iterator[str]:
@@ -273,30 +181,71 @@ def expand_globs(names: Iterable[str]) -> Iterator[str]:
         yield from map(str, matches)
 
 
-def check_named_file(file: Path, rules: FileRules) -> None:
-    """Raise UsageError for a file that the user named and whose content cannot be used (see `_reason_by_content`)."""
-    _reason_by_content(file, rules, named=True)
+def find_named_file(file: Path, rules: FileRules, *, is_excludable: bool = True) -> list[SkippedFile]:
+    """The file, if it is excluded or its content cannot be used (see `_reason_by_content`), else an empty list."""
+    if is_excludable and is_excluded(file, file.parent, rules.exclude):
+        return [SkippedFile(str(file.parent), file, EXCLUDED)]
+    try:
+        _reason_by_content(file, rules, named=True)
+    except UsageError as error:
+        return [SkippedFile(str(file.parent), file, BAD, problem=str(error))]
+    return []
 
 
 def find_text_files(folder: Path, rules: FileRules) -> tuple[list[Path], list[SkippedFile]]:
-    """The text files of a folder and its subfolders, sorted, and the skipped files.
+    """The text files of a folder and its subfolders, sorted, and the skipped files, those that cannot be read included.
 
-    Raises UsageError for a file that cannot be read, for text in another encoding, for JSON that `rules` reject and for
-    a folder without text.
+    Raises UsageError for a folder without any of both.
     """
     text_files: list[Path] = []
     skipped: list[SkippedFile] = []
-    for path, reason in _entries_below(folder):
-        reason = reason or _reason_by_content(path, rules, named=False)
+    for path, found in _entries_below(folder, rules.exclude):
+        try:
+            reason = _reason_by_content(path, rules, named=False) if found is None else found
+        except UsageError as error:
+            reason = error
         if reason is None:
             text_files.append(path)
+        elif isinstance(reason, UsageError):
+            skipped.append(SkippedFile(str(folder), path, BAD, problem=str(reason)))
         else:
             size = path.stat().st_size if reason in (BINARY, NO_DOCUMENTS) else 0
             skipped.append(SkippedFile(str(folder), path, reason, size))
-    if not text_files:
+    if not text_files and all(file.reason != BAD for file in skipped):
         reasons = f" (skipped: {describe_skipped(skipped)})" if skipped else ""
-        raise UsageError(f"The folder {folder} contains no text files{reasons}; name another folder, or a file.")
+        raise UsageError(
+            f"The folder {folder} contains no text files{reasons}; name another folder, or a file."
+            f"{conversion_advice(skipped)}"
+        )
     return text_files, skipped
+
+
+def conversion_advice(skipped: Iterable[SkippedFile]) -> str:
+    """A sentence, after a space, that names programs for the documents among binary files; "" without any."""
+    suffixes = sorted({file.path.suffix.lower() for file in skipped if file.reason == BINARY} & CONVERTERS.keys())
+    tools = {tool: ", ".join(end for end in suffixes if CONVERTERS[end] == tool) for tool in CONVERTERS.values()}
+    named = [f"{tool} ({ends})" for tool, ends in tools.items() if ends]
+    return f" To read such documents, convert them to text, for example with {' and '.join(named)}." if named else ""
+
+
+def is_html(file: Path, encoding: str) -> bool:
+    """Whether the suffix of a file, or the beginning of one without a suffix, is that of HTML."""
+    suffix = content_suffix(file)
+    return suffix in HTML_SUFFIXES or (not suffix and _HTML.match(first_text(file, encoding)) is not None)
+
+
+def describe_problems(bad: Sequence[SkippedFile]) -> str:
+    """The problems of the first files that cannot be read, and the number of the others, without a full stop."""
+    problems = [_without_advice(file) for file in bad[:_MAX_LISTED_PROBLEMS]]
+    problems += [f"and {len(bad) - _MAX_LISTED_PROBLEMS:,} more"] * (len(bad) > _MAX_LISTED_PROBLEMS)
+    return "; ".join(problems)
+
+
+def _without_advice(file: SkippedFile) -> str:
+    """The error message up to the first full stop or semicolon after the name of the file."""
+    name = display_name(file.path)
+    before, named, after = file.problem.partition(name)
+    return f"{before}{named}{re.split('[.;]( |$)', after, maxsplit=1)[0]}"
 
 
 def describe_skipped(skipped: Iterable[SkippedFile]) -> str:
@@ -323,33 +272,44 @@ def format_size(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 50_000 else f"{size:,} bytes"
 
 
-def _entries_below(folder: Path) -> Iterator[tuple[Path, str | None]]:
+def _entries_below(folder: Path, exclude: Sequence[str]) -> Iterator[tuple[Path, str | UsageError | None]]:
     """All files below a folder, and the folders that are not searched, sorted, with the reasons to skip them.
 
-    The reason is `None` for a regular file that is not hidden: whether it is skipped depends on its content. Raises
-    UsageError for a folder or file that cannot be read.
+    The reason is `None` for a regular file that is neither hidden nor excluded: whether it is skipped depends on its
+    content. It is an error for a folder or file that cannot be read.
     """
-    entries: list[tuple[Path, str | None]] = []
-    for parent, folders, names in os.walk(folder, onerror=_raise_cannot_read):
+    entries: dict[Path, str | UsageError | None] = {}
+
+    def cannot_read(error: OSError) -> None:
+        entries[Path(error.filename)] = _read_error(error)
+
+    for parent, folders, names in os.walk(folder, onerror=cannot_read):
         if "config.json" in names and {"last", "model.safetensors", "adapter.safetensors"} & {*names, *folders}:
-            entries.append((Path(parent), RUNS))  # its JSON files are not training text
+            entries[Path(parent)] = RUNS  # its JSON files are not training text
             folders.clear()
             continue
-        for name in list(folders):
-            path = Path(parent, name)
-            if name.startswith(".") or path.is_symlink():
-                entries.append((path, HIDDEN if name.startswith(".") else LINKS))
-                folders.remove(name)
-        entries += ((Path(parent, name), _reason_by_type(Path(parent, name))) for name in names)
-    yield from sorted(entries)
+        for path in [Path(parent, name) for name in folders]:
+            if reason := _reason_to_leave(path, folder, exclude):
+                entries[path] = reason
+                folders.remove(path.name)
+        for path in [Path(parent, name) for name in names]:
+            entries[path] = EXCLUDED if is_excluded(path, folder, exclude) else _reason_by_type(path)
+    yield from sorted(entries.items())
 
 
-def _raise_cannot_read(error: OSError) -> None:
-    raise UsageError(f"Cannot read {error.filename}: {error.strerror}.") from error
+def _reason_to_leave(folder: Path, root: Path, exclude: Sequence[str]) -> str | None:
+    """The reason not to search a folder below `root`, or `None`."""
+    if is_excluded(folder, root, exclude):
+        return EXCLUDED
+    return HIDDEN if folder.name.startswith(".") else LINKS if folder.is_symlink() else None
 
 
-def _reason_by_type(path: Path) -> str | None:
-    """The reason to skip a path because of its name or file type, or `None`."""
+def _read_error(error: OSError) -> UsageError:
+    return UsageError(f"Cannot read {error.filename}: {error.strerror}.")
+
+
+def _reason_by_type(path: Path) -> str | UsageError | None:
+    """The reason to skip a path because of its name or file type, or `None`; an error if its type cannot be read."""
     if path.name.startswith("."):
         return HIDDEN
     try:
@@ -357,28 +317,35 @@ def _reason_by_type(path: Path) -> str | None:
     except FileNotFoundError:
         return LINKS
     except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror}.") from error
+        return _read_error(error)
 
 
 def _reason_by_content(file: Path, rules: FileRules, *, named: bool) -> str | None:
     """The reason to skip a file because of its content, or `None`.
 
     For a file that the user named, raises UsageError instead for a known binary format and for a single JSON object.
-    For any file, raises UsageError for text in another encoding, and for JSON that `rules` reject.
+    For any file, raises UsageError for one that cannot be opened, for text in another encoding, and for JSON that
+    `rules` reject.
     """
-    head = _read_head(file)
+    head = read_head(file)
     if not head:
         return EMPTY
     if is_parquet(file) and head.startswith(SIGNATURE):
+        parquet_columns(file)  # raises for a file that is cut, or without pyarrow
         return None
-    _reject_other_encoding(file, head, rules.encoding)
-    if not is_text(head, rules.encoding):
+    encoding = encoding_of(file, rules.encoding)
+    _reject_other_encoding(file, head, encoding)
+    if not is_text(head, encoding):
         if named and (kind := binary_format(head)):
-            raise UsageError(f"{display_name(file)} is {kind}, not text. Leave it out, or convert it to text.")
-        if not named and not is_undecodable_text(head, rules.encoding):
+            tool = CONVERTERS.get(file.suffix.lower())
+            raise UsageError(
+                f"{display_name(file)} is {kind}, not text. Leave it out, or convert it to text"
+                f"{f', for example with {tool}' if tool else ''}."
+            )
+        if not named and not is_undecodable_text(head, encoding):
             return BINARY
         return None  # reading the file raises an error if it has an invalid byte
-    text = (decode_head(head, rules.encoding) or "").removeprefix("\ufeff")
+    text = (decode_head(head, encoding) or "").removeprefix("\ufeff")
     if rules.format != "auto":
         return None
     if content_suffix(file) == ".json" and is_single_json_object(text):
@@ -394,7 +361,7 @@ def _reason_by_content(file: Path, rules: FileRules, *, named: bool) -> str | No
 
 
 def _reject_other_encoding(file: Path, head: bytes, encoding: str) -> None:
-    """Raise UsageError for text in another UTF encoding, and for text that is not valid in `encoding`."""
+    """Raise UsageError for text in UTF-16 without a byte-order mark, and for text that is not valid in `encoding`."""
     other = other_encoding(head, encoding)
     if other is None:
         return
@@ -409,7 +376,7 @@ def _reject_other_encoding(file: Path, head: bytes, encoding: str) -> None:
         start = getattr(error, "start", 0)
         raise UsageError(
             f"{display_name(file)} is not valid {encoding.upper()} (byte 0x{head[start]:02X} at offset {start}), and "
-            f"looks like text in another encoding. Name it with `encoding`, for example {other}, or convert the file."
+            f"looks like text in another encoding, such as {other}. Name it with `encoding`, or convert the file."
         ) from None
 
 
@@ -422,11 +389,6 @@ def conversation_keys(file: Path, encoding: str) -> set[str]:
     return keys if has_chat_keys(keys, complete) else set()
 
 
-def first_text(file: Path, encoding: str) -> str:
-    """The beginning of a file, without a byte-order mark; "" if it is not text."""
-    return (decode_head(_read_head(file), encoding) or "").lstrip("\ufeff")
-
-
 def reject_json(file: Path, text: str, accepted_keys: frozenset[str] = frozenset()) -> None:
     """Raise UsageError for JSON that would be read as plain text, except for conversations, and for objects with all of
     `accepted_keys`, if there are any.
@@ -437,14 +399,3 @@ def reject_json(file: Path, text: str, accepted_keys: frozenset[str] = frozenset
             f"{display_name(file)} contains JSON, which would be read as plain text. Read its documents with "
             '`format="jsonl"` (and `text_key`), or the JSON itself with `format="text"`.'
         )
-
-
-def _read_head(file: Path) -> bytes:
-    head = b""
-    # A generator has `close`, although it is annotated as an Iterator.
-    with closing(decompressed_chunks(file, chunk_bytes=HEAD_BYTES)) as chunks:  # type: ignore[type-var]
-        for chunk in chunks:
-            head += chunk
-            if len(head) >= HEAD_BYTES:
-                break
-    return head[:HEAD_BYTES]

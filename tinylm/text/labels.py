@@ -16,12 +16,13 @@ import numpy as np
 
 from tinylm.config.model import MAX_LABEL, MAX_LABELS, check_labels
 from tinylm.config.validation import describe_value
-from tinylm.errors import TinyLMError, UsageError
+from tinylm.errors import BadFilesError, TinyLMError, UsageError
 from tinylm.text.chat_corpus import example_batches
 from tinylm.text.chat_tokens import CODES_PER_ID, FIRST, SCORED, ChatTokens, ids_of
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import CorpusStats, RecordCorpus, Stream, scan_stream
-from tinylm.text.file_selection import first_text, is_json
+from tinylm.text.encodings import first_text
+from tinylm.text.file_selection import is_json
 from tinylm.text.readers import (
     is_json_file,
     is_parquet,
@@ -92,8 +93,8 @@ class LabelCorpus(RecordCorpus):
         for text, _ in self.examples(progress):
             yield "", [text]
 
-    def scan(self, progress: Progress = no_progress) -> CorpusStats:
-        """As `Corpus.scan`. The fingerprint is a hash of the labels, and of the texts with the numbers of theirs."""
+    def _scan(self, progress: Progress) -> CorpusStats:
+        """The fingerprint is a hash of the labels, and of the texts with the numbers of theirs."""
         numbers: list[int] = []
 
         def stream() -> Stream:
@@ -155,14 +156,17 @@ def with_labels(corpora: Sequence[LabelCorpus], given: Sequence[str]) -> list[La
     Raises UsageError for a single label and for more than MAX_LABELS.
     """
     found: set[str] = set()
-    if not given:
-        for _, (_, label) in itertools.chain.from_iterable(corpus.labelled_texts() for corpus in corpora):
-            found.add(label)
-            if len(found) > MAX_LABELS:
-                raise UsageError(
-                    f"{corpora[0].name} has more than {MAX_LABELS:,} labels, which is too many for a classifier; read "
-                    'the texts alone with `format="jsonl"`.'
-                )
+    for corpus in () if given else corpora:
+        try:
+            for _, (_, label) in corpus.labelled_texts():
+                found.add(label)
+                if len(found) > MAX_LABELS:
+                    raise UsageError(
+                        f"{corpora[0].name} has more than {MAX_LABELS:,} labels, which is too many for a classifier; "
+                        'read the texts alone with `format="jsonl"`.'
+                    )
+        except BadFilesError as error:
+            raise corpus.bad_files_error(str(error)) from None
     labels = tuple(given) or tuple(sorted(found, key=_natural_order))
     check_labels(labels)
     return [replace(corpus, labels=labels) for corpus in corpora]

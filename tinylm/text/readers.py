@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tinylm.errors import UsageError
+from tinylm.errors import BadFilesError, UsageError
 from tinylm.system.files import unicode_path
 from tinylm.text.compression import (
     CHUNK_BYTES,
@@ -21,6 +21,7 @@ from tinylm.text.compression import (
     display_name,
     no_progress,
 )
+from tinylm.text.encodings import encoding_of
 
 SIGNATURE = b"PAR1"  # the first bytes of a file
 BATCH_ROWS = 256  # converted to Python values at a time
@@ -43,8 +44,8 @@ def parquet_rows(file: Path, columns: Sequence[str], progress: Progress) -> Iter
     Null values within lists and structs are left out, since Parquet fills them in. `progress` receives numbers of bytes
     in proportion to the rows read.
 
-    Raises UsageError for a file that cannot be read, is not Parquet or has none of the columns, and if pyarrow is not
-    installed.
+    Raises BadFilesError for a file that cannot be read or is not Parquet, and UsageError for one that has none of the
+    columns, and if pyarrow is not installed.
     """
     size, done, number = file.stat().st_size, 0, 0
     with _opened(file) as table:
@@ -72,7 +73,7 @@ def _without_nulls(value: Any) -> Any:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """Context manager with an open pyarrow.parquet.ParquetFile, whose errors become UsageErrors."""
+    """Context manager with an open pyarrow.parquet.ParquetFile, whose errors become BadFilesErrors."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -90,7 +91,7 @@ def _opened(file: Path) -> Iterator[Any]:
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         strerror = getattr(error, "strerror", None)
         reason = strerror or " ".join(str(error).split())[:200].rstrip(".")
-        raise UsageError(f"Cannot read {file}: {reason}. Copy it again, or leave it out.") from error
+        raise BadFilesError(f"Cannot read {file}: {reason}. Copy it again, or leave it out.") from error
 
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
@@ -128,8 +129,8 @@ def table_texts(
 
     The separator is the comma, semicolon or tab that occurs most often in the first line; in TSV, the tab.
 
-    Raises UsageError, with the location, for a row with another number of fields than the first, for invalid quotes and
-    for a field or line of more than MAX_FIELD characters, and as `decoded_chunks` does.
+    Raises BadFilesError, with the location, for a row with another number of fields than the first, for invalid quotes
+    and for a field or line of more than MAX_FIELD characters, and as `decoded_chunks` does.
     """
     rows = _table_rows(decoded_chunks(file, encoding, progress), file)
     names: list[str] = []
@@ -137,7 +138,9 @@ def table_texts(
         if not names:
             names = row
         elif len(row) != len(names):
-            raise UsageError(f"{location}: it has {len(row)} fields, but the first line has {len(names)}; correct it.")
+            raise BadFilesError(
+                f"{location}: it has {len(row)} fields, but the first line has {len(names)}; correct it."
+            )
         else:
             yield location, {column: row[names.index(column)] for column in columns if column in names}
 
@@ -157,13 +160,13 @@ def _table_rows(chunks: Iterator[str], file: Path) -> Iterator[tuple[str, list[s
         except StopIteration:
             return
         except csv.Error as error:
-            raise UsageError(f"{name}, from line {start}: invalid CSV ({error}); correct it.") from None
+            raise BadFilesError(f"{name}, from line {start}: invalid CSV ({error}); correct it.") from None
         if row:
             yield f"{name}, line {start}", row
 
 
 def _whole_lines(chunks: Iterator[str], name: str) -> Iterator[str]:
-    """Yield the lines of a text with their line feeds. Raises UsageError for one of more than MAX_FIELD characters."""
+    """Yield the lines of a text with their line feeds; BadFilesError for one of more than MAX_FIELD characters."""
     pending: list[str] = []
     length = 0
     for chunk in chunks:
@@ -174,7 +177,7 @@ def _whole_lines(chunks: Iterator[str], name: str) -> Iterator[str]:
         pending.append(rest)
         length += len(rest)
         if length > MAX_FIELD:
-            raise UsageError(f"{name}: a line has more than {MAX_FIELD:,} characters; split it.")
+            raise BadFilesError(f"{name}: a line has more than {MAX_FIELD:,} characters; split it.")
     if length:
         yield "".join(pending)
 
@@ -182,9 +185,11 @@ def _whole_lines(chunks: Iterator[str], name: str) -> Iterator[str]:
 def decoded_chunks(file: Path, encoding: str, progress: Progress) -> Iterator[str]:
     """Yield the text of a file in non-empty chunks, without a byte-order mark; line ends are unchanged.
 
-    `progress` receives the number of bytes read from the disk. Raises UsageError, with the offset in the decompressed
-    file, for data that is not valid in the encoding or has a lone surrogate, and as `decompressed_chunks` does.
+    encoding: of a file that has no byte-order mark and is not UTF-8 (see `encoding_of`). `progress` receives the number
+    of bytes read from the disk. Raises BadFilesError, with the offset in the decompressed file, for data that is not
+    valid in the encoding, UsageError for a lone surrogate, and as `decompressed_chunks` does.
     """
+    encoding = encoding_of(file, encoding)
     decoder = codecs.getincrementaldecoder(encoding)()
     offset = 0
     started = False
@@ -211,12 +216,12 @@ def _decode(
     return require_encodable(text, f"{display_name(file)}, from offset {offset}")  # UTF-7 can have lone surrogates
 
 
-def _invalid_bytes_error(file: Path, error: UnicodeError, offset: int, encoding: str) -> UsageError:
+def _invalid_bytes_error(file: Path, error: UnicodeError, offset: int, encoding: str) -> BadFilesError:
     """`offset` is the position of the decoder's input in the decompressed file."""
     location = f"offset {offset + getattr(error, 'start', 0)}"
     if isinstance(error, UnicodeDecodeError):  # UTF-16 without a byte-order mark raises a plain UnicodeError
         location = f"byte 0x{error.object[error.start]:02X} at {location}"
-    return UsageError(
+    return BadFilesError(
         f"{display_name(file)} is not valid {encoding.upper()} ({location}). If it is text in another encoding, name "
         "it with `encoding`; leave binary files out."
     )
@@ -225,7 +230,7 @@ def _invalid_bytes_error(file: Path, error: UnicodeError, offset: int, encoding:
 def numbered_lines(chunks: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
     """Yield the number, starting at 1, and the text of each line that is not blank. Only line feeds end a line.
 
-    `name` is the file's name in errors. Raises UsageError for a line of more than MAX_RECORD characters.
+    `name` is the file's name in errors. Raises BadFilesError for a line of more than MAX_RECORD characters.
     """
     number = length = 0
     buffered: list[str] = []
@@ -245,14 +250,14 @@ def numbered_lines(chunks: Iterable[str], name: str) -> Iterator[tuple[int, str]
         buffered, length = [last], len(last)
 
 
-def _too_long_error(location: str) -> UsageError:
-    return UsageError(f"{location}: longer than {MAX_RECORD:,} characters; split it into shorter documents.")
+def _too_long_error(location: str) -> BadFilesError:
+    return BadFilesError(f"{location}: longer than {MAX_RECORD:,} characters; split it into shorter documents.")
 
 
 def json_records(chunks: Iterable[str], name: str) -> Iterator[tuple[str, Any]]:
     """Yield the location and the value of each line of JSONL, or of each element of a JSON array.
 
-    A location is the file's `name` with the number of the line or element, for messages. Raises UsageError, with the
+    A location is the file's `name` with the number of the line or element, for messages. Raises BadFilesError, with the
     location, for invalid JSON and for a line or element of more than MAX_RECORD characters.
     """
     chunks = iter(chunks)
@@ -277,13 +282,13 @@ def _array_elements(chunks: Iterator[str], name: str) -> Iterator[tuple[str, Any
         if at == len(text):
             more = next(chunks, None)
             if more is None:
-                raise UsageError(f"{name}: its JSON array has no closing bracket (']'); the file may be incomplete.")
+                raise BadFilesError(f"{name}: its JSON array has no closing bracket (']'); the file may be incomplete.")
             text, at = more, 0
         elif text[at] == "]" and (expects_comma or not number):
             break
         elif expects_comma:
             if text[at] != ",":
-                raise UsageError(f"{name}, element {number}: invalid JSON (no comma after it).")
+                raise BadFilesError(f"{name}, element {number}: invalid JSON (no comma after it).")
             at, expects_comma = at + 1, False
         else:
             number += 1
@@ -301,7 +306,7 @@ def _array_elements(chunks: Iterator[str], name: str) -> Iterator[tuple[str, Any
             expects_comma = True
 
     if not all(rest.isspace() for rest in itertools.chain([text[at + 1 :] or " "], chunks)):
-        raise UsageError(f"{name}: its JSON array is followed by other text; remove that, or put it into the array.")
+        raise BadFilesError(f"{name}: its JSON array is followed by other text; remove that, or put it into the array.")
 
 
 def _is_incomplete(error: Exception, text: str) -> bool:
@@ -314,7 +319,7 @@ def _is_incomplete(error: Exception, text: str) -> bool:
 def _extend(text: str, chunks: Iterator[str], location: str) -> str | None:
     """Append chunks until the length doubles, so that all parsing takes linear time; `None` if no chunk is left.
 
-    Raises UsageError for more than MAX_RECORD characters.
+    Raises BadFilesError for more than MAX_RECORD characters.
     """
     parts, length = [text], 0
     for chunk in chunks:
@@ -328,17 +333,17 @@ def _extend(text: str, chunks: Iterator[str], location: str) -> str | None:
 
 
 def parse_json_line(line: str, location: str) -> Any:
-    """The JSON value of a line. Raises UsageError, with the location, for invalid JSON."""
+    """The JSON value of a line. Raises BadFilesError, with the location, for invalid JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise _invalid_json_error(error, location, "; each line must be one JSON object") from None
 
 
-def _invalid_json_error(error: Exception, location: str, advice: str = "") -> UsageError:
+def _invalid_json_error(error: Exception, location: str, advice: str = "") -> BadFilesError:
     # Besides JSONDecodeError, numbers of thousands of digits raise ValueError, and deep nesting raises RecursionError.
     reason = error.msg if isinstance(error, json.JSONDecodeError) else error
-    return UsageError(f"{location}: invalid JSON ({reason}){advice}.")
+    return BadFilesError(f"{location}: invalid JSON ({reason}){advice}.")
 
 
 def records(file: Path, encoding: str, columns: Sequence[str], progress: Progress) -> Iterator[tuple[str, Any]]:

@@ -45,6 +45,7 @@ def find_run_corpus(
             raise TinyLMError("The run was trained on conversations, but has no chat template.")
         fields["chat"] = chat_format(chat_template, tokenizer, data.train_on)
     corpus_type = CORPUS_TYPES[data.kind]
+    fields |= {"exclude": data.exclude, "skip_bad": data.skip_bad}
     corpus = find_corpus(paths, data.text_key, data.encoding, None, corpus_type, data.format, **fields)
     return corpus_without_unknown(corpus, tokenizer) if data.unknown == "skip" else corpus
 

@@ -80,7 +80,7 @@ def _identity(corpus: Corpus) -> tuple[list[Any], bool]:
     files = [(os.path.abspath(file), file.stat()) for file in corpus.files]  # noqa: PTH100, keeps links
     states = [(name, file_state(status)) for name, status in files]
     settings = [corpus.text_key, corpus.encoding, corpus.format]
-    return ["text", __version__, settings, states], all(is_settled(status) for _, status in files)
+    return ["text with line feeds", __version__, settings, states], all(is_settled(status) for _, status in files)
 
 
 def _file(identity: list[Any]) -> Path:

@@ -1,0 +1,157 @@
+"""The encoding of a text file: by its byte-order mark, else UTF-8, else the one that the user names.
+
+The first bytes of a file show whether it is text, text in another encoding, or binary.
+"""
+
+import codecs
+import itertools
+import re
+from contextlib import closing
+from pathlib import Path
+
+from tinylm.system.files import LFS_POINTER
+from tinylm.text.compression import decompressed_chunks
+
+HEAD_BYTES = 8192
+# Signatures of common binary formats. Valid text may begin with a printable one, such as "GIF8".
+_SIGNATURES = (
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"GIF8", "a GIF image"),
+    (b"%PDF-", "a PDF document"),
+    (b"{\\rtf", "an RTF document"),
+    (b"PK\x03\x04", "a zip archive or an office document"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive"),
+    (b"Rar!\x1a\x07", "a RAR archive"),
+    (b"PAR1", "a Parquet file"),
+    (b"\x7fELF", "a program"),
+    (b"SQLite format 3\0", "a SQLite database"),
+    (b"\xd0\xcf\x11\xe0", "an office document"),
+    (LFS_POINTER, "a Git LFS pointer (git lfs pull fetches the file)"),
+)
+_ALWAYS_BINARY = (b"%PDF-", b"{\\rtf", LFS_POINTER)  # formats that can be entirely printable but are not plain text
+_TAR = slice(257, 262)  # position of the signature of a tar archive
+_BYTE_ORDER_MARKS = (  # longer ones first: UTF-32's begins with UTF-16's
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+# Control characters (C0 and DEL) that do not occur in text, unlike form feeds, backspaces and terminal escapes.
+_CONTROLS = frozenset(map(chr, (*range(8), *range(14, 27), *range(28, 32), 127)))
+_CONTROL = re.compile(f"[{re.escape(''.join(sorted(_CONTROLS)))}]")
+_MAX_CONTROL_SHARE = 0.03  # of the characters or bytes; 10 % of random bytes are controls
+_MIN_UTF16_BYTES = 8  # in fewer, zeros at every second position, or none, may be chance
+
+
+def encoding_of(file: Path, named: str) -> str:
+    """The encoding of a text file: that of its byte-order mark, else UTF-8, else `named`.
+
+    Text is UTF-8 if its first chunk that is not ASCII is, up to fewer invalid bytes than valid characters. Raises
+    UsageError as `decompressed_chunks`.
+    """
+    head = read_head(file)
+    for mark, name in _BYTE_ORDER_MARKS:
+        if head.startswith(mark) and is_text(head[: len(head) // 4 * 4], name):
+            return name
+    if codecs.lookup(named).name.startswith("utf-8"):
+        return named
+    if _is_wide(named):  # its text may consist of ASCII bytes
+        return "utf-8" if len(head) >= _MIN_UTF16_BYTES and is_text(head, "utf-8") else named
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    # A generator has `close`, although it is annotated as an Iterator.
+    with closing(decompressed_chunks(file)) as chunks:  # type: ignore[type-var]
+        for chunk in itertools.chain(chunks, [b""]):
+            try:
+                text = decoder.decode(chunk, final=not chunk)
+            except UnicodeDecodeError as error:
+                return "utf-8" if _is_damaged_utf8(error.object) else named
+            if not text.isascii():
+                return "utf-8"
+    return named
+
+
+def read_head(file: Path) -> bytes:
+    """The first HEAD_BYTES of the decompressed content of a file. Raises UsageError as `decompressed_chunks`."""
+    head = b""
+    with closing(decompressed_chunks(file, chunk_bytes=HEAD_BYTES)) as chunks:  # type: ignore[type-var]
+        for chunk in chunks:
+            head += chunk
+            if len(head) >= HEAD_BYTES:
+                break
+    return head[:HEAD_BYTES]
+
+
+def first_text(file: Path, named: str) -> str:
+    """The beginning of a file, without a byte-order mark; "" if it is not text. named: see `encoding_of`."""
+    return (decode_head(read_head(file), encoding_of(file, named)) or "").lstrip("\ufeff")
+
+
+def binary_format(head: bytes) -> str | None:
+    """The name of the binary format whose signature `head` has, such as "a PNG image", or `None`."""
+    if head[_TAR] == b"ustar":
+        return "a tar archive"
+    return next((name for start, name in _SIGNATURES if head.startswith(start)), None)
+
+
+def decode_head(head: bytes, encoding: str) -> str | None:
+    """Decode the first bytes of a file, without an incomplete last character; `None` if they are not valid."""
+    try:
+        return codecs.getincrementaldecoder(encoding)().decode(head)
+    except UnicodeError:
+        return None
+
+
+def is_text(head: bytes, encoding: str) -> bool:
+    """Whether the first bytes of a file are valid in the encoding, without NULs and with few control characters."""
+    text = decode_head(head, encoding)
+    if text is None or "\0" in text or head.startswith(_ALWAYS_BINARY):
+        return False
+    return len(_CONTROL.findall(text)) <= _MAX_CONTROL_SHARE * len(text)
+
+
+def is_undecodable_text(head: bytes, encoding: str) -> bool:
+    """Whether the bytes are not valid in the encoding but look like text: damaged, or in another encoding."""
+    if decode_head(head, encoding) is not None or binary_format(head) or 0 in head:
+        return False
+    controls = sum(head.count(character.encode()) for character in _CONTROLS)
+    return controls <= _MAX_CONTROL_SHARE * len(head)
+
+
+def other_encoding(head: bytes, encoding: str) -> str | None:
+    """The probable encoding of text that is not in `encoding`, which `encoding_of` has returned.
+
+    `None` for text in `encoding`, for UTF-8 with some invalid bytes and for binary data.
+
+    UTF-16 is detected reliably. 8-bit and East Asian encodings cannot be distinguished, so the result is an example, or
+    a list of them, for a message.
+    """
+    for name, high in (("utf-16-le", head[1::2]), ("utf-16-be", head[::2])):
+        if _is_wide(encoding) or len(head) < _MIN_UTF16_BYTES or high.count(0) <= 0.4 * len(high):
+            continue
+        if is_text(head[: len(head) // 4 * 4], name) and _is_mostly_ascii(head, name):
+            return name
+    if not is_undecodable_text(head, encoding) or _is_damaged_utf8(head):
+        return None
+    if sum(byte >= 0x80 for byte in head) > 0.3 * len(head):
+        return "cp1251, gb18030 or shift_jis"
+    return "cp1252" if decode_head(head, "cp1252") is not None else "latin-1"
+
+
+def _is_wide(encoding: str) -> bool:
+    """Whether the encoding is UTF-16 or UTF-32."""
+    return codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
+
+
+def _is_mostly_ascii(head: bytes, encoding: str) -> bool:
+    """Whether most characters are ASCII and none is a control character, unlike in arrays of 16-bit numbers."""
+    text = decode_head(head, encoding) or ""
+    return sum(map(str.isascii, text)) > 0.7 * len(text) and not _CONTROLS.intersection(text)
+
+
+def _is_damaged_utf8(data: bytes) -> bool:
+    """Whether the bytes are UTF-8 with some invalid bytes: fewer than the valid non-ASCII characters."""
+    valid = sum(character > "\x7f" for character in data.decode("utf-8", "ignore"))
+    invalid = data.decode("utf-8", "replace").count("\ufffd")
+    return valid > invalid

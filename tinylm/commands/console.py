@@ -64,7 +64,7 @@ MIN_BAR = 14  # columns of the bar and the elapsed time; with less room they are
 _CONTROLS = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 # Bytes decoded with surrogateescape (U+DC80 to U+DCFF) would be written unchanged, and may be C1 codes.
 _ESCAPES = {code: f"\\u{code:04x}" for code in (*_CONTROLS, *range(0xDC80, 0xDD00))}
-_COMMAND = re.compile(r"(?<=: )( *)((?:tinylm|torchrun) .+?)(?=; to |\.?$)")  # up to the next one, or to the end
+_COMMAND = re.compile(r"(?<=: )( *)((?:tinylm|torchrun|pip) .+?)(?=; to |\.?$)")  # up to the next one, or to the end
 _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")  # of a command
 _KEPT, _CONTINUED = "\0", "\1"  # in `wrap`: a space that stays, and a command that goes on if the line ends here
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -107,17 +107,16 @@ class Console:
         """
         if self._bar is not None:
             self._bar.clear()
-        on_terminal = sys.stderr.isatty()
-        coloured = on_terminal and not self._stderr.no_color
-        self._stderr.print(Text(title, "bold"))
+        coloured = sys.stderr.isatty() and not self._stderr.no_color
         shown = [
             (f"[[{text}]]" if mark and not coloured else text, "green" if mark and coloured else "")
             for text, mark in ((printable(text, sys.stderr), mark) for text, mark in parts)
         ]
-        if on_terminal:
-            self._stderr.print(Text.assemble(*shown), soft_wrap=False, width=terminal_columns(sys.stderr))
+        if sys.stderr.isatty():
+            lines = Text.assemble((title, "bold"), "\n", *shown)
+            self._stderr.print(lines, soft_wrap=False, width=terminal_columns(sys.stderr))
         else:  # rich would drop some control characters
-            sys.stderr.write("".join(text for text, _ in shown) + "\n")
+            sys.stderr.write("".join([title, "\n", *(text for text, _ in shown), "\n"]))
         sys.stderr.flush()
         if self._bar is not None:
             self._bar.refresh()

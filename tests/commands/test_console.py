@@ -50,6 +50,11 @@ def terminal(columns: int = 80) -> Iterator[Callable[[], str]]:
     os.close(ours)
 
 
+@pytest.fixture(autouse=True)
+def columns_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time of `time.monotonic()`, as the only entry of a list."""
@@ -114,6 +119,7 @@ def test_a_terminal_breaks_messages_and_lines_at_spaces_with_an_indent() -> None
 def test_a_wrapped_line_is_indented_by_its_label_unless_a_word_needs_the_columns() -> None:
     assert wrap("text:  one two three", 12, 7) == "text:  one\n       two\n       three"
     assert wrap("text:  one seventeen", 12, 7) == "text:  one\n  seventeen"
+    assert wrap("text:      eleven-long", 20, 11) == "text:\n       eleven-long"
     assert wrap("name  日本 日本 日本", 12, 6) == "name  日本\n      日本\n      日本"  # of two columns each
     assert wrap("/" + "x" * 29 + " a b c", 12) == "/" + "x" * 29 + " a b\n  c"  # the terminal breaks the long word
     assert wrap("", 12) == "" and wrap("  a", 12) == "  a"

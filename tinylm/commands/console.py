@@ -328,8 +328,11 @@ def printable(text: str, stream: TextIO) -> str:
 
 def terminal_columns(stream: TextIO) -> int:
     """$COLUMNS if it is set, otherwise the width of the terminal that `stream` writes to, or 80."""
-    with contextlib.suppress(ValueError, OSError):  # not a number; not a terminal
-        return int(os.environ.get("COLUMNS", 0)) or os.get_terminal_size(stream.fileno()).columns or 80
+    chosen = os.environ.get("COLUMNS", "")
+    if chosen.isdecimal() and int(chosen):
+        return int(chosen)
+    with contextlib.suppress(ValueError, OSError):  # not a terminal
+        return os.get_terminal_size(stream.fileno()).columns or 80
     return 80
 
 
@@ -352,7 +355,7 @@ def wrap(text: str, columns: int, indent: int = 2, start: int = 0) -> str:
     lines, column = [""], start
     for (space, word), size in zip(words, sizes, strict=True):
         end = columns - 2 * word.endswith(_CONTINUED)
-        if column > indent and column + len(space) + size > end:
+        if column + len(space) > indent and column + len(space) + size > end:
             lines.append(" " * indent)
             space, column = "", indent
         lines[-1] += space + word

@@ -15,8 +15,8 @@ Commands run as they are written, except for these substitutions:
    a new model without a size option has --size nano. In Python, `time=`, `steps=` and `epochs=` are replaced likewise.
 3. Benchmarks run with the options of TINY_BENCHMARKS added, which come after the document's own.
 4. `make TARGET` becomes `make -n TARGET`, which fails without the target; the tinylm commands that it prints are run.
-5. pytest only collects the tests, except in CONTRIBUTING.md, where it runs them. Installing (pip, venv) is left to
-   `make wheel-check`.
+5. pytest only collects the tests, except in CONTRIBUTING.md, where it runs them. Installing (pip, venv and its
+   activation) is left to `make wheel-check`.
 """
 
 import json
@@ -41,7 +41,7 @@ BUDGET = re.compile(r"--(?:time|steps|epochs)[ =](?!N\b)\S+")
 PYTHON_BUDGET = re.compile(r"\b(?:time|steps|epochs)=[^,)]+")
 SIZED = re.compile(r"--(?:size|layers|heads|width|context|resume|init-from|config)\b")
 TRAINING = re.compile(r"\btinylm (train|finetune-lora|finetune-adapter)(?= )")
-INSTALLING = re.compile(r"^(\S*/)?(pip3?|python3? -m (pip|venv)|py -3|\.venv\\\S+) ")
+INSTALLING = re.compile(r"^(\S*/)?(pip3?|python3? -m (pip|venv)|py -3|\.|\.venv\\\S+) ")
 SMALL = "--layers 1 --heads 2 --width 16 --context 24 --rounds 1 --warmup 0"
 TINY_RUN = "--size nano --context 16 --batch-size 2"
 TINY_BENCHMARKS = {  # by program, or by program and its first argument

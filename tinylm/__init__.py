@@ -3,12 +3,13 @@
 The functions and the class `Model` are imported on first access, and import torch then.
 """
 
-import importlib
 import sys
 import time
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as in `typing`, whose import took most of the time before `main` handles Ctrl-C
 if TYPE_CHECKING:
+    from typing import Any
+
     from tinylm.models.exporting import export_model as export_model
     from tinylm.models.load import load as load
     from tinylm.models.model import Model as Model
@@ -43,10 +44,12 @@ _MODULES = {  # module of each public name, imported on first use (PEP 562)
 _last_import = (0.0, 0.0)  # `time.monotonic()` before and after; `tinylm.train(time="10s")` may import torch first
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     global _last_import
     if name not in _MODULES:
         raise AttributeError(f"module 'tinylm' has no attribute {name!r}")
+    import importlib
+
     begun = time.monotonic()
     if "torch" not in sys.modules:
         from tinylm.kernels.process import set_spin_count

@@ -1,14 +1,10 @@
-"""Entry point: sets up signal handlers, streams and torch's environment, then imports and runs the command line."""
+"""Entry point: sets up signal handlers, streams and torch's environment, then imports and runs the command line.
 
-import atexit
-import contextlib
-import gc
+Functions import what they need, since a Ctrl-C during an import at the top would end in a traceback.
+"""
+
 import os
 import sys
-from pathlib import Path
-
-from tinylm.commands.streams import prepare_streams, silence_stream
-from tinylm.system.process_signals import run_with_signal_handlers
 
 TORCH_COMMANDS = (  # `import` and `export` also import torch, but without these settings
     "train",
@@ -29,10 +25,18 @@ HELP_FLAGS = {"--help", "-h", "--version"}
 
 def main() -> None:
     """Run the command line with this process's arguments and streams."""
+    import _signal as signal  # type: ignore[import-not-found]  # `signal` itself first imports enum for milliseconds
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # during the next import; there is nothing to clean up yet
+    from tinylm.system.process_signals import run_with_signal_handlers
+
     run_with_signal_handlers(_main)
 
 
 def _main() -> None:
+    from tinylm.commands.streams import prepare_streams, silence_stream
+
     command, *options = sys.argv[1:] or ["--help"]
     asks_for_help = bool(HELP_FLAGS & {command, *options})
     if command in SHARED_COMMANDS and not asks_for_help and not _is_first_rank():
@@ -61,6 +65,8 @@ def _is_first_rank() -> bool:
 
 def _has_own_log() -> bool:
     """Whether torchrun writes the stderr of this rank to a file of its own (--redirects or --tee)."""
+    from pathlib import Path
+
     folder = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent  # also the folder of the log files
     try:
         return os.path.samestat(os.fstat(2), (folder / "stderr.log").stat())
@@ -74,6 +80,9 @@ def _reduce_garbage_collection() -> None:
     Importing torch creates more than a hundred thousand objects that are never freed. Collections during the import and
     at exit would search them all, which takes up to a second (decision 018).
     """
+    import atexit
+    import gc
+
     gc.set_threshold(10_000)
     atexit.register(gc.freeze)
 
@@ -83,6 +92,8 @@ def _set_torch_environment() -> None:
 
     Called before torch is imported: OpenMP reads its variables when it is loaded.
     """
+    import contextlib
+
     from tinylm.errors import TinyLMError
     from tinylm.kernels.process import set_spin_count, use_private_folders
 

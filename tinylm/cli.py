@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -42,6 +43,7 @@ PANELS = {  # the groups of commands in `tinylm --help`, with the function in ti
     },
 }
 COMMANDS = {name: (function, panel) for panel, functions in PANELS.items() for name, function in functions.items()}
+COMPLETION = "_TINYLM_COMPLETE"  # the environment variable by which a shell asks for completions
 MEMORY_OPTIONS = ("size", "context", "batch_size", "micro_batch", "num_samples", "beams")  # smaller needs less memory
 
 
@@ -83,6 +85,8 @@ class CommandGroup(TyperGroup):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command line. If stdout cannot be written, exit with 1, or with 0 if its reader has closed it."""
+        if COMPLETION in os.environ:
+            os.environ["COLUMNS"] = "10000"  # Typer wraps descriptions, whose lines fish would take for candidates
         try:
             try:
                 return super().main(*args, **extra)

@@ -1,6 +1,8 @@
 """tinylm chat: the conversation on standard input and output, its commands, and Ctrl-C."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.formats.peers import save_peer
+from tests.formats.peers import edit_json, save_peer
 from tests.shell import CHILD_LIMIT, assert_error, child_process, default_signals, environment, records, run_ok
 from tests.shell import tinylm as shell
-from tinylm.commands.chat import _print_answer
+from tinylm.commands.chat import _print_answer, _read_lines
 from tinylm.commands.console import Console
 
 TEMPLATE = (
@@ -136,6 +138,31 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(model: Path) -> None:
     assert process.returncode == 0 and "A new conversation." in errors
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX terminal")
+def test_ctrl_c_at_the_prompt_hints_and_the_second_in_a_row_ends(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: the first ended the program, and the conversation was gone."""
+    typed = iter(["hi", "", "you", "", ""])  # "" is Ctrl-C
+
+    def type_line(prompt: str) -> str:
+        line = next(typed)
+        if not line:
+            os.kill(os.getpid(), signal.SIGINT)
+        return line
+
+    monkeypatch.setattr("builtins.input", type_line)
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    ended = signal.getsignal(signal.SIGINT)
+    lines = _read_lines(Console())
+    assert [next(lines), next(lines)] == ["hi", "you"]
+    assert capsys.readouterr().err.count("Ctrl-D") == 1
+    with pytest.raises(KeyboardInterrupt):
+        next(lines)
+    assert capsys.readouterr().err.count("Ctrl-D") == 1 and signal.getsignal(signal.SIGINT) is ended
+
+
 def test_sample_answers_questions_and_conversations_as_chat_does(model: Path, tmp_path: Path) -> None:
     options = ("--model", model, "-n", 5, "-t", 0)
     answer = run_ok("chat", *options, stdin="hi\n").stdout
@@ -162,3 +189,18 @@ def test_sample_refuses_conversations_that_it_cannot_answer(model: Path, tmp_pat
     for bad in ({"messages": []}, {"messages": [{"role": "robot", "content": "a"}]}, {"messages": 3}):
         file.write_text(json.dumps(bad))
         assert_error(shell("sample", "--model", model, "--chat", "-f", file), 2, "line 1")
+
+
+def test_a_chat_model_that_ends_a_plain_prompt_at_once_hints_at_chat(model: Path, tmp_path: Path) -> None:
+    """Regression: it printed nothing. The end token of this model is made its likeliest one."""
+    ending = tmp_path / "ending"
+    shutil.copytree(model, ending)
+    options = ("-p", "hi", "-t", 0, "--no-echo")
+    (first,) = records(run_ok("sample", "--model", model, *options, "-n", 1, "--logprobs", 1, "--json"))
+    for name in ("config.json", "generation_config.json"):
+        edit_json(ending / name, eos_token_id=[1, first["logprobs"][0]["id"]])
+    result = run_ok("sample", "--model", ending, *options)
+    assert result.stdout == "\n" and "--chat answers prompts" in result.stderr
+    assert "--chat" not in run_ok("sample", "--model", model, *options, "-n", 5).stderr
+    assert "--chat" not in run_ok("sample", "--model", ending, *options, "--chat").stderr
+    assert run_ok("sample", "--model", ending, *options, "--quiet").stderr == ""

@@ -2,18 +2,18 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
 import select
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tinylm.commands.console import PLAIN_SECONDS, Console, shorten_number
+from tinylm.commands.console import PLAIN_SECONDS, Console, shorten_number, wrap
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX terminal")
 
@@ -50,6 +50,11 @@ def terminal(columns: int = 80) -> Iterator[Callable[[], str]]:
     os.close(ours)
 
 
+@pytest.fixture(autouse=True)
+def columns_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time of `time.monotonic()`, as the only entry of a list."""
@@ -72,11 +77,10 @@ def test_a_message_is_one_line_on_stderr_and_a_result_is_unchanged(capsys: pytes
 
 
 @posix
-def test_a_long_value_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_value_goes_on_below_itself(capsys: pytest.CaptureFixture[str]) -> None:
     """Elsewhere, a field is one line."""
     words = [f"word{n}" for n in range(20)]
     for columns in (40, 80):
-        monkeypatch.setattr(shutil, "get_terminal_size", lambda columns=columns: os.terminal_size((columns, 24)))
         with terminal(columns) as shown:
             Console().field("context", ", ".join(words))
             Console().field("norm", "")
@@ -90,6 +94,46 @@ def test_a_long_value_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch, caps
     Console().field("base", "a\n  rank                 9")
     shown_in_a_pipe = f"  norm                 {'x' * 300}\n  base                 a\\n  rank                 9\n"
     assert capsys.readouterr().out == shown_in_a_pipe
+
+
+SENTENCES = (
+    "Stopped at step 38; the run is saved. Its weights are those of step 0, the best that were evaluated until then.",
+    "text:      391,074 tokens to train on, 43,679 to validate with (each time 20,000 of them); 12 labels",
+    "Cannot read a/path/that-has/no-blank/and/more-columns-than-most/terminals-have/at-all.txt: No such file.",
+)
+
+
+@posix
+def test_a_terminal_breaks_messages_and_lines_at_spaces_with_an_indent() -> None:
+    for sentence, columns in itertools.product(SENTENCES, (200, 80, 40)):
+        with terminal(columns) as shown:
+            for say, prefix in (("line", ""), ("note", ""), ("warn", "Warning: "), ("error", "Error: ")):
+                getattr(Console(), say)(sentence)
+                lines = re.sub(r"\x1b\[[0-9;]*m", "", shown()).splitlines()
+                assert " ".join(line.strip() for line in lines) == prefix + sentence
+                assert all(re.match(r"  \S", line) for line in lines[1:])
+                assert all(len(line) <= columns or " " not in line.strip() for line in lines)
+                assert len(lines) == 1 or columns < len(prefix + sentence)
+
+
+def test_a_wrapped_line_is_indented_by_its_label_unless_a_word_needs_the_columns() -> None:
+    assert wrap("text:  one two three", 12, 7) == "text:  one\n       two\n       three"
+    assert wrap("text:  one seventeen", 12, 7) == "text:  one\n  seventeen"
+    assert wrap("text:      eleven-long", 20, 11) == "text:\n       eleven-long"
+    assert wrap("name  日本 日本 日本", 12, 6) == "name  日本\n      日本\n      日本"  # of two columns each
+    assert wrap("/" + "x" * 29 + " a b c", 12) == "/" + "x" * 29 + " a b\n  c"  # the terminal breaks the long word
+    assert wrap("", 12) == "" and wrap("  a", 12) == "  a"
+
+
+def test_a_command_in_a_wrapped_message_can_be_copied() -> None:
+    """It stays on one line, or goes on after a backslash."""
+    commands = ("tinylm train 'my text.txt' --out checkpoints/my-text-2", "tinylm train --resume checkpoints/my-text")
+    message = f"It exists. To keep both: {commands[0]}; to continue it: {commands[1]}."
+    for columns in range(24, 200):
+        text = wrap(message, columns)
+        lines = re.sub(r" \\\n *", " ", text).splitlines()  # as a shell joins them
+        assert all(any(command in line for line in lines) for command in commands), text
+        assert columns < 64 or "\\" not in text
 
 
 @posix
@@ -291,7 +335,6 @@ def test_a_table_too_wide_for_the_terminal_names_its_cells_on_lines_that_fit(mon
     titles = ("name", "kind", "parameters", "validation loss", "age")
     rows = [("corpus", "model", "748.4k", "0.9137", "5m 03s"), ("b\x1b[2J", "-", "1.2M", "-", "3s")]
     for columns in (200, 80, 40):
-        monkeypatch.setattr(shutil, "get_terminal_size", lambda columns=columns: os.terminal_size((columns, 24)))
         with terminal(columns) as shown:
             Console().table(titles, rows)
             lines = shown().splitlines()
@@ -301,3 +344,6 @@ def test_a_table_too_wide_for_the_terminal_names_its_cells_on_lines_that_fit(mon
     first = lines.index("corpus")
     text = " ".join(line.strip() for line in lines[first + 1 : lines.index(r"b\u001b[2J")])
     assert re.sub(" +", " ", text) == "kind model parameters 748.4k validation loss 0.9137 age 5m 03s"
+    with terminal(30) as shown:
+        Console().table(("", ""), [("bits per byte, order-5 characters", "1.4973"), ("loss", "1.5")])
+        assert shown() == "bits per byte, order-5\n    characters  1.4973\nloss  1.5\n"

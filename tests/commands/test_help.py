@@ -117,10 +117,15 @@ def test_the_examples_of_sample_work_and_fit_into_80_columns(here: Path, monkeyp
 
 def completed(words: str) -> list[str]:
     """The completions that bash is offered for the last of the words, which may be empty."""
-    variables = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "_TINYLM_COMPLETE": "complete_bash"}
-    result = run_child([sys.executable, "-c", COMPLETING], env={**environment(), **variables})
+    return complete("bash", COMP_WORDS=words, COMP_CWORD=str(len(words.split(" ")) - 1)).split()
+
+
+def complete(shell: str, **variables: str) -> str:
+    """The answer to a shell that asks by these variables."""
+    env = {**environment(), **variables, "_TINYLM_COMPLETE": f"complete_{shell}"}
+    result = run_child([sys.executable, "-c", COMPLETING], env=env)
     assert result.stderr == ""
-    return result.stdout.split()
+    return result.stdout
 
 
 def test_every_option_with_a_list_of_values_completes_them() -> None:
@@ -142,3 +147,14 @@ def test_the_shell_completes_values_and_names_of_runs_without_torch(run: Path, a
     assert completed("tinylm sample -m ") == ["first", "second"]
     assert completed("tinylm sample --adapter ") == ["bent"]
     assert completed("tinylm info s") == ["second"]
+
+
+def test_a_description_of_any_length_is_one_line_of_completions() -> None:
+    """Regression: fish took the lines after the first for candidates."""
+    words = {"_TYPER_COMPLETE_ARGS": "tinylm train --", "_TYPER_COMPLETE_FISH_ACTION": "get-args", "COLUMNS": "40"}
+    options = [option for option in COMMANDS["train"].params if option.param_type_name == "option"]
+    flags = {flag: option.help for option in options for flag in (*option.opts, *option.secondary_opts)}
+    long = {flag: text for flag, text in flags.items() if flag.startswith("--")}
+    shown = [line.split("\t") for line in complete("fish", **words).splitlines()]
+    assert dict(shown) == long and max(map(len, long.values())) > 80
+    assert len(complete("zsh", **words).splitlines()) == len(long)

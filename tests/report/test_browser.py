@@ -34,6 +34,7 @@ def made_up_run(name: str, seed: int = 0) -> dict[str, Any]:
     matches = [(61, "a <b>\nmatch"), (55, HOSTILE), (50, "x" + 49 * " ")]
     losses = [{"text": text, "loss": 1.0 + i, "likeliest": likeliest} for i, text in enumerate(TOKENS[1:])]
     identity = {"name": name, "path": name, "kind": "decoder", "parameters": 1234567, "created": HOSTILE}
+    identity["loss_unit"] = "nats per token"
     return {
         **identity,
         "step": 490,
@@ -122,9 +123,9 @@ class Opened:
         page.on("dialog", lambda dialog: self.messages.append(dialog.message))
         page.on("request", lambda request: self.requests.append(request.url))
 
-    def open(self, path: Path) -> Page:
+    def open(self, path: Path, ready: str = "#settings table") -> Page:
         self.page.goto(path.as_uri())
-        self.page.wait_for_selector("#settings table")
+        self.page.wait_for_selector(ready)
         return self.page
 
 
@@ -279,6 +280,30 @@ def test_a_translation_is_compared_in_bleu_and_a_measurement_left_out_says_why(o
     assert widths[2] / widths[0] == pytest.approx(0.4, abs=0.02)
     text = page.locator("#memorisation p").text_content()
     assert text == "Not measured, because the model is large: tinylm report --memorisation measures it."
+
+
+def test_the_overview_shows_the_results_of_every_kind_of_run_within_a_phone(opened: Opened, tmp_path: Path) -> None:
+    """Regression: at 420 pixels its table was cut before the bits per byte, and it had no accuracy of classifiers."""
+    text, labels = made_up_run("text"), made_up_run("labels") | {"loss_unit": "nats per text"}
+    text["val_bits_per_byte"] = 1.0089
+    labels["curves"]["best"] = {"accuracy": 0.8867, "margin": None}
+    write_page(content(text, labels), tmp_path / "both.html")
+    for width in (420, 1280):
+        opened.page.set_viewport_size({"width": width, "height": 900})
+        page = opened.open(tmp_path / "both.html", "#settings")
+        shown = page.locator("#overview td:visible")
+        columns = [(cell.get_attribute("data-name"), cell.text_content()) for cell in shown.all()]
+        assert columns[:4] == [
+            ("bits per byte", "1.0089"),
+            ("accuracy", "–"),
+            ("validation loss", "1.5000"),
+            ("at step", "490"),
+        ]
+        assert columns[8:10] == [("bits per byte", "–"), ("accuracy", "0.8867")] and len(columns) == 16
+        assert all(box["x"] + box["width"] <= width for box in (cell.bounding_box() for cell in shown.all()))
+        labelled = "e => getComputedStyle(e, '::before').content"
+        assert shown.nth(1).evaluate(labelled) == ('"accuracy"' if width == 420 else "none")
+        assert page.locator("#overview thead").is_visible() == (width == 1280)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1400, "dark")])

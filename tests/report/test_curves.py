@@ -52,6 +52,12 @@ def test_training_and_validation_become_columns_with_tokens(tmp_path: Path) -> N
     assert "tokens" not in read_curves(tmp_path, 100, None)["train"]
 
 
+def test_the_metrics_of_the_best_weights_are_kept_however_much_the_curves_are_thinned(tmp_path: Path) -> None:
+    records = [{"step": n, "val_loss": 2.0 + (n - 777) ** 2, "val_accuracy": n / 1000} for n in range(1000)]
+    curves = read_curves(write(tmp_path, records), 10, None, best_step=777)
+    assert curves["best"]["accuracy"] == 0.777 and 777 not in curves["val"]["step"]
+
+
 def test_forged_lines_change_nothing_but_their_own_values(tmp_path: Path) -> None:
     records = [
         "not json\n",

@@ -77,6 +77,36 @@ def test_a_signal_ends_the_process_whatever_it_is_doing(doing: str, tmp_path: Pa
     assert Path(folder).exists() == (not removed)
 
 
+EARLY = """
+import os, runpy, signal, sys
+
+def end_at(instant):
+    executed = 0  # lines since the first one of tinylm, without those of Python that find modules
+    def trace(frame, event, argument):
+        nonlocal executed
+        if not frame.f_code.co_filename.startswith("<frozen"):
+            executed += bool(executed or frame.f_globals["__name__"].startswith("tinylm"))
+        if executed == instant:
+            os.kill(os.getpid(), signal.SIGINT)
+        return trace
+    sys.argv = ["tinylm", "--version"]
+    sys.settrace(trace)
+    runpy.run_module("tinylm", run_name="__main__")
+
+for instant in (int(100 * 1.5**n) for n in range(14)):
+    if not (child := os.fork()):
+        end_at(instant)
+    print(instant, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def test_ctrl_c_ends_a_command_without_a_word_from_its_first_imports_on() -> None:
+    """Regression: a traceback in the first 80 ms. The first 100 lines take less than a millisecond."""
+    result = run_child([sys.executable, "-c", EARLY], LIMIT, env=environment(), preexec_fn=default_signals)
+    ends = [line.split()[1] for line in result.stdout.splitlines()]
+    assert (ends, result.stderr) == (["-2"] * 14, "")
+
+
 def test_a_signal_within_an_import_leaves_none_of_the_files_that_are_being_written(tmp_path: Path) -> None:
     code = """
 import os, signal, sys

@@ -40,7 +40,7 @@ HELP = """\
 /reset         begin a new conversation
 /save FILE     append the conversation to FILE, as a line of JSONL for fine-tuning
 /exit          end, as Ctrl-D does
-A line that ends in \\ continues on the next line. Ctrl-C stops an answer."""
+A line that ends in \\ continues on the next line. Ctrl-C stops an answer; at the prompt, the second in a row ends."""
 
 EXAMPLES = """Examples:
 
@@ -140,17 +140,26 @@ def _read_lines(console: Console) -> Iterator[str]:
     """Yield the lines of standard input, each joined with its continuation lines.
 
     A prompt is shown if standard input and output are terminals and the output is not JSON. A line that is not UTF-8 is
-    then an error message, and otherwise raises UsageError.
+    then an error message, and otherwise raises UsageError. Ctrl-C at the prompt discards the line; the second in a row
+    raises KeyboardInterrupt.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not console.as_json
     if terminal:
         with contextlib.suppress(ImportError):  # raised on Windows; readline adds line editing and history
             import readline  # noqa: F401
-    line = ""
+    line, interrupted = "", False
     while True:
         try:
-            added = input("> " if not line else "") if terminal else _next_line()
+            added = _typed_line("> " if not line else "") if terminal else _next_line()
             added.encode()  # Python reads invalid bytes as surrogates in some locales
+            interrupted = False
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            console.result("")
+            console.note("Press Ctrl-D, or Ctrl-C again, to leave; /save FILE keeps the conversation.")
+            line, interrupted = "", True
+            continue
         except EOFError:
             if line:
                 yield line
@@ -172,6 +181,18 @@ def _read_lines(console: Console) -> Iterator[str]:
             continue
         yield line
         line = ""
+
+
+def _typed_line(prompt: str) -> str:
+    """The line that is typed at a prompt. Ctrl-C raises KeyboardInterrupt; an ignored SIGINT stays ignored."""
+    previous = signal.getsignal(signal.SIGINT)
+    if previous in (signal.SIG_IGN, None):
+        return input(prompt)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return input(prompt)
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _next_line() -> str:
@@ -235,7 +256,7 @@ def _execute(command: str, argument: str, session: "ChatSession", console: Conso
     match command:
         case "/help":
             for line in HELP.splitlines():
-                console.note(line)
+                console.note(line, indent=15)
         case "/reset":
             session.reset()
             console.note("A new conversation.")

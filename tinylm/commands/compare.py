@@ -111,4 +111,4 @@ def _print(console: "Console", comparison: "Comparison") -> None:
         ("bytes scored", f"{comparison.bytes:,}"),
     ]
     console.table(("", ""), rows)
-    console.result(comparison.verdict)
+    console.line(comparison.verdict)

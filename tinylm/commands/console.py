@@ -5,10 +5,9 @@ Messages quote a setting as `kv_heads`, which is shown as its flag.
 
 import contextlib
 import json
+import os
 import re
-import shutil
 import sys
-import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -65,6 +64,9 @@ MIN_BAR = 14  # columns of the bar and the elapsed time; with less room they are
 _CONTROLS = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 # Bytes decoded with surrogateescape (U+DC80 to U+DCFF) would be written unchanged, and may be C1 codes.
 _ESCAPES = {code: f"\\u{code:04x}" for code in (*_CONTROLS, *range(0xDC80, 0xDD00))}
+_COMMAND = re.compile(r"(?<=: )( *)((?:tinylm|torchrun|pip) .+?)(?=; to |\.?$)")  # up to the next one, or to the end
+_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")  # of a command
+_KEPT, _CONTINUED = "\0", "\1"  # in `wrap`: a space that stays, and a command that goes on if the line ends here
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_UNICODE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # lone surrogates, as from "\\ud800" in a JSON file
 
@@ -89,15 +91,10 @@ class Console:
         """Whether progress is shown as a moving bar: stderr is a terminal, and the console is not quiet."""
         return sys.stderr.isatty() and not self.quiet
 
-    @property
-    def columns(self) -> int:
-        """$COLUMNS if it is set, otherwise the width of the terminal on stdout, or 80 without a terminal."""
-        return shutil.get_terminal_size().columns
-
-    def note(self, message: str) -> None:
-        """Print a message on stderr, unless quiet."""
+    def note(self, message: str, indent: int = 2) -> None:
+        """Print a message on stderr, unless quiet. indent: as in `line`."""
         if not self.quiet:
-            self._print_message(self._rewrite(message), "")
+            self._print_message(self._rewrite(message), indent=indent)
 
     def warn(self, message: str) -> None:
         """Print a warning on stderr."""
@@ -106,19 +103,20 @@ class Console:
     def print_highlighted(self, title: str, parts: Sequence[tuple[str, bool]]) -> None:
         """Print a title and a text on stderr. Parts flagged True are green, or in [[ ]] if colours are not available.
 
-        Printed even if the console is quiet.
+        A terminal shows lines that are broken at spaces. Printed even if the console is quiet.
         """
         if self._bar is not None:
             self._bar.clear()
         coloured = sys.stderr.isatty() and not self._stderr.no_color
-        self._stderr.print(Text(title, "bold"))
-        for text, mark in parts:
-            shown = printable(text, sys.stderr)
-            if coloured:
-                self._stderr.print(Text(shown, "green" if mark else ""), end="")
-            else:
-                sys.stderr.write(f"[[{shown}]]" if mark else shown)
-        sys.stderr.write("\n")
+        shown = [
+            (f"[[{text}]]" if mark and not coloured else text, "green" if mark and coloured else "")
+            for text, mark in ((printable(text, sys.stderr), mark) for text, mark in parts)
+        ]
+        if sys.stderr.isatty():
+            lines = Text.assemble((title, "bold"), "\n", *shown)
+            self._stderr.print(lines, soft_wrap=False, width=terminal_columns(sys.stderr))
+        else:  # rich would drop some control characters
+            sys.stderr.write("".join([title, "\n", *(text for text, _ in shown), "\n"]))
         sys.stderr.flush()
         if self._bar is not None:
             self._bar.refresh()
@@ -130,15 +128,20 @@ class Console:
     def traceback(self) -> None:
         """Print the traceback of the exception that is being handled on stderr."""
         for line in traceback.format_exc().rstrip("\n").split("\n"):
-            self._print_message(line, "")
+            self._print_message(line, indent=None)
 
-    def _print_message(self, message: str, style: str, prefix: str = "") -> None:
-        """Print one line. Newlines are escaped, so that a name from an untrusted file cannot start a new line."""
+    def _print_message(self, message: str, style: str = "", prefix: str = "", indent: int | None = 2) -> None:
+        """Print one line, which a terminal shows as several if it is long and `indent` is not `None`.
+
+        Newlines are escaped, so that a name from an untrusted file cannot start a new line.
+        """
         if self._bar is not None:
             self._bar.clear()
         if prefix:
             self._stderr.print(Text(prefix, f"bold {style}"), end="")
         line = printable(message, sys.stderr).replace("\n", "\\n")
+        if indent is not None and sys.stderr.isatty():
+            line = wrap(line, terminal_columns(sys.stderr), indent, len(prefix))
         sys.stderr.write(line + "\n")  # rich would drop some control characters
         sys.stderr.flush()
         if self._bar is not None:
@@ -155,6 +158,16 @@ class Console:
         sys.stdout.write(text)
         sys.stdout.flush()
 
+    def line(self, text: str, indent: int = 2) -> None:
+        """Print one line on stdout; a terminal shows a long one as several, broken at spaces.
+
+        indent: of the lines after the first. Raises OutputError.
+        """
+        line = printable(text, sys.stdout).replace("\n", "\\n")
+        if sys.stdout.isatty():
+            line = wrap(line, terminal_columns(sys.stdout), indent)
+        self._write(line + "\n")
+
     def record(self, values: dict[str, Any]) -> None:
         """Print one JSON object as a line on stdout. Raises OutputError.
 
@@ -168,18 +181,14 @@ class Console:
         Raises OutputError.
         """
         start = f"  {name:<{FIELD_NAME_COLUMNS}} "
-        lines = [printable(value, sys.stdout).replace("\n", "\\n")]  # a newline in a value must not start a field
-        if sys.stdout.isatty():
-            room = max(self.columns - cell_len(start), 10)
-            lines = textwrap.wrap(lines[0], room, break_on_hyphens=False) or [""]
-        self._write(start + f"\n{' ' * len(start)}".join(lines) + "\n")
+        self.line(start + value, len(start))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table on stdout, with columns of numbers aligned to the right. If all `columns` are empty, it has no
         header.
 
-        On a terminal that is too narrow for a table with a header, each row takes several lines: the first cell, then
-        the other cells, each with the name of its column.
+        On a terminal that is too narrow, each row takes several lines: the first cell, then the other cells, each with
+        the name of its column.
 
         Raises OutputError.
         """
@@ -189,8 +198,8 @@ class Console:
             cells = [row[index] for row in rows if row[index] not in ("", "-")]
             numeric = bool(cells) and all(cell[0].isdigit() for cell in cells)
             widths.append((max(map(cell_len, (column, *(row[index] for row in rows)))), numeric))
-        if any(columns) and sys.stdout.isatty() and sum(width + 2 for width, _ in widths) - 2 > self.columns:
-            self._write("".join(_stacked(row, columns, self.columns) for row in rows))
+        if sys.stdout.isatty() and sum(width + 2 for width, _ in widths) - 2 > terminal_columns(sys.stdout):
+            self._write("".join(_stacked(row, columns, terminal_columns(sys.stdout)) for row in rows))
             return
         if any(columns):
             bold = RichConsole(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -317,6 +326,44 @@ def printable(text: str, stream: TextIO) -> str:
     return _escape_surrogates(text, _NOT_UNICODE)
 
 
+def terminal_columns(stream: TextIO) -> int:
+    """$COLUMNS if it is set, otherwise the width of the terminal that `stream` writes to, or 80."""
+    chosen = os.environ.get("COLUMNS", "")
+    if chosen.isdecimal() and int(chosen):
+        return int(chosen)
+    with contextlib.suppress(ValueError, OSError):  # not a terminal
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    return 80
+
+
+def wrap(text: str, columns: int, indent: int = 2, start: int = 0) -> str:
+    """Break a printable line at spaces, so that each line has at most `columns` terminal columns.
+
+    A word that is longer is left to the terminal. A command at the end of a message stays on one line or goes on after
+    a backslash, so that it can be copied.
+
+    indent: columns before each line but the first, or fewer if a word needs them. start: columns before the text.
+    """
+
+    def keep(match: re.Match[str]) -> str:
+        words = [word.replace(" ", _KEPT) for word in _WORD.findall(match[2])]
+        return match[1] + (_KEPT if cell_len(match[2]) <= columns - 2 else f"{_CONTINUED} ").join(words)
+
+    words = re.findall("( *)([^ ]+)", _COMMAND.sub(keep, text))
+    sizes = [cell_len(word.removesuffix(_CONTINUED).replace(_KEPT, " ")) for _, word in words]
+    indent = max(2, min(indent, columns - 2 - max(sizes, default=0)))
+    lines, column = [""], start
+    for (space, word), size in zip(words, sizes, strict=True):
+        end = columns - 2 * word.endswith(_CONTINUED)
+        if column + len(space) > indent and column + len(space) + size > end:
+            lines.append(" " * indent)
+            space, column = "", indent
+        lines[-1] += space + word
+        column = (column + len(space) + size - 1) % columns + 1
+    wrapped = "\n".join(lines).replace(f"{_CONTINUED}\n", " \\\n")
+    return wrapped.replace(_CONTINUED, "").replace(_KEPT, " ")
+
+
 def _escape_surrogates(text: str, which: re.Pattern[str] = _SURROGATE) -> str:
     return which.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
@@ -332,10 +379,11 @@ def _line(cells: Sequence[str], columns: Sequence[tuple[int, bool]]) -> str:
 
 def _stacked(cells: Sequence[str], columns: Sequence[str], width: int) -> str:
     """A row of a table as lines: the first cell, then the other cells, wrapped at `width` terminal columns."""
+    if not any(columns):
+        return wrap("  ".join(cells), width, 4) + "\n"
     pairs = [f"{column} {cell}" for column, cell in zip(columns[1:], cells[1:], strict=True)]
-    pairs = [pair.replace(" ", "\xa0") if len(pair) <= width - 2 else pair for pair in pairs]  # stays on one line
-    lines = textwrap.wrap("  ".join(pairs), max(width - 2, 10), break_on_hyphens=False, break_long_words=False)
-    return "".join(f"{line}\n" for line in (cells[0], *(f"  {line}" for line in lines))).replace("\xa0", " ")
+    pairs = [pair.replace(" ", _KEPT) if cell_len(pair) <= width - 2 else pair for pair in pairs]
+    return f"{wrap(cells[0], width)}\n{wrap('  ' + '  '.join(pairs), width)}\n"
 
 
 def shorten_number(number: float) -> str:

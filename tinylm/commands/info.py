@@ -7,6 +7,7 @@ import dataclasses
 import math
 import statistics
 import string
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from tinylm.commands.console import Console
+from tinylm.commands.console import Console, terminal_columns
 from tinylm.commands.next_steps import shell_quote, use_commands
 from tinylm.commands.option_groups import complete_runs, with_option_groups
 from tinylm.commands.options import OutputOptions, print_fields
@@ -228,11 +229,11 @@ def _print_run(console: Console, run: _Described, all_settings: bool) -> None:
     if run.sample:
         console.result("\nsample")
         for line in run.sample[:SAMPLE_CHARACTERS].splitlines()[:SAMPLE_LINES]:
-            console.result(f"  {line}")
+            console.line(f"  {line}")
     console.result("\ncommands")
     more = {} if all_settings or not run.settings else {"settings": f"tinylm info {shell_quote(run.path)} --all"}
     for purpose, command in (run.record["commands"] | more).items():
-        console.result(f"  {purpose + ':':<10} {command}")
+        console.line(f"  {purpose + ':':<10} {command}", 13)
     for title, fields in run.settings.items() if all_settings else ():
         print_fields(console, title, fields)
 
@@ -261,7 +262,7 @@ def _print_curve(console: Console, run: _Described) -> None:
 
 def _draw(console: Console, title: str, curves: list[Curve]) -> bool:
     """Print a title and a plot, and return True. If there are no points, print nothing and return False."""
-    lines = draw(curves, min(console.columns, MAX_PLOT_COLUMNS), PLOT_ROWS, "steps")
+    lines = draw(curves, min(terminal_columns(sys.stdout), MAX_PLOT_COLUMNS), PLOT_ROWS, "steps")
     for line in ["", title, *lines] if lines else ():
         console.result(line)
     return bool(lines)

@@ -149,6 +149,8 @@ def sample(
             next_stream += prompt.config.num_samples * (1 + prompt.text.count("\n"))
     if loaded.architecture == "decoder" and not console.as_json:
         console.result("")
+    if chat_format is None and loaded.chat_template is not None and not printer.has_text:
+        console.note("The model ended the text before its first word. It has a chat template: --chat answers prompts.")
     seconds = time.monotonic() - start
     rate = printer.tokens / max(seconds, 1e-9)
     console.note(f"{printer.tokens} tokens in {seconds:.2f} s, {rate:.0f} per second.")
@@ -257,13 +259,15 @@ def reject_settings_without_effect(prompt: "Prompt", flags: Mapping[str, str], a
 class _Printer:
     """Prints generated texts, as text or JSON records, and counts the generated tokens.
 
-    separator: the text between two samples. tokens: number of generated tokens, or of filled masks.
+    separator: the text between two samples. tokens: number of generated tokens, or of filled masks. has_text: whether
+    anything but white space was generated.
     """
 
     console: Console
     options: PrintOptions
     separator: str
     tokens: int = 0
+    has_text: bool = False
 
     def print_continuation(self, prompt: "Prompt", continuation: "Continuation", separate: bool) -> None:
         """Generate and print the samples of a prompt, with the separator between them and no line break at the end.
@@ -283,6 +287,7 @@ class _Printer:
                 console.result(chunk.text, end="")
         samples = continuation.samples
         self.tokens += sum(sample.tokens for sample in samples)
+        self.has_text |= any(sample.text.strip() for sample in samples)
         if console.as_json:
             for sample in samples:
                 self._record(prompt, _sample_fields(sample))

@@ -269,8 +269,8 @@ def show_plan(console: Console, plan: "Plan", config: RunConfig, trainable_param
         console.record(_plan_record(plan, config, trainable_parameters))
         return
     for name, text in _plan_lines(plan, config, trainable_parameters).items():
-        write = console.result if as_result else console.note
-        write(f"{name + ':':<10} {text}")
+        write = console.line if as_result else console.note
+        write(f"{name + ':':<10} {text}", 11)
 
 
 def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> dict[str, str]:

@@ -81,21 +81,24 @@ def _loss(record: Record) -> float | None:
     return number(value)
 
 
-def read_curves(run: Path, points: int, tokens_per_step: int | None) -> dict[str, Any]:
+def read_curves(run: Path, points: int, tokens_per_step: int | None, best_step: int | None = None) -> dict[str, Any]:
     """The curves of a run as columns of numbers.
 
     train, val: columns `step`, `seconds`, `tokens` and the metrics that have values; `tokens` is missing without
     `tokens_per_step`. layers: gradient norms by layer, if they were logged. experts: the share of each expert in the
-    tokens of each layer, in the last record that has it.
+    tokens of each layer, in the last record that has it. best: the metrics of the evaluation at `best_step`.
 
     Raises TinyLMError as `read_metrics` does.
     """
     train, val, layers = Thinned(points // 2), Thinned(points // 2), Thinned(points // 8)
     names: dict[str, None] = {}
     experts: Any = None
+    best: Record = {}
     for record in iterate_metrics(run):
         if record.get("val_loss") is not None:
             val.add(record)
+            if record["step"] == best_step:
+                best = {name: number(record.get(f"val_{name}")) for name in METRICS}
             continue
         norms = record.pop("gradient_norms", None)
         experts = record.pop("expert_shares", experts)
@@ -108,6 +111,7 @@ def read_curves(run: Path, points: int, tokens_per_step: int | None) -> dict[str
     curves: dict[str, Any] = {
         "train": _columns(train, SERIES, tokens_per_step),
         "val": _columns(val, ("val_bits_per_byte", "val_loss", *(f"val_{name}" for name in METRICS)), tokens_per_step),
+        "best": best,
     }
     if names:
         rows = list(layers)

@@ -99,7 +99,7 @@ def collect_run(path: Path, n_runs: int = 1) -> Run:
     points = min(MAX_POINTS, POINTS // n_runs)
     run["curves"], run["samples"] = {}, []
     try:
-        run["curves"] = read_curves(path, points, tokens_per_step)
+        run["curves"] = read_curves(path, points, tokens_per_step, run["best_step"])
         run["samples"] = read_samples(path, min(MAX_SAMPLES, SAMPLES // n_runs))
     except TinyLMError as error:
         run["problems"].append(str(error))

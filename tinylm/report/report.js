@@ -53,7 +53,11 @@
   }
 
   function table(headings, rows, attributes = {}) {
-    const cell = (value) => (value instanceof Node && value.tagName === "TD" ? value : el("td", {}, value));
+    const cell = (value, i) => {
+      const node = value instanceof Node && value.tagName === "TD" ? value : el("td", {}, value);
+      node.dataset.name = headings[i + 1]; // shown by the style of stacked tables
+      return node;
+    };
     return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": attributes.caption || "table" },
       el("table", { class: attributes.class },
         attributes.caption ? el("caption", {}, attributes.caption) : null,
@@ -227,15 +231,21 @@
     return el("p", { class: "live" }, `Training is running: this page reloads every ${report.refresh} seconds. `, el("label", {}, paused, " Pause"));
   }
 
-  // ---- Overview
+  // ---- Overview: the results first, of the best weights on the validation text
+  const best = (name) => (run) => run.curves.best && run.curves.best[name];
+  const overview = [
+    ["bits per byte", (run) => run.val_bits_per_byte, fixed], ["accuracy", best("accuracy"), fixed], ["margin", best("margin"), fixed],
+    ["validation loss", (run) => run.val_loss, fixed], ["at step", (run) => run.best_step, whole], ["steps", (run) => run.step, whole],
+    ["time", (run) => run.seconds, duration], ["parameters", (run) => run.parameters, whole], ["kind", (run) => run.kind, unbroken],
+  ].filter(([, value]) => runs.some((run) => value(run) != null));
   section("overview", "Overview",
-    table(["run", "kind", "parameters", "steps", "time", "bits per byte", "validation loss", "at step"], runs.map((run, i) => {
+    table(["run", ...overview.map(([title]) => title)], runs.map((run, i) => {
       const swatch = el("span", { class: "swatch" });
       swatch.style.borderTopColor = `var(--run${i % 8})`;
-      return [el("span", {}, swatch, " ", run.name), unbroken(run.kind), whole(run.parameters), whole(run.step), duration(run.seconds),
-        fixed(run.val_bits_per_byte), fixed(run.val_loss), whole(run.best_step)];
-    })),
-    el("p", { class: "faint" }, "Of the best weights on the validation text. Bits per byte of models with different tokenizers can be compared, losses in nats per token cannot."),
+      return [el("span", {}, swatch, " ", run.name), ...overview.map(([, value, shownAs]) => shownAs(value(run)))];
+    }), { class: "stacked" }),
+    el("p", { class: "faint" }, `Of the best weights on the validation text. The validation loss is in ${[...new Set(runs.map((run) => run.loss_unit))].join(" or ")}.${
+      runs.some((run) => run.val_bits_per_byte != null) ? " Bits per byte of models with different tokenizers can be compared, losses in nats per token cannot." : ""}`),
     runs.flatMap((run) => run.problems.map((text) => el("p", { class: "problem" }, `${run.name}: ${text}`))),
     report.models ? null : el("p", { class: "faint" }, "Attention, loss per token, evaluation and memorisation need the model: write the report with tinylm report."));
 

@@ -136,8 +136,6 @@ def test_a_model_has_one_loss_in_training_in_eval_and_as_an_export(
     run_ok("merge-lora", "ad/last", "-m", "run/last", "--out", "merged")
     logged, adapted = (read_metrics(here / name)[-1]["val_loss"] for name in ("run", "ad"))
     assert evaluated("-m", "run/last")["loss"] == pytest.approx(logged, rel=1e-6)
-        evaluated("-m", "run/last", "--dtype", "auto")["loss"] == evaluated("-m", "run/last", "--dtype", dtype)["loss"]
-    )
     assert tinylm_api.load("run/last").evaluate().loss == pytest.approx(logged, rel=1e-6)
     assert evaluated("--adapter", "ad/last", "-m", "run/last")["loss"] == pytest.approx(adapted, rel=1e-6)
     own, exported = (evaluated("-m", model, second, "--dtype", dtype)["loss"] for model in ("run/last", "hf"))

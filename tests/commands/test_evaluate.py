@@ -119,9 +119,6 @@ def test_baselines_are_compressors_and_a_character_model(run: Path, text: Path, 
     assert (snapshot(run), snapshot(here)) == before  # evaluating writes no file
 
 
-# Documents
-
-
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_model_has_one_loss_in_training_in_eval_and_as_an_export(
     dtype: str, corpus: Path, second: Path, here: Path, monkeypatch: pytest.MonkeyPatch
@@ -145,6 +142,9 @@ def test_a_model_has_one_loss_in_training_in_eval_and_as_an_export(
     assert merged == pytest.approx(unmerged, rel=1e-5 if dtype == "fp32" else 2**-8)
     if dtype == "bf16":
         assert evaluated("-m", "run/last", "--dtype", "fp32")["loss"] != pytest.approx(logged, rel=1e-6)
+
+
+# Documents
 
 
 def test_documents_have_their_own_losses_in_json_and_in_a_table_by_loss(run: Path, here: Path) -> None:

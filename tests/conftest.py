@@ -42,6 +42,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setattr(machine, "MEASURE_SECONDS", 0.0)  # in tests whose cache has no profile
 
 
+@pytest.fixture(autouse=True, scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory, machine_profile: Path) -> Iterator[None]:
+    """The cache of fixtures that several tests share."""
+    cache = tmp_path_factory.mktemp("shared") / "cache"
+    shutil.copytree(machine_profile, cache)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINYLM_CACHE", str(cache))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """A test draws the same tensors whichever tests ran before it in its process."""

@@ -12,8 +12,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.machines import write_profile
+from tests.machines import AUTO_DTYPE, write_profile
 from tests.trained_runs import adapter, bpe_run, encoder, run, shelf, shelf_cache, translator  # noqa: F401, fixtures
+from tinylm.kernels.cpu_features import computes_bf16
 from tinylm.machine import measure as machine
 
 # The same examples in every run, so that a failure is due to a change; --hypothesis-profile explore draws others. No
@@ -25,12 +26,30 @@ settings.load_profile("tinylm")
 _caches = itertools.count()
 
 
+def pytest_configure() -> None:
+    """TINYLM_TEST_DTYPE: fp32 or bf16, the number format that `auto` chooses on a CPU, in child processes, too."""
+    if AUTO_DTYPE not in ("fp32", "bf16"):
+        raise pytest.UsageError("TINYLM_TEST_DTYPE is fp32 or bf16.")
+    if AUTO_DTYPE == "bf16" and not computes_bf16():
+        pytest.exit("This processor has no instructions for bf16, so `auto` is always fp32 here.", returncode=0)
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, machine_profile: Path) -> None:
     cache = tmp_path_factory.getbasetemp() / f"tinylm-cache-{next(_caches)}"
     shutil.copytree(machine_profile, cache, copy_function=os.link)  # tinylm replaces files and never writes into one
     monkeypatch.setenv("TINYLM_CACHE", str(cache))
     monkeypatch.setattr(machine, "MEASURE_SECONDS", 0.0)  # in tests whose cache has no profile
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory, machine_profile: Path) -> Iterator[None]:
+    """The cache of fixtures that several tests share."""
+    cache = tmp_path_factory.mktemp("shared") / "cache"
+    shutil.copytree(machine_profile, cache)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINYLM_CACHE", str(cache))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """A machine for plans in tests, without measurements."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tinylm.machine.measure import COMPARED_DTYPES, Machine, layer_seconds_entry
 MATMUL_RATE = 1e11  # FLOP/s
 LAYER_SECONDS = 5e-5  # per token and layer
 GIB = 1 << 30
+AUTO_DTYPE = os.environ.get("TINYLM_TEST_DTYPE", "fp32")  # what `dtype="auto"` chooses on a CPU with bf16 instructions
 
 
 def machine(device: str = "cpu", **properties: Any) -> Machine:
@@ -21,11 +23,12 @@ def machine(device: str = "cpu", **properties: Any) -> Machine:
 
 
 def write_profile(cache: Path) -> None:
-    """Records in a cache folder what a command would measure in a second: bf16 is not faster."""
+    """Records in a cache folder what a command would measure in a second: AUTO_DTYPE is the faster number format."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINYLM_CACHE", str(cache))
+        rates = {"fp32": MATMUL_RATE, "bf16": MATMUL_RATE * (1.25 if AUTO_DTYPE == "bf16" else 1.0)}
         for dtypes in (COMPARED_DTYPES, ("fp32",), ("bf16",)):
-            matmul_rates_entry("cpu", dtypes).write(dict.fromkeys(dtypes, MATMUL_RATE))
+            matmul_rates_entry("cpu", dtypes).write({dtype: rates[dtype] for dtype in dtypes})
         for dtype in COMPARED_DTYPES:
             layer_seconds_entry("cpu", dtype).write({dtype: LAYER_SECONDS})
         wake_up_entry().write({"seconds": 1e-6})

@@ -192,7 +192,8 @@ def test_a_deleted_working_directory_is_an_error_that_says_so(tmp_path: Path) ->
     assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
 
 
-def test_no_color_is_honoured() -> None:
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
     colour = re.compile(r"\x1b\[[0-9;]*3[0-9]")
     assert colour.search(shell("info", "x", env={"FORCE_COLOR": "1"}).stderr)
     assert not colour.search(shell("info", "x", env={"FORCE_COLOR": "1", "NO_COLOR": "1"}).stderr)

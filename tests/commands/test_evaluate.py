@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+import tinylm as tinylm_api
 from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
 from tests.trained_runs import trained
 from tinylm.evaluation.baselines import ngram_bits_per_byte
 from tinylm.run_directory.loading import load_model, read_config, summarise
+from tinylm.run_directory.metrics_log import read_metrics
 
 KEYS = ["model", "text", "loss", "perplexity", "bits_per_character", "bits_per_byte", "tokens", "characters", "bytes"]
 
@@ -66,7 +68,7 @@ def test_json_has_the_documented_keys_and_the_table_its_values(run: Path, text: 
     names = "nats per token,perplexity,bits per character,bits per byte,tokens scored,characters scored,bytes scored"
     assert [line.rpartition("  ")[0].strip() for line in lines] == names.split(",")
     assert lines[0].split()[-1] == f"{record['loss']:.4f}"
-    assert result.stderr.startswith("On cpu (1 threads): no GPU was found; fp32: exact.\n")
+    assert result.stderr.startswith("On cpu (1 threads): no GPU was found; fp32: as in training.\n")
     assert run_ok("eval", "-m", run, text, "--quiet").stderr == ""
 
 
@@ -115,6 +117,31 @@ def test_baselines_are_compressors_and_a_character_model(run: Path, text: Path, 
     assert record["baselines"]["order-5 characters"] == pytest.approx(expected)
     assert "bits per byte, gzip" in run_ok("eval", "-m", run, text, "--baselines").stdout
     assert (snapshot(run), snapshot(here)) == before  # evaluating writes no file
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_model_has_one_loss_in_training_in_eval_and_as_an_export(
+    dtype: str, corpus: Path, second: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is that of the format of training, which eval takes from the run or adapter. Merging rounds other products, in
+    which a number of bf16 has 8 significant bits."""
+    monkeypatch.setattr("tinylm.kernels.cpu_features.computes_bf16", lambda: True)
+    steps = ("--steps", 6, "--eval-every", 6, "--lr", 0.05, "--dtype", dtype)
+    run_ok("train", corpus, "--out", "run", *steps, *TINY)
+    run_ok("export", "run/last", "--to", "hf", "--out", "hf")
+    run_ok("finetune-lora", second, "-m", "run/last", "--out", "ad", *steps)
+    run_ok("merge-lora", "ad/last", "-m", "run/last", "--out", "merged")
+    logged, adapted = (read_metrics(here / name)[-1]["val_loss"] for name in ("run", "ad"))
+    assert evaluated("-m", "run/last")["loss"] == pytest.approx(logged, rel=1e-6)
+    assert tinylm_api.load("run/last").evaluate().loss == pytest.approx(logged, rel=1e-6)
+    assert evaluated("--adapter", "ad/last", "-m", "run/last")["loss"] == pytest.approx(adapted, rel=1e-6)
+    own, exported = (evaluated("-m", model, second, "--dtype", dtype)["loss"] for model in ("run/last", "hf"))
+    assert exported == pytest.approx(own, rel=1e-6)
+    how = (second, "--dtype", dtype)
+    merged, unmerged = (evaluated(*m, *how)["loss"] for m in (("-m", "merged"), ("--adapter", "ad/last")))
+    assert merged == pytest.approx(unmerged, rel=1e-5 if dtype == "fp32" else 2**-8)
+    if dtype == "bf16":
+        assert evaluated("-m", "run/last", "--dtype", "fp32")["loss"] != pytest.approx(logged, rel=1e-6)
 
 
 # Documents

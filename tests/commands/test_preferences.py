@@ -74,6 +74,22 @@ def test_a_run_is_resumed_exactly_and_learns_to_prefer(kind: str, model: Path, p
         assert_error(tinylm("train", "--resume", "parts", "--steps", 9), 1, "first.safetensors")
 
 
+@pytest.mark.parametrize("kind", ["lora", "full"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_before_the_first_step_the_loss_is_log_2_also_if_the_base_was_trained_with_dropout(
+    kind: str, dtype: str, preferences: Path, here: Path
+) -> None:
+    """The model and its reference then compute the same numbers, so that every margin is 0, also in 16 bits."""
+    chats = [{"prompt": r["prompt"], "completion": r["rejected"]} for r in RECORDS]
+    run_ok("train", write_lines(here / "chats.jsonl", chats), "--out", "model", *SHORT, "--dropout", 0.3)
+    start = ("finetune-lora", "-m", "model") if kind == "lora" else ("train", "--init-from", "model")
+    run_ok(*start, preferences, "--out", "dpo", "--dtype", dtype, *FIXED, "--steps", 1, "--batch-size", 60)
+    validated, trained, *_ = read_metrics(here / "dpo")
+    assert (validated["step"], trained["step"]) == (0, 1)
+    assert [validated["val_loss"], trained["loss"]] == pytest.approx([np.log(2)] * 2, rel=1e-6)
+    assert (validated["val_margin"], trained["margin"]) == (0.0, 0.0)
+
+
 def test_preferences_from_standard_input_lose_unknown_characters_if_asked_to(model: Path, preferences: Path) -> None:
     """A pair whose answer becomes empty is left out as a whole, so that the others stay pairs."""
     lines = preferences.read_text() + json.dumps({"prompt": "Say 1", "chosen": "ß", "rejected": "1!"}) + "\n"

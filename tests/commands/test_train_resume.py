@@ -183,7 +183,7 @@ def test_the_last_weights_of_an_adapter_are_named_by_their_folder_and_can_be_a_b
     (scored,) = records(run_ok("eval", "--adapter", "ad/last", "-m", run, "--json"))
     assert scored["loss"] == pytest.approx(losses(here / "ad")[8], rel=1e-4)
     run_ok("merge-lora", "ad/last", "-m", run, "--out", "merged")
-    text = ("eval", "facts.txt", "--format", "lines", "--json", "-m")
+    text = ("eval", "facts.txt", "--format", "lines", "--json", "--dtype", "fp32", "-m")
     merged, adapted = (records(run_ok(*text, *m))[0]["loss"] for m in (("merged",), (run, "--adapter", "ad/last")))
     assert merged == pytest.approx(adapted, rel=1e-4)
     run_ok("train", "facts.txt", "--format", "lines", "--out", "checkpoints/base", "--steps", 4, *TINY)

@@ -143,7 +143,7 @@ def test_the_loss_of_answers_is_that_of_the_peer(saved: tuple[Any, Path], chats:
             logits = peer(ids).logits[0, :-1].double()
         nats += torch.nn.functional.cross_entropy(logits, labels[0, 1:], reduction="sum").item()
         count += int(mask.sum())
-    result = tinylm.load(folder).evaluate(chats)
+    result = tinylm.load(folder, dtype="fp32").evaluate(chats)
     assert result.tokens == count
     assert result.loss == pytest.approx(nats / count, rel=1e-5)
 

@@ -53,14 +53,15 @@ def test_training_is_in_bf16_where_that_is_faster(
 ) -> None:
     for capability, dtype in (((9, 0), "bf16"), ((8, 0), "bf16"), ((7, 5), "fp32"), ((6, 1), "fp32")):
         machine("cuda", capability=capability)
-        assert training_dtype("auto", "cuda").value == d.choose_inference_dtype("auto", "cuda").value == dtype
-    assert training_dtype("auto", "mps").value == d.choose_inference_dtype("auto", "mps").value == "fp32"
+        assert training_dtype("auto", "cuda").value == d.choose_generation_dtype("auto", "cuda").value == dtype
+    assert training_dtype("auto", "mps").value == d.choose_generation_dtype("auto", "mps").value == "fp32"
     for processor, avx, amx, bf16, dtype in (
         ("x86_64", True, False, 3.0, "bf16"),
         ("x86_64", True, False, 1.3, "bf16"),
         ("x86_64", True, False, 1.1, "fp32"),
         ("x86_64", True, False, 0.5, "fp32"),
-        ("AMD64", False, True, 0.5, "bf16"),
+        ("AMD64", False, True, 3.0, "bf16"),
+        ("AMD64", False, True, 0.5, "fp32"),
         ("x86_64", False, False, 3.0, "fp32"),
         ("arm64", True, True, 3.0, "fp32"),
     ):
@@ -68,11 +69,11 @@ def test_training_is_in_bf16_where_that_is_faster(
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda avx=avx: avx)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
         assert training_dtype("auto", "cpu", bf16).value == dtype, (processor, avx, amx, bf16)
-        assert d.choose_inference_dtype("auto", "cpu").value == "fp32"
+        assert d.choose_generation_dtype("auto", "cpu").value == "fp32"
 
 
 def test_a_requested_dtype_is_used_and_an_unknown_or_impossible_one_is_a_usage_error() -> None:
-    for choose in (training_dtype, d.choose_inference_dtype):
+    for choose in (training_dtype, d.choose_generation_dtype):
         for name in ("fp32", "bf16", "fp16"):
             assert choose(name, "cuda") == d.Choice(name, "requested")
         with pytest.raises(UsageError, match="`dtype` is 'int8'; it must be one of: auto, fp32, bf16, fp16"):

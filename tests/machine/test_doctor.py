@@ -35,7 +35,6 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "can_compile", lambda device: True)
     monkeypatch.setattr(doctor, "free_memory", lambda device: 8 << 30)
     monkeypatch.setattr(cpu_features, "computes_bf16", lambda: True)
-    monkeypatch.setattr(cpu_features, "has_amx", lambda: False)
 
 
 def test_a_sound_machine_has_no_problems() -> None:
@@ -143,11 +142,11 @@ def test_unused_cores_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ["unset it to use all 4" in message for message, _ in problems()] == [True]
 
 
-@pytest.mark.parametrize(("amx", "formats"), [(False, COMPARED_DTYPES), (True, ("bf16",))])
+@pytest.mark.parametrize(("bf16", "formats"), [(True, COMPARED_DTYPES), (False, ("fp32",))])
 def test_refresh_records_what_is_measured_now(
-    amx: bool, formats: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    bf16: bool, formats: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_features, "has_amx", lambda: amx)
+    monkeypatch.setattr(cpu_features, "computes_bf16", lambda: bf16)
     rates: dict[str, Any] = dict.fromkeys(COMPARED_DTYPES, 7e10)
     monkeypatch.setattr(doctor, "measure_matmul_rates", lambda device, dtypes: {name: rates[name] for name in dtypes})
     monkeypatch.setattr(doctor, "measure_layer_seconds", lambda dtype: {dtype: 8e-6})

@@ -62,7 +62,8 @@ def test_the_number_format_is_the_faster_one_unless_capabilities_determine_it(mo
     for bf16, amx, rates, dtype in (
         (True, False, slow, "fp32"),
         (True, False, fast, "bf16"),
-        (True, True, slow, "bf16"),
+        (True, True, slow, "fp32"),
+        (False, True, fast, "bf16"),
         (False, False, fast, "fp32"),
     ):
         monkeypatch.setattr(platform, "machine", lambda: "x86_64")
@@ -72,6 +73,31 @@ def test_the_number_format_is_the_faster_one_unless_capabilities_determine_it(mo
             module.matmul_rates_entry("cpu", names).write({name: rates[name] for name in names})
         found = module.choose_machine("cpu", "auto", Mock())
         assert (found.dtype, found.matmul_rate) == (dtype, module.round_measured(rates[dtype]))
+
+
+def test_losses_are_in_the_format_of_training_or_of_16_bit_weights_or_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fp32, bf16, fp16 = torch.float32, torch.bfloat16, torch.float16
+    for wanted, weights, recorded, has_bf16, faster, expected in (
+        ("auto", fp32, "fp32", True, 3.0, "fp32: as in training"),
+        ("auto", fp32, "bf16", True, 0.5, "bf16: as in training"),
+        ("auto", bf16, "fp32", True, 3.0, "fp32: as in training"),
+        ("auto", fp32, "bf16", False, 3.0, "fp32: the device has no fast bf16"),
+        ("auto", fp32, "fp16", True, 3.0, "bf16: the device computes in it"),
+        ("auto", fp32, None, True, 3.0, "bf16: the device computes in it"),
+        ("auto", fp32, None, True, 1.1, "fp32: bf16 is less than 1.2 times as fast as fp32"),
+        ("auto", bf16, None, False, 3.0, "bf16: that of the weights"),
+        ("auto", fp16, "fp16", True, 3.0, "fp16: that of the weights"),
+        ("fp32", bf16, "bf16", True, 3.0, "fp32: requested"),
+        ("bf16", fp32, "fp32", False, 3.0, "bf16: requested"),
+    ):
+        monkeypatch.setattr("tinylm.kernels.cpu_features.computes_bf16", lambda has_bf16=has_bf16: has_bf16)
+        rates = {"fp32": 1e11, "bf16": faster * 1e11}
+        monkeypatch.setattr(module, "_matmul_rate", lambda device, reporter, rates=rates: rates.__getitem__)
+        found = module.choose_loss_dtype(wanted, "cpu", weights, recorded, Mock())
+        assert f"{found.value}: {found.reason}" == expected, (wanted, weights, recorded, has_bf16, faster)
+    assert module.choose_loss_dtype("auto", "cuda", fp32, "fp16", Mock()).value == "fp16"
 
 
 def test_formats_are_timed_in_turns_and_the_best_rate_of_each_counts(monkeypatch: pytest.MonkeyPatch) -> None:

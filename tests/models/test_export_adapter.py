@@ -86,14 +86,14 @@ def test_peft_loads_the_run_and_its_export_with_equal_logits(name: str, trained:
     result = exported((base, run), tmp_path / "adapter")
     assert {path.name for path in tmp_path.iterdir()} == {"adapter"}
     assert {path.name for path in result.path.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
-    ours = tinylm.load(base, adapters=[run]).logits(TOKENS)
+    ours = tinylm.load(base, adapters=[run], dtype="fp32").logits(TOKENS)
     without = peer_logits(make_peer(ADAPTERS[name][0]))
     for folder in (result.path, run):  # the run itself has the adapter in PEFT's format, too
         theirs = peer_logits(in_peft(make_peer(ADAPTERS[name][0]), folder))
         torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=1e-4)
     assert (ours - without).abs().max() > 1e-3
     assert result.difference <= TOLERANCE * ours.abs().max() and result.change > 1e-3
-    again = tinylm.load(base, adapters=[result.path])
+    again = tinylm.load(base, adapters=[result.path], dtype="fp32")
     torch.testing.assert_close(again.logits(TOKENS), ours, atol=1e-4, rtol=1e-4)
 
 

@@ -74,7 +74,7 @@ def test_transformers_and_tinylm_load_an_export(
         peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
         tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert not caplog.records
-    model = tinylm.load(runs[shape])
+    model = tinylm.load(runs[shape], dtype="fp32")
     ids = torch.tensor([model.encode(TEXT[-30:])])
     assert tokenizer(TEXT[-30:], add_special_tokens=False)["input_ids"] == ids[0].tolist()
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_an_export_has_the_chosen_dtype_and_reports_what_rounding_changes(run: P
     exported = tinylm.export_model(run, to="hf", out=tmp_path / "hf", dtype="bf16")
     peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     assert {parameter.dtype for parameter in peer.parameters()} == {torch.bfloat16}
-    model = tinylm.load(run)
+    model = tinylm.load(run, dtype="fp32")
     shape = (2, min(64, model.context))
     ids = torch.randint(model.tokenizer.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -1,5 +1,6 @@
 """Training runs on disk. Reference for a resumed run: the uninterrupted run, to the bit. test_ranks.py has restarts."""
 
+import copy
 import dataclasses
 import errno
 import math
@@ -20,8 +21,9 @@ from tests.planning.planned import data
 from tests.shell import snapshot
 from tests.training.conftest import Begin
 from tests.training.run_sessions import SHAPE, TOKENIZER, Killed, RunSession, adapter_for, config_of, contents
-from tests.variants import small
+from tests.variants import every_variant, randomised, small
 from tinylm.adapters.bottleneck import SUBLAYERS
+from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig, RunConfig
 from tinylm.config.settings import TrainSettings
 from tinylm.config.training import Budget
@@ -29,7 +31,7 @@ from tinylm.distributed.ranks import Ranks
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.loop import evaluate_loss
 from tinylm.kernels import thread_placement
-from tinylm.machine.device import DTYPES
+from tinylm.machine.device import DTYPES, autocast, weights_dtype
 from tinylm.machine.measure import LoadMeter
 from tinylm.models.adapter import add_adapter
 from tinylm.objectives.loss import next_token
@@ -47,7 +49,7 @@ from tinylm.training import resume as restart
 from tinylm.training.events import Evaluated, Logged, Notice, Stepped
 from tinylm.training.pipeline import Session
 from tinylm.training.resume import start_run
-from tinylm.training.run import TrainingRun, set_weights_dtype
+from tinylm.training.run import TrainingRun, disable_dropout, set_weights_dtype
 from tinylm.training.trainer import StopTraining
 from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.architectures import Transformer
@@ -318,7 +320,7 @@ def test_an_adapter_in_bf16_learns_as_in_fp32_with_frozen_matrices_in_bf16(token
         session._model = lambda config, build=build, models=models: models.append(build(config)) or models[0]
         session.begin(config_of(adapter, runtime={"dtype": dtype}, lr=0.08))
         for name, parameter in models[0].named_parameters():
-            frozen_matrix = not parameter.requires_grad and parameter.dim() > 1
+            frozen_matrix = not parameter.requires_grad and parameter.dim() > 1 and name != "embedding.weight"
             assert parameter.requires_grad == (".lora_" in name)
             assert parameter.dtype == (DTYPES[dtype] if frozen_matrix else torch.float32), name
         assert {tensor.dtype for tensor in last_save(session.path).read_weights().values()} == {torch.float32}
@@ -326,6 +328,30 @@ def test_an_adapter_in_bf16_learns_as_in_fp32_with_frozen_matrices_in_bf16(token
     assert losses["bf16"] == pytest.approx(losses["fp32"], abs=0.003)
     assert losses["fp32"][-1] < losses["fp32"][0] - 0.01
     assert losses["bf16"] != losses["fp32"]
+
+
+@every_variant
+def test_a_frozen_model_in_bf16_computes_to_the_bit_what_fp32_weights_do_under_autocast(
+    config: ModelConfig,
+) -> None:
+    """Also a tied output layer, and learned and relative positions."""
+    model = randomised(build_model(config)).eval()
+    frozen = copy.deepcopy(model).requires_grad_(False)
+    set_weights_dtype(frozen, torch.bfloat16)
+    assert weights_dtype(frozen) == torch.bfloat16
+    ids = torch.randint(config.vocab_size, (2, config.context))
+    with autocast("cpu", "bf16"):
+        one, other = (network.probe(ids).hidden for network in (model, frozen))
+        assert torch.equal(one, other)
+        assert torch.equal(model.logits(one), frozen.logits(other))
+
+
+def test_dropout_of_the_model_is_turned_off_and_that_of_an_adapter_is_not(adapter: AdapterConfig) -> None:
+    model = build_model(dataclasses.replace(SHAPE, dropout=0.3, attention_dropout=0.2))
+    layers = add_adapter(model, dataclasses.replace(adapter, dropout=0.5))
+    disable_dropout(model)
+    rates = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    assert sorted(set(rates)) == [0.0, 0.5] and rates.count(0.5) == len(layers)
 
 
 def test_no_frozen_parameter_in_bf16_keeps_the_memory_it_was_loaded_in(adapter: AdapterConfig) -> None:

@@ -155,7 +155,8 @@ class DeviceSettings:
     dtype: Annotated[
         str,
         Setting(
-            "Floating-point format; auto: by the device, or in inference that of 16-bit weights (default: auto).",
+            "Floating-point format; auto: by the device; of losses, that of training or of 16-bit weights; of "
+            "samples, that of the weights (default: auto).",
             Panel.MACHINE,
             metavar="|".join(("auto", *DTYPES)),
         ),

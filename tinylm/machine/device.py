@@ -51,8 +51,8 @@ def choose_device(wanted: str) -> Choice:
 def choose_training_dtype(wanted: str, device: str, matmul_rate: Callable[[str], float]) -> Choice:
     """The number format: fp32, bf16 or fp16. `auto` is bf16 if the device has fast bf16 instructions, else fp32.
 
-    `matmul_rate` returns the FLOP/s of matrix multiplication in a format. It is called for CPUs with bf16 instructions
-    but without AMX, since some of these compute in bf16 at half the speed of fp32 (decision 015).
+    `matmul_rate` returns the FLOP/s of matrix multiplication in a format. It is called for CPUs with bf16 instructions,
+    since some of these compute in bf16 at half the speed of fp32 (decision 015).
 
     Raises UsageError for an unknown format and for fp16 on a CPU.
     """
@@ -68,9 +68,9 @@ def choose_training_dtype(wanted: str, device: str, matmul_rate: Callable[[str],
     return Choice(wanted, "requested")
 
 
-def choose_inference_dtype(wanted: str, device: str, weights: torch.dtype = torch.float32) -> Choice:
-    """The number format: fp32, bf16 or fp16. For 16-bit weights, `auto` is their format. For fp32 weights, it is bf16
-    on CUDA devices with bf16 instructions, else fp32.
+def choose_generation_dtype(wanted: str, device: str, weights: torch.dtype = torch.float32) -> Choice:
+    """The number format of generation: fp32, bf16 or fp16. For 16-bit weights, `auto` is their format. For fp32
+    weights, it is bf16 on CUDA devices with bf16 instructions, else fp32.
 
     weights: dtype of the weights, as from `weights_dtype`.
 
@@ -101,9 +101,16 @@ def computes_bf16(device: str) -> bool:
     return device == "cpu" and cpu_features.computes_bf16()
 
 
+def computes(device: str, dtype: str) -> bool:
+    """Whether the device has instructions for a number format."""
+    if dtype == "bf16":
+        return computes_bf16(device)
+    return dtype == "fp32" or device != "cpu"
+
+
 def must_compare_bf16(device: str) -> bool:
-    """Whether the device is a CPU with bf16 instructions but without AMX, on which bf16 may be slower than fp32."""
-    return device == "cpu" and cpu_features.computes_bf16() and not cpu_features.has_amx()
+    """Whether the device is a CPU with bf16 instructions, on which bf16 may be slower than fp32."""
+    return device == "cpu" and computes_bf16(device)
 
 
 def identify_device(device: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from tinylm.kernels.process import (
 )
 from tinylm.machine.device import (
     can_compile,
-    choose_inference_dtype,
+    choose_generation_dtype,
     choose_training_dtype,
     describe_device,
     free_memory,
@@ -149,7 +149,7 @@ def _examine_devices(diagnosis: Diagnosis, machine: Machine) -> None:
         "processor": identity["model name"] or identity["architecture"],
         "available": available,
         "training": machine.reasons,
-        "sampling": choose_inference_dtype("auto", machine.device).value,
+        "sampling": choose_generation_dtype("auto", machine.device).value,
         "matmul_tflops": {dtype: round(rate / 1e12, 3) for dtype, rate in _recorded_rates(machine).items()},
         "layer_microseconds": None if machine.layer_seconds is None else round(machine.layer_seconds * 1e6, 1),
         "compiled_layers": "faster" if machine.compiled_is_faster else "not faster, or not available",

@@ -23,10 +23,13 @@ from tinylm.kernels import onednn
 from tinylm.kernels.short_attention import max_unfused_keys
 from tinylm.machine.device import (
     DTYPES,
+    Choice,
     autocast,
     can_compile,
     choose_device,
+    choose_generation_dtype,
     choose_training_dtype,
+    computes,
     describe_device,
     free_memory,
     identify_device,
@@ -103,17 +106,7 @@ def choose_machine(device: str, dtype: str, reporter: Reporter) -> Machine:
     Raises UsageError for a device or format that is unknown or not available.
     """
     chosen_device = choose_device(device)
-
-    # Measured only when called: for a format that `auto` compares, or for the chosen one
-    @functools.cache
-    def rates(dtypes: tuple[str, ...]) -> dict[str, float]:
-        entry = matmul_rates_entry(chosen_device.value, dtypes)
-        return entry.get(lambda: measure_matmul_rates(chosen_device.value, dtypes), reporter)
-
-    def rate(dtype: str) -> float:
-        compared = dtype in COMPARED_DTYPES and must_compare_bf16(chosen_device.value)
-        return rates(COMPARED_DTYPES if compared else (dtype,))[dtype]
-
+    rate = _matmul_rate(chosen_device.value, reporter)
     chosen_dtype = choose_training_dtype(dtype, chosen_device.value, rate)
     return Machine(
         device=chosen_device.value,
@@ -127,6 +120,42 @@ def choose_machine(device: str, dtype: str, reporter: Reporter) -> Machine:
         reasons=f"{describe_device(chosen_device.value)}: {chosen_device.reason}; "
         f"{chosen_dtype.value}: {chosen_dtype.reason}",
     )
+
+
+def choose_loss_dtype(
+    wanted: str, device: str, weights: torch.dtype, recorded: str | None, reporter: Reporter
+) -> Choice:
+    """The number format of the losses, logits and labels of a model: fp32, bf16 or fp16 (decision 046).
+
+    `auto` is the format of its training, if the device computes in it; otherwise that of 16-bit weights; otherwise the
+    one that training here would have.
+
+    weights: as from `weights_dtype`. recorded: the format of its training; `None` if not known. reporter: as in
+        `choose_machine`
+
+    Raises UsageError for an unknown format.
+    """
+    if wanted == "auto" and recorded is not None and computes(device, recorded):
+        return Choice(recorded, "as in training")
+    if wanted == "auto" and weights == torch.float32:
+        return choose_training_dtype("auto", device, _matmul_rate(device, reporter))
+    return choose_generation_dtype(wanted, device, weights)
+
+
+def _matmul_rate(device: str, reporter: Reporter) -> Callable[[str], float]:
+    """The FLOP/s of matrix multiplication in a format, recorded or measured. Formats that `auto` compares are measured
+    together.
+    """
+
+    @functools.cache
+    def rates(dtypes: tuple[str, ...]) -> dict[str, float]:
+        return matmul_rates_entry(device, dtypes).get(lambda: measure_matmul_rates(device, dtypes), reporter)
+
+    def rate(dtype: str) -> float:
+        compared = dtype in COMPARED_DTYPES and must_compare_bf16(device)
+        return rates(COMPARED_DTYPES if compared else (dtype,))[dtype]
+
+    return rate
 
 
 def compiled_is_faster(device: str, dtype: str) -> bool:

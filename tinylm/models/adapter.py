@@ -72,7 +72,8 @@ class LoadedAdapter:
     """An adapter on its base model.
 
     path: as in AdapterSpec. layers: its layers by name. scale: as in AdapterSpec.
-    data, objective: description of the text it was trained on, and the objective; `None` for a PEFT adapter.
+    data, objective, dtype: description of the text it was trained on, the objective and the number format; `None` for
+        a PEFT adapter.
     labels: of the output layer that it adds.
     chat_template: Jinja source of its chat template.
     note: a notice for the user.
@@ -83,6 +84,7 @@ class LoadedAdapter:
     scale: float
     data: DataConfig | None = field(repr=False)
     objective: str | None = None
+    dtype: str | None = None
     chat_template: str | None = field(default=None, repr=False)
     labels: tuple[str, ...] = ()
     note: str | None = None
@@ -251,7 +253,8 @@ def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> Load
             require_tied(model, base, spec.path)
         layers = add_adapter(model, adapter)
         load_adapter_tensors(layers, weights.tensors, spec.path)
-        trained = (config.data, config.objective, config.tokenizer.chat_template, adapter.labels)
+        dtype = config.runtime and config.runtime.dtype
+        trained = (config.data, config.objective, dtype, config.tokenizer.chat_template, adapter.labels)
         loaded = LoadedAdapter(spec.path, layers, spec.scale, *trained)
     set_adapter_scale(loaded.layers, spec.scale)
     return loaded

@@ -43,20 +43,35 @@ def load(
     adapters: run directories or names of adapters, all trained on the same base model, or folders of PEFT adapters; if
         all are PEFT adapters, `path` is required. "DIR=0.5" applies the adapter with a scale of 0.5.
     device: auto (CUDA, then MPS, then the CPU), cuda, mps or cpu.
-    dtype: fp32, bf16, fp16 or auto: that of 16-bit weights; for fp32 weights, bf16 on CUDA where the device computes in
-        it, else fp32.
+    dtype: fp32, bf16, fp16 or auto: losses, logits and labels are computed in the format in which the model or the
+        first adapter was trained, or that of 16-bit weights, or the one that training here would have; text is
+        generated in the format of 16-bit weights, or in fp32 (bf16 on CUDA where the device computes in it).
     quantize: none, or int8 weights for generation, which are smaller, and faster on a CPU.
     reporter: receives notes and warnings. Default: the logger `tinylm`.
 
     Raises UsageError for a setting, a path or an adapter that cannot be used, and TinyLMError for damaged files, for
     adapters that were trained on another base model, and for a failed download.
     """
-    from tinylm.machine.device import DTYPES, choose_device, choose_inference_dtype, describe_device, weights_dtype
+    return _load(path, adapters, device, dtype, quantize, reporter or LogReporter(), only_generates=False)
+
+
+def _load(
+    path: str | Path | None,
+    adapters: Sequence[str | Path],
+    device: str,
+    dtype: str,
+    quantize: str,
+    reporter: Reporter,
+    *,
+    only_generates: bool,
+) -> "Model":
+    """The arguments are those of `load`. only_generates: whether the model is only used for generation."""
+    from tinylm.machine.device import DTYPES, choose_device, choose_generation_dtype, describe_device, weights_dtype
+    from tinylm.machine.measure import choose_loss_dtype
     from tinylm.models.adapter import AdapterSpec, load_adapted_model
     from tinylm.models.model import Model
     from tinylm.models.open import find_model, open_model
 
-    reporter = reporter or LogReporter()
     check_choice("quantize", quantize, ("none", "int8"))
     check_choice("dtype", dtype, ("auto", *DTYPES))
     chosen_device = choose_device(device)
@@ -72,15 +87,20 @@ def load(
     else:
         run = run or newest_model(reporter)
         network, config, tokenizer, _ = open_model(run, chosen_device.value)
-    chosen_dtype = choose_inference_dtype(dtype, chosen_device.value, weights_dtype(network))
+    stored = weights_dtype(network)
+    for_generation = chosen_dtype = choose_generation_dtype(dtype, chosen_device.value, stored)
+    if not only_generates:
+        recorded = loaded[0].dtype if loaded else config.runtime and config.runtime.dtype
+        chosen_dtype = choose_loss_dtype(dtype, chosen_device.value, stored, recorded, reporter)
     note = (
         f"On {describe_device(chosen_device.value)}: {chosen_device.reason}; {chosen_dtype.value}: "
         f"{chosen_dtype.reason}."
     )
     reporter.note(note)
-    if weights_dtype(network) != DTYPES["fp32"]:  # fp32 weights are converted by autocast or for generation
-        network.to(DTYPES[chosen_dtype.value])
-    return Model(run, network, config, tokenizer, chosen_dtype.value, quantize, tuple(loaded), reporter, note)
+    if stored != DTYPES[chosen_dtype.value]:
+        network.float()  # as in training; autocast or the preparation for generation converts them
+    formats = (chosen_dtype.value, for_generation.value)
+    return Model(run, network, config, tokenizer, *formats, quantize, tuple(loaded), reporter, note)
 
 
 def open_generator(
@@ -110,7 +130,7 @@ def open_generator(
             _find(path, reporter)
             reporter.note(converted.note)
             return converted
-    model = load(path, adapters=adapters, device=device, dtype=dtype, quantize=quantize, reporter=reporter)
+    model = _load(path, adapters, device, dtype, quantize, reporter, only_generates=True)
     engine = model.prepare_generation(speed, switches_adapters=switches_adapters)
     if key is not None and engine is not None:
         tokenizer, rows = model.tokenizer.to_str(), model.network.vocab_size
@@ -138,7 +158,7 @@ def open_for_serving(
         if record is not None and is_private(file := private_folder(GGUF_FOLDER) / Path(record.gguf).name):
             mark_used(file)
             return _find(path, reporter).stem, record
-    model = load(path, adapters=adapters, device="cpu", quantize=quantize, reporter=reporter)
+    model = _load(path, adapters, "cpu", "auto", quantize, reporter, only_generates=True)
     record = model.convert_for_serving()
     if key is not None:
         record.write(key)

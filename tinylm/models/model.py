@@ -55,8 +55,9 @@ class Model(EvaluatedModel):
     """A trained model with its tokenizer and adapters. Made by `load`.
 
     path: run directory, Hugging Face folder or GGUF file of the model; with adapters, path of the first adapter.
-    network: the torch module, in evaluation mode; its weights are fp32, or `dtype` if they were stored in 16 bits.
-    dtype: number format of the computation. quantize: "int8" quantizes the weights for generation.
+    network: the torch module, in evaluation mode; its weights are fp32, or `dtype` if they were stored in it.
+    dtype: number format of losses, logits and labels. generation_dtype: that of generation.
+    quantize: "int8" quantizes the weights for generation.
     data, objective: description of the training text, and the objective, of the selected adapter (initially the first)
         or, without an adapter, of the model; `None` if not recorded.
     note: the note of `load` about device and number format.
@@ -67,6 +68,7 @@ class Model(EvaluatedModel):
     config: RunConfig
     tokenizer: Tokenizer
     dtype: str = "fp32"
+    generation_dtype: str = "fp32"
     quantize: str = "none"
     adapters: tuple[LoadedAdapter, ...] = ()
     reporter: Reporter = field(default_factory=LogReporter)
@@ -329,14 +331,15 @@ class Model(EvaluatedModel):
         if not in_place:
             # Fusing replaces tensors, so the copy can share those of the original; only a conversion of the number
             # format changes them in place.
-            converts = any(parameter.dtype != DTYPES[self.dtype] for parameter in self.network.parameters())
+            converts = any(parameter.dtype != DTYPES[self.generation_dtype] for parameter in self.network.parameters())
             tensors = () if converts else (*self.network.parameters(), *self.network.buffers())
             shared = {id(tensor): tensor for tensor in tensors}
             network, adapters = copy.deepcopy((self.network, self.adapters), shared)
             prepared = replace(self, network=network, adapters=adapters)
         if in_place and len(self.adapters) == 1 and not self._switches_adapters:
-            merge_lora(prepared.network, dtype=DTYPES[self.dtype])  # whose layers are then fused as well
-        prepared.network.to(DTYPES[self.dtype])
+            # whose layers are then fused as well
+            merge_lora(prepared.network, dtype=DTYPES[self.generation_dtype])
+        prepared.network.to(DTYPES[self.generation_dtype])
         fuse_model(prepared.network, int8=self.quantize == "int8")
         self._prepared, self._is_prepared = (None, True) if in_place else (prepared, False)
         return prepared
@@ -347,7 +350,7 @@ class Model(EvaluatedModel):
             self.network,
             self.config,
             self.tokenizer,
-            kind=GGUF_TYPES[self.dtype] if self.quantize == "none" else "q8_0",
+            kind=GGUF_TYPES[self.generation_dtype] if self.quantize == "none" else "q8_0",
             quantized=self.path if is_plain and is_gguf(self.path) else None,
             switches_adapters=self._switches_adapters,
         )

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -42,8 +41,8 @@ def dpo(model: LanguageModel, batch: Batch, reference: Reference, beta: float) -
     share of preferences with a positive one.
     """
     output = decoder_output(model, batch)
-    with torch.no_grad(), reference() as other:
-        base = log_ratios(other, decoder_output(other, batch), batch)
+    with reference() as other:  # frozen; `no_grad` would choose other kernels, which round differently in bf16
+        base = log_ratios(other, decoder_output(other, batch), batch).detach()
     margins = beta * (log_ratios(model, output, batch) - base)  # (P,)
     metrics = {"margin": margins.detach().mean(), "accuracy": (margins > 0).float().mean()}
     return Loss(-F.logsigmoid(margins).sum(), len(margins), output.aux, metrics | routing_metrics(output))

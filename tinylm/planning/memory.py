@@ -122,6 +122,8 @@ def training_memory(
     frozen = parameters if request.adapter is not None else 0
     others = request.teacher_parameters
     others += parameters if request.keeps_first_weights else 0
+    # A frozen embedding stays fp32 (see `set_weights_dtype`), unless the base has 16 bits, which is not known here.
+    wide = (4 - size) * config.vocab_size * config.width if frozen or request.keeps_first_weights else 0
     losses = 1 if choose_mtp_weight(request, config) == 0 else 2
     logit_bytes = recipes.LOGIT_BYTES + (losses - 1) * recipes.LOGIT_GRADIENT_BYTES
     moments, update = 8 * trained, 0  # fp32: two moments of Adam
@@ -158,7 +160,7 @@ def training_memory(
     return TrainingMemory(
         ranks=request.ranks,
         process=process,
-        state=state // state_shards + size * frozen // shards + size * others,
+        state=state // state_shards + (size * frozen + wide) // shards + size * others,
         gradients=4 * trained // state_shards,
         gathered=gathered,
         casts=casts,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tinylm.adapters.adapter import without_adapters
 from tinylm.config.run import RunConfig, RuntimeConfig
@@ -51,6 +51,7 @@ from tinylm.training.run_store import open_store
 from tinylm.training.state import TrainerState, restore_optimizer
 from tinylm.training.trainer import Trainer
 from tinylm.transformer.architectures import Decoder, Transformer
+from tinylm.transformer.layers import Dropout
 
 TOKENS = 120  # per sample
 MIN_SECONDS = 5.0  # of training before the first sample
@@ -227,6 +228,8 @@ class TrainingRun:
         if self.parallel == "ddp":
             self.model.to(self.runtime.device)
         set_weights_dtype(self.model, DTYPES[self.runtime.dtype])
+        if OBJECTIVES[self.training.objective].has_reference:
+            disable_dropout(self.model)
         if self.parallel == "fsdp":
             shard_model(self.model, self.runtime.device, self.runtime.dtype)
             if self.rows is not None:
@@ -380,17 +383,33 @@ class TrainingRun:
         return [part.split_windows(parts) for parts in growths for part in by_rows.values()]
 
 
+def disable_dropout(model: Transformer) -> None:
+    """Turn off the model's own dropout, in place; adapters keep theirs.
+
+    The reference has none: with dropout in the model alone, the loss would differ from log 2 before anything is
+    learned.
+    """
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.p = 0.0
+
+
 @torch.no_grad()
 def set_weights_dtype(model: Transformer, dtype: torch.dtype) -> None:
     """Prepare the weights, in place, for training under autocast to `dtype`.
 
-    For bf16, frozen matrices are converted: autocast would round them at each use, and store the result for the
-    backward pass. Frozen vectors are then copied, since a vector that is mapped from a file keeps the whole file in
-    memory. Trained parameters stay fp32, since 16 bits lose small updates.
+    For bf16, the frozen matrices of linear layers are converted: autocast would round them at each use, and store the
+    result for the backward pass. So the model computes the same as before. Other frozen parameters are then copied,
+    since one that is mapped from a file keeps the whole file in memory. Trained parameters stay fp32, since 16 bits
+    lose small updates.
     """
     if weights_dtype(model) != dtype:
         model.float()  # 16-bit weights are used only if autocast computes in the same format
-    if dtype == torch.bfloat16:
-        for parameter in model.parameters():
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.to(dtype) if parameter.dim() > 1 else parameter.data.clone()
+    if dtype != torch.bfloat16:
+        return
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if parameter.requires_grad or parameter.dtype == dtype:
+                continue
+            is_matrix = isinstance(module, nn.Linear) and parameter.dim() > 1
+            parameter.data = parameter.data.to(dtype) if is_matrix else parameter.data.clone()

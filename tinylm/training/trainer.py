@@ -16,7 +16,7 @@ from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
 from tinylm.evaluation.loop import EvaluationLoss, batch_losses, default_batch_size, evaluate_loss
 from tinylm.kernels.without_compiler import force_eager
-from tinylm.machine.device import autocast, choose_inference_dtype, empty_cache, mark, runs_ahead, weights_dtype
+from tinylm.machine.device import autocast, empty_cache, mark, runs_ahead
 from tinylm.objectives.loss import LanguageModel, Objective
 from tinylm.objectives.tasks import Task
 from tinylm.planning.memory import evaluation_rows
@@ -441,16 +441,13 @@ class Trainer:
         rows = evaluation_rows(self.state.micro_batch, self.config.checkpoint_activations)
         rows = min(default_batch_size(self.config.sequence_length or self.model.context), rows)
         batches = self.task.validation_batches(rows, self.config.eval_tokens)
-        dtype = self.dtype
-        if not self._sharded or self.device.type == "cpu" or self.dtype == "fp32":  # not rounded by `shard_model`
-            dtype = choose_inference_dtype("auto", self.device.type, weights_dtype(self.model)).value
         try:
             with force_eager():
                 return evaluate_loss(
                     self.model,
                     self.task.validation_objective,
                     batches,
-                    dtype,
+                    self.dtype,
                     lambda tokens: self.check_stop(),
                     self.ranks,
                     sharded=self._sharded,

@@ -75,7 +75,10 @@ class JSONSampler:
             for token in np.flatnonzero(allowed & self._has_quote):
                 allowed[token] = text.names.copy().read(self._bytes[token])
             if not allowed.any():
-                raise TinyLMError("An object has all names that `json_schema` admits; give it a `maxProperties`.")
+                raise TinyLMError(
+                    "An object of the JSON would repeat a name, since the pattern in `json_schema` has no other that "
+                    "begins so: give the object a `maxProperties`, or list its names in `properties`."
+                )
         return allowed
 
     def _check(self, content: bytes) -> None:

@@ -168,11 +168,16 @@ class JSONSchema:
         """Whether a string has the pattern and the format of a schema, as llguidance reads them."""
         if not schema.keys() & {"pattern", "format"}:
             return True
-        import llguidance
-
-        matcher = llguidance.LLMatcher(_byte_tokens(), HEADER + string_grammar(schema, {}, place), log_level=0)
+        matcher = byte_matcher(HEADER + string_grammar(schema, {}, place))
         content = list(spelled(text).encode(errors="replace"))
         return bool(matcher.try_consume_tokens(content) == len(content) and matcher.is_accepting())
+
+
+def byte_matcher(grammar: str) -> Any:
+    """llguidance's matcher of a grammar, whose tokens are bytes."""
+    import llguidance
+
+    return llguidance.LLMatcher(_byte_tokens(), grammar, log_level=0)
 
 
 @functools.cache

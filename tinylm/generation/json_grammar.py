@@ -25,6 +25,7 @@ from tinylm.generation.json_validation import (
     Schema,
     bounds,
     check_grammar,
+    converted,
     escaped,
     items_of,
     listed_values,
@@ -170,7 +171,7 @@ class _Grammar:
             is_integer, step = True, Fraction(step.numerator)  # among the integers, multiples of 5/2 are those of 5
         if is_integer:
             low, high = _integer_bound(low, math.ceil, 1), _integer_bound(high, math.floor, -1)
-        fraction = "" if is_integer else rf"(\.[0-9]{{1,{DIGITS}}})?"
+        fraction = "" if is_integer else r"(\.[0-9]+)?"
         if step is None or (is_integer and step == 1):
             found = self._choice(self._rule(content, "T") for content in _number_terminals(low, high, fraction))
             return found or self._nothing("`minimum` and `maximum` leave no number", place)
@@ -182,9 +183,7 @@ class _Grammar:
         least, most = (bound[0] if bound else end for bound, end in ((low, 1 - 10**DIGITS), (high, 10**DIGITS - 1)))
         if is_integer and -EXACT < least <= most < EXACT and step < 2**31:
             keywords = {"type": "integer", "multipleOf": int(step), "minimum": int(least), "maximum": int(most)}
-            grammar = f"%json {json.dumps(keywords)}"
-            check_grammar(HEADER + grammar, f"`multipleOf` at {place}")
-            return self._rule(grammar)
+            return self._rule(converted(keywords, f"`multipleOf` at {place}"))
         if step.numerator == 1 and step.denominator <= MAX_LISTED:
             digits = len(f"{_decimal(step):f}") - 2  # after the decimal point
             parts = (f"{_decimal(step * index):.{digits}f}"[2:] for index in range(step.denominator))
@@ -408,7 +407,7 @@ def _number_terminals(low: Bound | None, high: Bound | None, fraction: str) -> I
 
     fraction: a regex of what may follow the integer digits.
     """
-    negated = [bound and (-bound[0], bound[1]) for bound in (high, low)]
+    negated = [bound and (EXACTLY.minus(Decimal(bound[0])), bound[1]) for bound in (high, low)]
     for sign, least, most in (("", low, high), ("-", *negated)):
         if least is None or least[0] < 0 or (sign and not least[0]):
             least = (0, bool(sign))

@@ -189,15 +189,17 @@ def _byte_tokens() -> Any:
 
 def string_grammar(schema: dict[str, Any], lengths: dict[str, int], place: str) -> str:
     """The strings with a pattern, a format or both: for a grammar. Raises UsageError if llguidance refuses them."""
-    keywords = [key for key in ("pattern", "format") if key in schema]
-    leaf = {
-        "type": "string",
-        **{key: schema[key] for key in keywords},
-        "allOf": FORMATS.get(schema.get("format", ""), []),
-    }
-    grammar = f"%json {json.dumps({**leaf, **lengths})}"
-    check_grammar(HEADER + grammar, f"{' with '.join(f'`{key}`' for key in keywords)} at {place}")
-    return grammar
+    keywords = {key: schema[key] for key in ("pattern", "format") if key in schema}
+    parts = FORMATS.get(schema.get("format", ""), [])
+    named = " with ".join(f"`{key}`" for key in keywords)
+    return converted({"type": "string", **keywords, **lengths, "allOf": parts}, f"{named} at {place}")
+
+
+def converted(schema: dict[str, Any], subject: str) -> str:
+    """A schema that llguidance converts itself: a part of a grammar. Raises UsageError if it refuses."""
+    part = f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_flexible': False}})}"
+    check_grammar(HEADER + part, subject)
+    return part
 
 
 def check_grammar(grammar: str, subject: str) -> None:
@@ -292,10 +294,12 @@ def _exact(value: Any) -> Any:
             return value
         case int() | float() | Decimal():
             number = Decimal(repr(value)) if isinstance(value, float) else value
-            limit = Decimal(10) ** MAX_DIGITS
-            if not (-limit < number < limit) or (isinstance(number, Decimal) and len(f"{number:f}") > MAX_DIGITS):
+            is_short = not isinstance(number, Decimal) or (
+                number.is_finite() and max(map(abs, (number.adjusted(), number.as_tuple().exponent))) <= MAX_DIGITS
+            )
+            if not is_short or not -(10**MAX_DIGITS) < number < 10**MAX_DIGITS:
                 raise refusal(f"a number in it is not finite, or has more than {MAX_DIGITS} digits")
-            return number
+            return number or 0  # without -0
         case list() | tuple():
             return [_exact(item) for item in value]
         case Mapping():

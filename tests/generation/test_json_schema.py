@@ -72,7 +72,11 @@ REFUSED: list[tuple[Any, str]] = [
     ({"$ref": "file:///etc/passwd"}, "passwd"),
     ({"$ref": "#/nowhere"}, "nowhere"),
     ({"$ref": "#"}, "`$ref` at # refers to itself"),
-    ({"allOf": [{"$ref": "#"}, {"type": "null"}]}, "refers to itself without end"),
+    ({"allOf": [{"$ref": "#"}, {"type": "null"}]}, "leads to itself without end"),
+    (
+        {"$ref": "#/$defs/a", "$defs": {"a": {"required": ["a"], "$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        "itself",
+    ),
     # What nothing is valid by
     (False, "nothing is valid: the schema is false at #"),
     ({"type": "integer", "minimum": 7, "maximum": 5}, "`minimum` and `maximum` leave no number at #"),
@@ -81,6 +85,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"enum": []}, "no value of `enum`"),
     ({"enum": ["a"], "type": "integer"}, "no value of `enum`"),
     ({"type": "string", "minLength": 2, "maxLength": 1}, "`minLength` is above `maxLength` at #"),
+    ({"type": "object", "minProperties": 3, "maxProperties": 1}, "`minProperties` is above `maxProperties` at #"),
     ({"type": "array", "items": False, "minItems": 1}, "`minItems`"),
     ({"type": "object", "required": ["a"], "additionalProperties": False}, 'the required "a" has no valid value'),
     (
@@ -116,6 +121,7 @@ VALID: list[tuple[Any, list[str], list[str]]] = [  # JSON texts that a grammar h
     ({"type": "integer", "multipleOf": 2.5}, ["0", "-15", "5"], ["2", "-1"]),
     ({"type": ["string", "null"], "maxLength": 2}, ['"ab"', "null", '"é😀"', r'"\n\""'], ['"abc"', r'"\u0061"', "1"]),
     ({"type": "string", "pattern": "^a+$", "maxLength": 3}, ['"aaa"'], ['"aaaa"', ' "aaa"', '"A"', r'"\u0061"']),
+    ({"type": "string", "pattern": ".", "maxLength": 1}, [r'"\n"', r'"\u007f"', r'"\""'], ['"ab"', '""']),
     ({"type": "string", "format": "date"}, ['"2024-02-28"'], ['"2023-02-29"', '"2024-13-01"']),
     ({"type": "string", "format": "time"}, ['"23:59:59Z"'], ['"23:59:60Z"']),
     ({"items": {"const": 1}, "type": "array", "maxItems": 2}, ["[]", "[1]", "[1,1]", "[1, 1]"], ["[1,  1]", "[1,1,1]"]),

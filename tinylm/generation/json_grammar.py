@@ -98,6 +98,10 @@ class _Grammar:
             raise refusal("it is too large")
         return self._names.setdefault(content, f"{letter}{len(self._names)}")
 
+    def _count(self) -> None:
+        if next(self._counter) == MAX_SCHEMAS:
+            raise refusal("it is too large, or combines too many schemas")
+
     def _choice(self, options: Iterable[str | None]) -> str | None:
         found = list(dict.fromkeys(option for option in options if option is not None))
         return self._rule(" | ".join(found)) if found else None
@@ -105,10 +109,9 @@ class _Grammar:
     def _nothing(self, reason: str, place: str) -> None:
         self._reasons.append(f"{reason} at {place}")
 
-    def _value(self, schema: Schema, place: str) -> str | None:
-        """The rule of the values of a schema, `None` if there are none."""
-        if next(self._counter) == MAX_SCHEMAS:
-            raise refusal("it is too large")
+    def _value(self, schema: Schema, place: str, resolved: tuple[str, ...] = ()) -> str | None:
+        """The rule of the values of a schema, `None` if there are none. resolved: what its `$ref` was."""
+        self._count()
         if schema is False:
             return self._nothing("the schema is false", place)
         schema = {} if schema is True else {key: value for key, value in schema.items() if key in KEYWORDS}
@@ -121,18 +124,21 @@ class _Grammar:
                 continue
             parts = schema.pop(keyword)
             if keyword == "$ref":
-                return self._value(self._merged(self._schema.resolve(parts, place), schema, place), place)
+                if parts in resolved:
+                    raise refusal(f"`$ref` at {place} leads to itself without end")
+                schema = self._merged(self._schema.resolve(parts, place), schema, place)
+                return self._value(schema, place, (*resolved, parts))
             if keyword == "allOf":
                 for part in parts:
                     schema = self._merged(schema, part, place)
-                return self._value(schema, place)
+                return self._value(schema, place, resolved)
             if keyword == "oneOf" and not all(self._differ(a, b) for a, b in itertools.combinations(parts, 2)):
                 raise refusal(
                     f"`oneOf` at {place} has schemas with common values, as far as can be seen, which is not "
                     "supported; use `anyOf`, or a required name with another `const` in each"
                 )
             return self._choice(
-                self._value(self._merged(schema, part, place), f"{place}/{keyword}/{index}")
+                self._value(self._merged(schema, part, place), f"{place}/{keyword}/{index}", resolved)
                 for index, part in enumerate(parts)
             )
         if "enum" in schema or "const" in schema:
@@ -227,6 +233,8 @@ class _Grammar:
 
     def _object(self, schema: dict[str, Any], place: str) -> str | None:
         least, most = _counts(schema, "Properties", place)
+        if least > most:
+            return self._nothing("`minProperties` is above `maxProperties`", place)
         properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
         required, others = schema.get("required", []), schema.get("additionalProperties", True)
 
@@ -280,14 +288,14 @@ class _Grammar:
 
     def _merged(self, a: Schema, b: Schema, place: str) -> Schema:
         """The schema of the values that are valid by both. Raises UsageError if keywords do not say it."""
+        self._count()
         if isinstance(a, bool) or isinstance(b, bool):
             return False if a is False or b is False else (b if a is True else a)
         a, b = ({key: value for key, value in one.items() if key in KEYWORDS} for one in (a, b))
         if not a or not b:
             return a or b
         if "$ref" in a and "$ref" in b and a["$ref"] != b["$ref"]:
-            reference = self._schema.resolve(b.pop("$ref"), place)
-            return self._merged(self._merged(a, b, place), reference, place)
+            b["allOf"] = [*b.get("allOf", []), {"$ref": b.pop("$ref")}]
         merged = {**a, **b}
         for keyword in [key for key in b if key in a and not same(a[key], b[key])]:
             x, y = a[keyword], b[keyword]
@@ -302,7 +310,9 @@ class _Grammar:
                     merged[keyword] = [value for value in x if any(same(value, other) for other in y)]
                 case "const":
                     return False
-                case "required" | "allOf":
+                case "required":
+                    merged[keyword] = list(dict.fromkeys([*x, *y]))
+                case "allOf":
                     merged[keyword] = [*x, *y]
                 case "anyOf" if len(x) * len(y) < MAX_SCHEMAS:
                     merged[keyword] = [{"allOf": [one, other]} for one in x for other in y]

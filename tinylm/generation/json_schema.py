@@ -1,5 +1,6 @@
 """JSON that is valid by a schema: llguidance says which tokens may come next."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -102,7 +103,7 @@ class _Text:
 class _Names:
     """The names in each open object of a JSON text; lists have `None`."""
 
-    def __init__(self, open_: list[set[bytes] | None]) -> None:
+    def __init__(self, open_: list[set[str] | None]) -> None:
         self._open = open_
         self._string: bytes | None = None  # the content of a string that has not ended
         self._is_name = self._is_escaped = False
@@ -124,8 +125,9 @@ class _Names:
                     self._string += byte if self._is_name else b""
                     self._is_escaped = byte == b"\\" and not self._is_escaped
                     continue
-                names, name, self._string = self._open[-1] if self._open else None, self._string, None
+                names, string, self._string = self._open[-1] if self._open else None, self._string, None
                 if self._is_name and names is not None:
+                    name = json.loads(b'"' + string + b'"')
                     if name in names:
                         return False
                     names.add(name)

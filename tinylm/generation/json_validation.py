@@ -78,7 +78,7 @@ def spelled(value: Any) -> str:
             return f"[{', '.join(map(spelled, value))}]"
         case dict():
             return f"{{{', '.join(f'{spelled(name)}: {spelled(item)}' for name, item in value.items())}}}"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")  # which the grammars never have bare
 
 
 class JSONSchema:
@@ -252,8 +252,10 @@ def has_size(value: Any, schema: dict[str, Any], what: str) -> bool:
 
 def same(a: Any, b: Any) -> bool:
     """Whether two values are equal: 1 and 1.0 are, 1 and true are not."""
+    if a is b:
+        return True
     if isinstance(a, bool) or isinstance(b, bool):
-        return a is b
+        return False
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict) and isinstance(b, dict):

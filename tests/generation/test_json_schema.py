@@ -121,7 +121,7 @@ VALID: list[tuple[Any, list[str], list[str]]] = [  # JSON texts that a grammar h
     ({"type": "integer", "multipleOf": 2.5}, ["0", "-15", "5"], ["2", "-1"]),
     ({"type": ["string", "null"], "maxLength": 2}, ['"ab"', "null", '"é😀"', r'"\n\""'], ['"abc"', r'"\u0061"', "1"]),
     ({"type": "string", "pattern": "^a+$", "maxLength": 3}, ['"aaa"'], ['"aaaa"', ' "aaa"', '"A"', r'"\u0061"']),
-    ({"type": "string", "pattern": ".", "maxLength": 1}, [r'"\n"', r'"\u007f"', r'"\""'], ['"ab"', '""']),
+    ({"type": "string", "pattern": ".", "maxLength": 1}, [r'"\t"', r'"\u007f"', r'"\""'], ['"ab"', r'"\n"']),
     ({"type": "string", "format": "date"}, ['"2024-02-28"'], ['"2023-02-29"', '"2024-13-01"']),
     ({"type": "string", "format": "time"}, ['"23:59:59Z"'], ['"23:59:60Z"']),
     ({"items": {"const": 1}, "type": "array", "maxItems": 2}, ["[]", "[1]", "[1,1]", "[1, 1]"], ["[1,  1]", "[1,1,1]"]),

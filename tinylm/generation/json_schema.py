@@ -113,7 +113,7 @@ class _Names:
         return any(self._open)
 
     def copy(self) -> Self:
-        copy = type(self)([names and names.copy() for names in self._open])
+        copy = type(self)([None if names is None else names.copy() for names in self._open])
         copy._string, copy._is_name, copy._is_escaped = self._string, self._is_name, self._is_escaped
         return copy
 

@@ -83,9 +83,8 @@ class _Grammar:
     def text(self) -> str:
         root = self._value(self._schema.root, "#")
         if root is None:
-            raise refusal(
-                f"nothing is valid: {', since '.join(dict.fromkeys(self._reasons[:-2:-1] + self._reasons[:1]))}"
-            )
+            reasons = dict.fromkeys((self._reasons[-1], self._reasons[0]))
+            raise refusal(f"nothing is valid: {', since '.join(reasons)}")
         rules = {name: content for content, name in self._names.items()} | self._definitions
         grammar = "\n".join([HEADER + root, *(f"{name}: {content}" for name, content in rules.items())]) + ANY
         check_grammar(grammar, "it")
@@ -106,8 +105,10 @@ class _Grammar:
         found = list(dict.fromkeys(option for option in options if option is not None))
         return self._rule(" | ".join(found)) if found else None
 
-    def _nothing(self, reason: str, place: str) -> None:
+    def _nothing(self, reason: str, place: str) -> str | None:
+        """`None`: the rule of a schema that has no values, for this reason."""
         self._reasons.append(f"{reason} at {place}")
+        return None
 
     def _value(self, schema: Schema, place: str, resolved: tuple[str, ...] = ()) -> str | None:
         """The rule of the values of a schema, `None` if there are none. resolved: what its `$ref` was."""

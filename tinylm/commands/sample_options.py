@@ -11,7 +11,8 @@ from tinylm.config.training import SEEDS
 from tinylm.config.validation import Panel, require
 from tinylm.errors import UsageError
 from tinylm.generation.generation_config import GenerationConfig
-from tinylm.system.files import read_json
+from tinylm.generation.json_validation import parse_exact_json
+from tinylm.system.files import read_text
 
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
 
@@ -164,7 +165,7 @@ class SampleOptions:
 def _read_schema(file: Path) -> dict[str, Any]:
     """The JSON Schema in a file. Raises UsageError for a file that cannot be read or is not a JSON object."""
     try:
-        schema = read_json(file)
+        schema = parse_exact_json(read_text(file))
     except OSError as error:
         raise UsageError(f"Cannot read --json-schema {file}: {error.strerror}.") from error
     except ValueError as error:

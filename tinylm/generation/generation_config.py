@@ -3,18 +3,17 @@
 In the Python API, the default `seed` is 0 and not random.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from tinylm.config.training import SEEDS
 from tinylm.config.validation import FRACTION, Panel, Range, Setting, check_fields, require
-from tinylm.errors import UsageError
+from tinylm.generation.json_grammar import json_grammar
+from tinylm.generation.json_validation import JSONSchema
 
 DEFAULT_TEMPERATURE = 0.8  # of a decoder
 MAX_TOKENS = Range(1, 2**31 - 1)
-JSON_WHITESPACE = r"[ \n]{1,20}"  # between the parts of the JSON; an untrained model would go on with it without end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +215,7 @@ class GenerationConfig(PromptPolicy, SpeedConfig, BeamSearchConfig, SamplingSett
         require("" not in self.stop, "`stop` is empty; give the text to stop at, or leave it out.")
         require(not self.stop or self.json_schema is None, "`stop` would cut the JSON of `json_schema`; leave it out.")
         if self.json_schema is not None:
-            json_grammar(self.json_schema)
+            json_grammar(JSONSchema(self.json_schema))
 
     @property
     def speed(self) -> SpeedConfig:
@@ -229,25 +228,6 @@ class GenerationConfig(PromptPolicy, SpeedConfig, BeamSearchConfig, SamplingSett
         temperature = default_temperature if self.temperature is None else self.temperature
         settings = {field.name: getattr(self, field.name) for field in fields(SamplingSettings)}
         return SamplingConfig(**settings | {"temperature": temperature})
-
-
-def json_grammar(schema: Mapping[str, Any]) -> str:
-    """The grammar of llguidance for a JSON Schema.
-
-    Raises UsageError for a schema that is invalid, admits nothing, or has what llguidance does not support.
-    """
-    import llguidance
-
-    messages: Sequence[str]
-    try:
-        text = json.dumps({**schema, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}})
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(text)
-        is_wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar)
-    except (ValueError, RecursionError) as error:
-        is_wrong, messages = True, [str(error)]
-    if is_wrong:
-        raise UsageError(f"`json_schema` cannot be used: {' '.join(messages[0].split())}.")
-    return grammar
 
 
 def is_sampled(config: GenerationConfig) -> bool:

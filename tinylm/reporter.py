@@ -7,6 +7,11 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, for a message: "1 step", "1,469 steps"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 class Reporter(Protocol):
     """Receives notes, warnings and progress. The command line uses `tinylm.commands.console.Console`."""
 

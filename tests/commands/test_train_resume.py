@@ -122,7 +122,8 @@ def facts(here: Path, number: int) -> None:
 def trained(here: Path, number: int, *options: Any) -> str:
     """Train on this number of facts, and return what was said."""
     facts(here, number)
-    return run_ok("train", "facts.txt", "--format", "lines", "--out", "run", *OVERFIT, *options).stderr
+    held_out = ("--val-fraction", 0.1)  # by default, few facts are learned by heart
+    return run_ok("train", "facts.txt", "--format", "lines", "--out", "run", *held_out, *OVERFIT, *options).stderr
 
 
 def kept_step(run: Path) -> int:
@@ -132,7 +133,7 @@ def kept_step(run: Path) -> int:
 def test_few_validation_records_keep_the_last_weights_and_more_or_a_patience_the_best(here: Path) -> None:
     """Regression: of 40 questions, 4 were for validation, and an adapter that had learned nothing was kept."""
     said = trained(here, 49)
-    assert "weights:   the last ones are kept: 4 records to validate with do not show which are better" in said
+    assert "weights:   the last ones are kept: 4 records to validate with cannot show which are better" in said
     found = losses(here / "run")
     best = min(found, key=lambda step: found[step])
     assert best < 30
@@ -150,14 +151,23 @@ def test_few_validation_records_keep_the_last_weights_and_more_or_a_patience_the
         assert "those of the last step are in run/last." in said
 
 
-def test_the_plan_decides_by_the_length_of_the_validation_text_and_sees_few_records_forty_times(here: Path) -> None:
+def test_the_plan_decides_by_the_length_of_the_validation_text(here: Path) -> None:
     for characters, keep in ((6400, "last"), (6410, "best")):
         (here / "t.txt").write_text(("ab cd\n" * 2000)[:characters])
-        (plan,) = records(run_ok("train", "t.txt", *TINY, "--dry-run", "--json"))
+        (plan,) = records(run_ok("train", "t.txt", *TINY, "--val-fraction", 0.1, "--dry-run", "--json"))
         assert (plan["data"]["val_tokens"], plan["training"]["keep"]) == (characters // 10, keep)
+        assert (plan["training"]["patience"] is None) == (keep == "last")
+
+
+def test_few_records_are_seen_forty_times(here: Path) -> None:
     facts(here, 199)
-    (plan,) = records(run_ok("train", "facts.txt", *TINY, "--format", "lines", "--dry-run", "--json"))
-    assert (plan["training"]["budget"]["epochs"], plan["training"]["patience"]) == (40, None)
+    (plan,) = records(
+        run_ok("train", "facts.txt", *TINY, "--val-fraction", 0.1, "--format", "lines", "--dry-run", "--json")
+    )
+    data, training = plan["data"], plan["training"]
+    seen = training["budget"]["steps"] * training["batch_size"] * plan["model"]["context"] / data["train_tokens"]
+    assert seen == pytest.approx(40, rel=0.01)
+    assert (training["keep"], training["patience"]) == ("last", None)
 
 
 def test_the_last_weights_of_a_model_are_named_by_their_folder(here: Path) -> None:

@@ -27,6 +27,7 @@ from tinylm.generation.generation_config import (
     GenerationConfig,
     SamplingSettings,
 )
+from tinylm.reporter import counted
 
 if TYPE_CHECKING:
     from tinylm.generation.text_generator import ChatSession
@@ -223,9 +224,10 @@ def _print_answer(session: "ChatSession", question: str, console: Console) -> No
     else:
         console.result("")
     if session.dropped > dropped:
-        console.note(f"The oldest {session.dropped} messages no longer fit the context and were left out.")
+        console.note(f"The context is full: the oldest {counted(session.dropped, 'message')} left out.")
     if session.finish_reason == "length" and not stopped:
-        console.note(f"The answer was cut off after {session.config.max_tokens} tokens; --max-tokens allows more.")
+        length = counted(session.config.max_tokens, "token")
+        console.note(f"The answer was cut off after {length}; --max-tokens allows more.")
 
 
 @contextlib.contextmanager
@@ -285,7 +287,7 @@ def _save(name: str, session: "ChatSession", console: Console) -> None:
         reason = error.strerror if isinstance(error, OSError) else error
         console.error(f"Cannot write {name}: {reason}.")
         return
-    console.note(f"Appended to {name}: {len(messages)} messages.")
+    console.note(f"Appended to {name}: {counted(len(messages), 'message')}.")
 
 
 def _append(path: Path, line: bytes) -> None:

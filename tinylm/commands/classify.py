@@ -15,6 +15,7 @@ from tinylm.commands.streams import stdin_lines
 from tinylm.config.settings import DeviceSettings
 from tinylm.config.validation import Panel, check_choice
 from tinylm.errors import UsageError
+from tinylm.reporter import counted
 from tinylm.run_directory.layout import path_exists
 
 STANDARD_INPUT = "-"
@@ -89,7 +90,7 @@ def classify(
             console.result("".join(f"{result.label if result else ''}\n" for result in results), end="")
         count += len(entries)
     seconds = time.monotonic() - start
-    console.note(f"{count:,} texts in {seconds:.2f} s, {count / max(seconds, 1e-9):,.0f} per second.")
+    console.note(f"{counted(count, 'text')} in {seconds:.2f} s, {count / max(seconds, 1e-9):,.0f} per second.")
 
 
 def _entries(texts: list[str], options: ClassifyOptions, console: Console) -> Iterator[list[Entry]]:

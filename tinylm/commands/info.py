@@ -23,6 +23,7 @@ from tinylm.config.duration import format_duration
 from tinylm.config.run import RunConfig, RuntimeConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.report.curves import MAX_NUMBER
+from tinylm.reporter import counted
 from tinylm.run_directory.layout import newest_model
 
 BRAILLE = 0x2800  # the character without dots
@@ -343,9 +344,9 @@ def _run_summary(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
         shown["adapter"] = f"{kind} on {', '.join(adapter.targets)}, for {adapter.base}"
     if data is not None:
         shown["text"] = f"{', '.join(data.corpus)}: {data.train_tokens:,} tokens to train on"
-    done = [f"{record['step']:,} steps"]
+    done = [counted(record["step"], "step")]
     if record["tokens"] is not None:
-        done.append(f"{record['tokens']:,} tokens")
+        done.append(counted(record["tokens"], "token"))
     if record["seconds"] is not None:
         done.append(format_duration(record["seconds"]))
     if record["tokens_per_second"] is not None:
@@ -364,8 +365,8 @@ def _model_summary(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
     own = "" if config.adapter is None else f"; {record['parameters']:,} in the adapter"
     return {
         "parameters": f"{record['parameters_by_part']['total']:,}{own}",
-        "model": f"{model.architecture}, {model.layers} layers x width {model.width}, context {model.context:,}"
-        + (f", {model.experts} experts" if model.experts > 1 else ""),
+        "model": f"{model.architecture}, {counted(model.layers, 'layer')} x width {model.width}, "
+        f"context {model.context:,}" + (f", {model.experts} experts" if model.experts > 1 else ""),
         "tokenizer": f"{record['tokenizer']['kind']}, {record['tokenizer']['vocab_size']:,} ids"
         + (", with a chat template" if config.tokenizer.chat_template is not None else ""),
     }

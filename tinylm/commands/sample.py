@@ -18,6 +18,7 @@ from tinylm.config.settings import DeviceSettings
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import UsageError
 from tinylm.generation.generation_config import GenerationConfig, is_sampled, settings_without_effect
+from tinylm.reporter import counted
 from tinylm.run_directory.layout import path_exists
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def sample(
         console.note("The model ended the text before its first word. It has a chat template: --chat answers prompts.")
     seconds = time.monotonic() - start
     rate = printer.tokens / max(seconds, 1e-9)
-    console.note(f"{printer.tokens} tokens in {seconds:.2f} s, {rate:.0f} per second.")
+    console.note(f"{counted(printer.tokens, 'token')} in {seconds:.2f} s, {rate:.0f} per second.")
 
 
 def read_prompts(

@@ -12,6 +12,7 @@ from tinylm.config.duration import format_duration
 from tinylm.config.run import LAST, RunConfig
 from tinylm.config.training import SEQUENCE_GROWTHS
 from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError
+from tinylm.reporter import counted
 
 if TYPE_CHECKING:
     from tinylm.planning.plan import Plan
@@ -149,7 +150,8 @@ class TrainingDisplay:
         best = self._describe_loss(result.best_val_loss, result.best_val_bits_per_byte)
         if result.val_loss > result.best_val_loss + OVERFIT_MARGIN:
             last = self._describe_loss(result.val_loss, result.val_bits_per_byte)
-            cause = "the model overfits the text" if result.epochs > 1 else "a lower --lr may help"
+            own = self._config is not None and self._config.data is not None and self._config.data.by_heart
+            cause = "the model overfits the text" if result.epochs > 1 and not own else "a lower --lr may help"
             kept = f"The best weights are kept; those of the last step are in {result.run / LAST}."
             if result.kept_step != result.best_step:
                 kept = "The last weights are kept, since the validation data are too few to choose by."
@@ -187,6 +189,8 @@ class TrainingDisplay:
         if self._console.quiet or bits is None or config is None or config.data is None or tokenizer is None:
             return
         data = config.data
+        if data.by_heart:  # the baselines were not made to learn a text by heart
+            return
         if SECONDS_PER_BYTE * min(data.bytes, 2 * MAX_BYTES) > BASELINE_SHARE * result.seconds:
             return
 
@@ -277,7 +281,7 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
     model, training, data = plan.model, plan.training, config.data
     assert data is not None
     micro_batch = f", micro-batch {training.micro_batch}" if training.micro_batch < training.batch_size else ""
-    batch = f"{training.batch_size} sequences per step{micro_batch}"
+    batch = f"{counted(training.batch_size, 'sequence')} per step{micro_batch}"
     if training.sequence_growth > 1:
         *early, whole = (model.context // n for n in reversed(SEQUENCE_GROWTHS) if n <= training.sequence_growth)
         lengths = f"{', '.join(map(str, early))}, then {whole}"
@@ -288,27 +292,33 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
     sampled = data.is_plain_text and training.eval_tokens < data.val_tokens
     lines = {
         "tokenizer": f"{config.tokenizer.kind}, {model.vocab_size:,} ids",
-        "text": f"{data.train_tokens:,} tokens to train on, {data.val_tokens:,} to validate with"
+        "text": f"{counted(data.train_tokens, 'token')} to train on, "
+        + ("the same to validate with" if data.by_heart else f"{data.val_tokens:,} to validate with")
         + (f" (each time {training.eval_tokens:,} of them)" if sampled else "")
-        + (f" ({data.val_records:,} records)" if data.val_records else "")
-        + (f"; {data.train_pairs:,} pairs" if data.train_pairs else "")
-        + {"chat": f"; {data.documents:,} conversations", "preferences": f"; {data.documents // 2:,} preferences"}.get(
-            data.kind, ""
-        )
-        + (f"; {len(config.labels):,} labels" if config.labels else ""),
-        "model": f"{plan.parameters:,} parameters: {model.layers} layers, {model.heads} heads, width {model.width}, "
-        f"context {model.context}" + ("" if model.tie else ", untied") + (", compiled" if plan.runtime.compile else ""),
+        + (f" ({counted(data.val_records, 'record')})" if data.val_records else "")
+        + (f"; {counted(data.train_pairs, 'pair')}" if data.train_pairs else "")
+        + {
+            "chat": f"; {counted(data.documents, 'conversation')}",
+            "preferences": f"; {counted(data.documents // 2, 'preference')}",
+        }.get(data.kind, "")
+        + (f"; {counted(len(config.labels), 'label')}" if config.labels else ""),
+        "model": f"{plan.parameters:,} parameters: {counted(model.layers, 'layer')}, {counted(model.heads, 'head')}, "
+        f"width {model.width}, context {model.context}"
+        + ("" if model.tie else ", untied")
+        + (", compiled" if plan.runtime.compile else ""),
         **({"teachers": ", ".join(teacher.path for teacher in config.teachers)} if config.teachers else {}),
         "batch": batch,
-        "length": f"{about}{plan.steps:,} steps, {plan.epochs:.1f} passes over the text"
+        "length": f"{about}{counted(plan.steps, 'step')}, {plan.epochs:.1f} passes over the text"
         + ("; averaged weights are saved" if training.average else ""),
         "time": f"about {format_duration(plan.seconds)}",
         "memory": f"about {plan.memory / 1e6:,.0f} MB{each}"
         + (", with activations computed again in the backward pass" if training.checkpoint_activations else ""),
     }
     if training.keep == "last":
-        few = f"{data.val_records} records" if data.val_records else f"{data.val_tokens} tokens"
-        lines["weights"] = f"the last ones are kept: {few} to validate with do not show which are better"
+        few = counted(data.val_records, "record") if data.val_records else counted(data.val_tokens, "token")
+        lines["weights"] = f"the last ones are kept: {few} to validate with cannot show which are better"
+    if data.by_heart:
+        lines["goal"] = "to learn so short a text by heart; --val-fraction 0.1 holds a part of it back"
     if config.adapter is not None:
         shape = {"lora": "rank {} on", "bottleneck": "hidden size {} after"}[config.adapter.kind]
         targets = ", ".join(config.adapter.targets)

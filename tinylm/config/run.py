@@ -90,6 +90,9 @@ class RuntimeConfig:
         check_choice("dtype", self.dtype, DTYPES)
 
 
+MAX_SHORT_TEXT = 15_000  # characters of a text that is learned by heart (decision 046)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """The corpus of a run: how it was read, and what it contains.
@@ -150,6 +153,11 @@ class DataConfig:
         others |= {name for name in ("exclude", "skip_bad") if not getattr(self, name)}
         others |= set() if self.kind == "pairs" else {"train_pairs"}
         return {name: value for name, value in vars(self).items() if value is not None and name not in others}
+
+    @property
+    def by_heart(self) -> bool:
+        """Whether the text is short and its own validation text: it is to be learned as it is."""
+        return self.val_fingerprint == self.fingerprint and self.characters <= MAX_SHORT_TEXT
 
     @property
     def is_plain_text(self) -> bool:

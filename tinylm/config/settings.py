@@ -116,7 +116,7 @@ class TextSettings(TextFileSettings, ChatSettings, UnknownCharacterSettings):
     val_fraction: Annotated[
         float | None,
         Setting(
-            "Fraction for validation: the end of a continuous text, or records from all parts (default: 0.1).",
+            "Fraction for validation: the end of a text, or records from all parts (default: 0.1; short texts: none).",
             Panel.DATA,
             Range(0, 1, open_low=True, open_high=True),
         ),

@@ -14,6 +14,7 @@ import numpy as np
 
 from tinylm.errors import TinyLMError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.reporter import counted
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
 
@@ -192,12 +193,12 @@ class Units:
     def describe(self, documents: int, size: str) -> str:
         """The units as a phrase. documents: their number in the text. size: plural noun for what the edges count."""
         if self.kind == "documents":
-            return f"{len(self):,} documents"
+            return counted(len(self), "document")
         if self.kind == "groups of documents":
             return f"{len(self):,} groups of consecutive documents"
         length = (self.edges[-1] - self.edges[0]) / max(len(self), 1)
-        number = "1 document" if documents == 1 else f"{documents} documents"
-        return f"{len(self):,} blocks of about {length:,.0f} {size}, as the text has only {number}"
+        number = counted(documents, "document")
+        return f"{counted(len(self), 'block')} of about {length:,.0f} {size}, as the text has only {number}"
 
 
 def choose_units(document_edges: np.ndarray) -> Units:

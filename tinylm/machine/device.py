@@ -14,6 +14,7 @@ from torch import nn
 from tinylm.config.validation import check_choice
 from tinylm.errors import UsageError
 from tinylm.kernels import cpu_features
+from tinylm.reporter import counted
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MIN_BF16_SPEEDUP = 1.2  # of matrix products; a smaller one does not outweigh the conversions (decision 015)
@@ -140,7 +141,7 @@ def describe_device(device: str) -> str:
     if device == "cuda":
         return f"cuda ({torch.cuda.get_device_name()})"
     if device == "cpu":
-        return f"cpu ({torch.get_num_threads()} threads)"
+        return f"cpu ({counted(torch.get_num_threads(), 'thread')})"
     return device
 
 

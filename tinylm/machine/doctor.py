@@ -45,7 +45,7 @@ from tinylm.machine.measure import (
     measure_matmul_rates,
     slows_training,
 )
-from tinylm.reporter import Reporter
+from tinylm.reporter import Reporter, counted
 from tinylm.system.cache_directory import SUBFOLDERS, cache_root, measure_usage, private_folder
 from tinylm.system.machine_profile import identify_processor, usable_cores
 from tinylm.transformer.build import build_model
@@ -202,7 +202,7 @@ def _examine_threads(diagnosis: Diagnosis) -> None:
         if slows_training(others, torch.get_num_threads(), meter.cores):
             diagnosis.warn(
                 "load",
-                f"Other processes take {others:.1f} of the {meter.cores} cores: training is up to twice as "
+                f"Other processes take {others:.1f} of the {counted(meter.cores, 'core')}: training is up to twice as "
                 "slow, and a measurement of the machine would be wrong. End them, or lower their priority with the "
                 "command renice -n 19; the command top shows them.",
             )

@@ -35,7 +35,7 @@ from tinylm.machine.device import (
     identify_device,
     must_compare_bf16,
 )
-from tinylm.reporter import Reporter
+from tinylm.reporter import Reporter, counted
 from tinylm.system.machine_profile import Measurement, usable_cores
 from tinylm.transformer.build import build_model
 
@@ -369,13 +369,13 @@ class LoadNotes:
         if self._timed:
             steps = step + math.floor((step - first_step) / used * (1 - progress))
             planned = f"; {self._planned_steps:,} were planned" if self._planned_steps else ""
-            expected = f"{speed}, about {steps:,} steps fit into the time{planned}."
+            expected = f"{speed}, about {counted(steps, 'step')} fit into the time{planned}."
         else:
             expected = f"{speed}, it ends in about {format_duration(seconds / used * (1 - progress))}."
         if ended:
             self._note(f"Other processes no longer slow training: {expected}")
         else:
             self._note(
-                f"Other processes take {others:.1f} of the {self._meter.cores} cores, which slows training: {expected} "
-                "The plan is for an idle machine. The command top shows those processes."
+                f"Other processes take {others:.1f} of the {counted(self._meter.cores, 'core')}, which slows training: "
+                f"{expected} The plan is for an idle machine. The command top shows those processes."
             )

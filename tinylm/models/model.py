@@ -42,7 +42,7 @@ from tinylm.kernels.cuda_graphs import Step, can_capture, capture
 from tinylm.machine.device import DTYPES, autocast
 from tinylm.models.adapter import LoadedAdapter, set_adapter_scale
 from tinylm.models.evaluation import EvaluatedModel
-from tinylm.reporter import LogReporter, Reporter
+from tinylm.reporter import LogReporter, Reporter, counted
 from tinylm.text.answer_spans import chat_format
 from tinylm.text.tokenizer import MASK, Tokenizer
 from tinylm.transformer.architectures import Decoder, Encoder, EncoderDecoder, Transformer
@@ -89,8 +89,8 @@ class Model(EvaluatedModel):
         model, quantized = self.config.model, "" if self.quantize == "none" else f", {self.quantize} weights"
         parameters = sum(parameter.numel() for parameter in self.network.parameters())
         lines = [
-            f"Model({str(self.path)!r}: {model.architecture}, {parameters:,} parameters, {model.layers} layers x width "
-            f"{model.width}, context {model.context}",
+            f"Model({str(self.path)!r}: {model.architecture}, {parameters:,} parameters, "
+            f"{counted(model.layers, 'layer')} x width {model.width}, context {model.context}",
             f"{self.tokenizer.kind} tokenizer, {self.tokenizer.vocab_size:,} ids; {self.network.device.type} in "
             f"{self.dtype}{quantized}",
             *(f"adapter {str(adapter.path)!r}, scale {adapter.scale:g}" for adapter in self.adapters),

@@ -11,6 +11,7 @@ from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
 from tinylm.planning.cost import parameters_by_part, training_speed, training_step_seconds
 from tinylm.planning.plan_request import PlanRequest
+from tinylm.reporter import counted
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def choose_mtp_weight(request: PlanRequest, config: ModelConfig) -> float:
 def choose_bpe_dropout(request: PlanRequest, config: ModelConfig, length: RunLength) -> float:
     """The chosen probability, or BPE_DROPOUT in new modern decoders of plain text that see it often (decision 044)."""
     objective = request.objective(config)
-    is_often = length.epochs >= recipes.BPE_DROPOUT_MIN_EPOCHS
+    is_often = length.epochs >= recipes.BPE_DROPOUT_MIN_EPOCHS and not request.data.by_heart
     helps = request.is_new_modern and objective == "next-token" and is_often
     default = recipes.BPE_DROPOUT if helps and request.tokenizer_kind == "bpe" else 0.0
     return float(request.training.get("bpe_dropout", default))
@@ -154,7 +155,7 @@ def choose_warmup(request: PlanRequest, length: RunLength, notices: list[str]) -
         return request.training.get("warmup", request.recipe.settings["warmup"])
     warmup = warmup_steps / length.steps
     if request.effective_budget.time is not None and warmup > 1:  # the number of steps is only an estimate
-        notices.append(f"The time is enough for about {length.steps} steps: all of them are warmup.")
+        notices.append(f"The time is enough for about {counted(length.steps, 'step')}: all of them are warmup.")
         return 1.0
     return warmup
 
@@ -170,6 +171,7 @@ def choose_settings(
     lr = choose_learning_rate(request.recipe_name, config.width, request.adapter)
     factors = recipes.NEW_OBJECTIVE_LR_FACTORS if request.base is None else recipes.OBJECTIVE_LR_FACTORS
     lr *= factors.get(objective, 1.0)
+    relies_on_validation = request.budget is None and request.keep == "best" and not request.data.by_heart
     settings = {
         **request.recipe.settings,
         "objective": objective,
@@ -177,13 +179,14 @@ def choose_settings(
         "label_smoothing": 0.0,
         "mtp_weight": choose_mtp_weight(request, config),
         "bpe_dropout": choose_bpe_dropout(request, config, length),
-        "patience": recipes.DEFAULT_PATIENCE if request.budget is None and request.keep == "best" else None,
+        "patience": recipes.DEFAULT_PATIENCE if relies_on_validation else None,
         "keep": request.keep,
         **choose_intervals(machine, request, config, length),
         **request.shape.settings(config.context, request.training.get("pack")),
     }
     if request.recipe_name == "modern":
-        settings["weight_decay"] = choose_weight_decay(length.epochs, parameters / request.data.train_tokens)
+        epochs = 0 if request.data.by_heart else length.epochs
+        settings["weight_decay"] = choose_weight_decay(epochs, parameters / request.data.train_tokens)
     settings |= {name: value for name, value in request.training.items() if name != "warmup_steps"}
     settings["warmup"] = choose_warmup(request, length, notices)
     settings.setdefault("min_lr", settings["lr"] / recipes.MIN_LR_DIVISOR)

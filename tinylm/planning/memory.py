@@ -384,7 +384,8 @@ def choose_batch_size(machine: Machine, request: PlanRequest, config: ModelConfi
     """Sequences per optimizer step: the user's choice, or a number that leaves the run enough steps.
 
     Tokens per step are between the limits of TOKENS_PER_STEP for the device; Muon raises the upper one
-    (`max_tokens_per_step`). With a budget in steps, they are at the upper limit.
+    (`max_tokens_per_step`). With a budget in steps, they are at the upper limit, and where a text is learned by heart,
+    at the lower one. No batch has more than one pass over the data.
     """
     if "batch_size" in request.training:
         batch_size: int = request.training["batch_size"]
@@ -392,7 +393,9 @@ def choose_batch_size(machine: Machine, request: PlanRequest, config: ModelConfi
     min_tokens, _ = recipes.TOKENS_PER_STEP[device_class(machine)]
     max_tokens = max_tokens_per_step(machine, config.width, request.optimizer)
     budget = request.effective_budget
-    if budget.time is not None:
+    if request.data.by_heart:
+        tokens = min_tokens
+    elif budget.time is not None:
         steps = recipes.MUON_TARGET_STEPS if request.optimizer in MUON_OPTIMIZERS else recipes.TARGET_STEPS
         optimizer_seconds = training_step_seconds(machine, config, 0, request.optimizer)
         speed = training_speed(machine, config, request.mean_length(config))
@@ -402,7 +405,7 @@ def choose_batch_size(machine: Machine, request: PlanRequest, config: ModelConfi
     else:
         tokens = max_tokens
     rows = request.rows(config)
-    sequences = min(max(tokens, min_tokens), max_tokens) / rows.tokens
+    sequences = min(min(max(tokens, min_tokens), max_tokens) / rows.tokens, rows.count)
     if request.data.has_labels:
         sequences = min(sequences, rows.count / recipes.MIN_LABEL_STEPS)
     return max(1, int(sequences))

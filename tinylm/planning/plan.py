@@ -89,9 +89,12 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
     # The batch, the number of steps, and what depends on the number of epochs
     batch_size = choose_batch_size(machine, request, config)
     run_length = choose_length(machine, request, config, batch_size)
-    if request.budget is None and request.keep == "last" and run_length.epochs > recipes.UNVALIDATED_EPOCHS:
-        request = replace(request, budget=Budget(epochs=recipes.UNVALIDATED_EPOCHS))
-        run_length = choose_length(machine, request, config, batch_size)
+    if request.budget is None and (request.keep == "last" or request.data.by_heart):
+        passes = round(recipes.UNVALIDATED_EPOCHS * run_length.steps / run_length.epochs)
+        steps = max(recipes.UNVALIDATED_STEPS, passes)
+        if steps < run_length.steps:
+            request = replace(request, budget=Budget(steps=steps))
+            run_length = choose_length(machine, request, config, batch_size)
     config = with_tying(config, request, run_length)
     parameters = parameters_by_part(config)["total"]
     config = with_dropout(config, request, run_length, parameters)
@@ -308,9 +311,13 @@ def with_tying(config: ModelConfig, request: PlanRequest, length: RunLength) -> 
 
 
 def with_dropout(config: ModelConfig, request: PlanRequest, length: RunLength, parameters: int) -> ModelConfig:
-    """Set the dropout of a new model that is modern or trained on pairs, unless the user set `dropout`."""
+    """Set the dropout of a new model that is modern or trained on pairs, unless the user set `dropout`.
+
+    There is none where a text is learned by heart.
+    """
     pairs = request.data.train_pairs > 0
-    if request.base is not None or not (request.is_new_modern or pairs) or "dropout" in request.model:
+    helps = request.base is None and (request.is_new_modern or pairs) and not request.data.by_heart
+    if not helps or "dropout" in request.model:
         return config
     rule = recipes.PAIR_DROPOUT if pairs else recipes.DROPOUT
     return replace(config, dropout=choose_dropout(rule, length.epochs, parameters / request.data.train_tokens))

@@ -92,7 +92,7 @@ class TextShape(DataShape):
         available = data.train_tokens - 1  # the last token is a target only
         if context > available:
             notices.append(
-                f"The training text has only {data.train_tokens} tokens: the context is shortened to {available}."
+                f"The training text has only {data.train_tokens:,} tokens: the context is shortened to {available}."
             )
         return min(context, available)
 
@@ -337,8 +337,11 @@ class PlanRequest:
     @property
     def keep(self) -> str:
         """The weights to keep, one of KEEP: the last ones if the validation data are too few to choose weights by
-        (decision 043), unless the user relies on them by a `patience`.
+        (decision 043), unless the user relies on them by a `patience`. A text that is learned by heart is validated
+        on itself.
         """
+        if self.data.by_heart:
+            return "best"
         enough = recipes.MIN_VALIDATION_LABELS if self.data.has_labels else MIN_VALIDATION_RECORDS
         few = self.data.val_records < enough
         if not self.data.val_records:

@@ -113,7 +113,8 @@ DEFAULT_PATIENCE = 10  # evaluations; not measured
 MIN_VALIDATION_RECORDS = 20
 MIN_VALIDATION_LABELS = 100  # docs/labels.md, "The recipe"
 MIN_VALIDATION_TOKENS = 640  # of a continuous text
-UNVALIDATED_EPOCHS = 40  # decision 043: at most, without a chosen budget, where validation cannot end the run
+# Without a chosen budget, where validation cannot end the run: decisions 043 (passes) and 046 (steps of short texts).
+UNVALIDATED_EPOCHS, UNVALIDATED_STEPS = 40, 500
 
 # Size of the model: the largest that gets enough training tokens per parameter.
 

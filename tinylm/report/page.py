@@ -24,7 +24,7 @@ from tinylm.models.load import load
 from tinylm.planning.cost import parameters_by_part
 from tinylm.report.curves import number, read_curves, read_samples
 from tinylm.report.predictions import ModelOptions, describe_model
-from tinylm.reporter import LogReporter, Reporter
+from tinylm.reporter import LogReporter, Reporter, counted
 from tinylm.run_directory.loading import read_config, summarise
 from tinylm.system.files import write_text
 from tinylm.training.events import Evaluated, Event, Logged, Sampled, Started, Stepped
@@ -142,7 +142,7 @@ def _plan_rows(config: RunConfig, run: Run, tokens_per_step: int | None) -> list
         return []
     budget = config.training.budget
     limit = {
-        "steps": f"{budget.steps:,} steps" if budget.steps else "",
+        "steps": counted(budget.steps, "step") if budget.steps else "",
         "epochs": f"{budget.epochs:g} epochs" if budget.epochs else "",
         "time": format_duration(budget.time) if budget.time else "",
     }

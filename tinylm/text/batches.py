@@ -147,12 +147,16 @@ class Batch:
         return type(self)(*(None if tensor is None else function(tensor) for tensor in tensors))  # type: ignore[arg-type]
 
 
+FEW_WINDOWS = 100  # of fewer windows, the tokens outside of them are a part of the text that would be missed
+
+
 class Windows:
     """Training batches of windows of `context` tokens that do not overlap.
 
-    Each epoch starts at a random offset and has every window once, in pseudo-random order. Batch number n depends
-    only on the seed and n, so a resumed run continues with the same batches. Memory does not depend on the number of
-    windows. Raises TinyLMError for fewer than `context` + 1 tokens.
+    Each epoch starts at a random offset and has every window once, in pseudo-random order. If they are few, it also has
+    the tokens before the first window and after the last, in windows at the ends of the text, which overlap with those.
+    Batch number n depends only on the seed and n, so a resumed run continues with the same batches. Memory does not
+    depend on the number of windows. Raises TinyLMError for fewer than `context` + 1 tokens.
     """
 
     def __init__(self, tokens: Tokens, context: int, batch_size: int, seed: int) -> None:
@@ -165,8 +169,10 @@ class Windows:
         self._batch_size = batch_size
         self._seed = seed
         self._n_targets = len(tokens) - 1
-        # One window fewer than would fit, to leave room for the offset.
-        self.windows_per_epoch = max(1, self._n_targets // context - 1)
+        windows = self._n_targets // context
+        self._few = windows < FEW_WINDOWS
+        # One window fewer than would fit, to leave room for the offset; of few windows, one at each end in addition.
+        self.windows_per_epoch = windows + 2 if self._few else windows - 1
         self._epoch = functools.lru_cache(maxsize=2)(self._epoch_order)
 
     def batch(self, number: int) -> Batch:
@@ -183,13 +189,15 @@ class Windows:
     def _starts(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """The index of the first token of the windows at `positions` in the order of an epoch: (N,) -> (N,)."""
         offset, order = self._epoch(epoch)
-        return offset + order(positions) * self._context
+        starts = offset + order(positions) * self._context
+        if self._few:
+            starts = np.clip(starts - self._context, 0, self._n_targets - self._context)
+        return starts
 
     def _epoch_order(self, epoch: int) -> tuple[int, Permutation]:
         """The index of the first token of an epoch, and the order of its windows."""
-        slack = self._n_targets - self.windows_per_epoch * self._context
         rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-        offset = int(rng.integers(0, min(slack, self._context), endpoint=True))
+        offset = int(rng.integers(0, self._context, endpoint=True))
         return offset, Permutation(self.windows_per_epoch, [self._seed, epoch])
 
 

@@ -1,7 +1,8 @@
 """Split a corpus into training and validation text, and encode both parts into token files.
 
 The validation text is the end of a continuous text. Of records (lines, JSON, pairs, conversations) it is a sample that
-is drawn with a fixed seed: the last records of a file are often about something else than the others.
+is drawn with a fixed seed: the last records of a file are often about something else than the others. A short text is
+trained on as a whole and is its own validation text: a tenth of it shows nothing, and would be missing.
 """
 
 import glob
@@ -13,10 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tinylm.config.run import DataConfig
+from tinylm.config.run import MAX_SHORT_TEXT, DataConfig
 from tinylm.config.settings import TextSettings
 from tinylm.config.validation import check_settings
 from tinylm.errors import TinyLMError, UnknownCharactersError, UsageError
+from tinylm.reporter import counted
 from tinylm.system.cache_directory import private_folder
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat_corpus import CHAT_ENCODING, ChatCorpus
@@ -47,6 +49,8 @@ from tinylm.text.token_files import (
 from tinylm.text.tokenizer import Tokenizer, describe_characters
 
 MIN_TOKENS = {"train": 3, "val": 2}  # per part
+DEFAULT_VAL_FRACTION = 0.1
+MIN_SPLIT_LABELS = 50  # texts with labels: a classifier is judged by texts that it has not seen
 DRAW_SEED = 0  # of validation records; the same in all runs, whose validation losses can then be compared
 COUNTED_TOKENS = 1 << 20  # tokens that are decoded at a time, to count their bytes
 EXAMINED_CONVERSATIONS = 256  # in which characters of the chat template are looked for
@@ -70,7 +74,8 @@ class SplitCorpus:
 
     The validation text is `val_corpus` if there is one. Otherwise it is `val_records` records of `corpus` (see
     `draw_records`) or, if that is 0, the characters after the first `train_characters`. `val_fraction` is its requested
-    share of the records or characters. With `val_corpus`, `val_records` is the number of its records, 0 if it has none.
+    share of the records or characters; `None` leaves it to `split_corpus`. With `val_corpus`, `val_records` is the
+    number of its records, 0 if it has none.
     """
 
     corpus: Corpus
@@ -78,13 +83,18 @@ class SplitCorpus:
     val_corpus: Corpus | None
     val_stats: CorpusStats | None
     train_characters: int
-    val_fraction: float = 0.0
+    val_fraction: float | None = None
     val_records: int = 0
 
     @property
     def is_drawn(self) -> bool:
         """Whether the validation text is drawn from the records of `corpus`."""
         return self.val_records > 0 and self.val_corpus is None
+
+    @property
+    def validates_on_itself(self) -> bool:
+        """Whether the training text is the validation text by default."""
+        return self.val_corpus is self.corpus
 
     @property
     def chat(self) -> ChatFormat | None:
@@ -98,8 +108,9 @@ class SplitCorpus:
 
     @property
     def characters(self) -> int:
-        """Number of characters of training and validation text."""
-        return self.stats.characters + (self.val_stats.characters if self.val_stats else 0)
+        """Number of characters of training and validation text; a text that is both counts once."""
+        own = self.val_stats is not None and not self.validates_on_itself
+        return self.stats.characters + (self.val_stats.characters if own else 0)
 
     @property
     def alphabet(self) -> str:
@@ -186,30 +197,42 @@ def _require_length(characters: int, stream: Stream) -> Stream:
 
 
 def split_corpus(
-    corpus: Corpus, val_corpus: Corpus | None, val_fraction: float, progress: Progress = no_progress
+    corpus: Corpus, val_corpus: Corpus | None, val_fraction: float | None = None, progress: Progress = no_progress
 ) -> SplitCorpus:
     """Scan all the text and choose the split. `progress` receives the number of bytes read from the disk.
 
-    Raises UsageError for a text that is empty or cannot be read, for a single pair or conversation, and for a
-    `val_fraction` outside of (0, 1).
+    Without `val_corpus` and `val_fraction`, a text of at most MAX_SHORT_TEXT characters (and of fewer than
+    MIN_SPLIT_LABELS texts with labels) is its own validation text; of a longer one, the fraction is
+    DEFAULT_VAL_FRACTION.
+
+    Raises UsageError for a text that is empty or cannot be read, for a single pair or conversation of which a part is
+    to be left, and for a `val_fraction` outside of (0, 1).
     """
     check_settings(TextSettings, {"val_fraction": val_fraction})
     stats = scan_corpus(corpus, progress)
     val_stats = scan_corpus(val_corpus, progress) if val_corpus is not None else None
+    if val_corpus is None and val_fraction is None and _is_short(corpus, stats):
+        val_corpus, val_stats = corpus, stats
     if val_corpus is not None and val_stats is not None:
         val_records = val_stats.documents // val_corpus.documents_per_record if val_corpus.is_records else 0
         return SplitCorpus(corpus, stats, val_corpus, val_stats, stats.characters, val_fraction, val_records)
+    fraction = DEFAULT_VAL_FRACTION if val_fraction is None else val_fraction
     records = stats.documents // corpus.documents_per_record if corpus.is_records else 0
     if corpus.kind != Corpus.kind and records < 2:
         raise UsageError(f"{corpus.name} has one record, and none is left for validation; give more, or `val_data`.")
-    val_records = min(int(records * val_fraction), records - 1) if records else 0
+    val_records = min(int(records * fraction), records - 1) if records else 0
     if corpus.kind != Corpus.kind:
         val_records = max(1, val_records)
     if val_records:
         train_characters = stats.characters * (records - val_records) // records
     else:  # also where a tenth of a few long documents is less than one of them
-        train_characters = stats.characters - max(1, int(stats.characters * val_fraction))
+        train_characters = stats.characters - max(1, int(stats.characters * fraction))
     return SplitCorpus(corpus, stats, None, None, train_characters, val_fraction, val_records)
+
+
+def _is_short(corpus: Corpus, stats: CorpusStats) -> bool:
+    few_labels = not isinstance(corpus, LabelCorpus) or stats.documents < MIN_SPLIT_LABELS
+    return stats.characters <= MAX_SHORT_TEXT and few_labels
 
 
 def scan_corpus(corpus: Corpus, progress: Progress) -> CorpusStats:
@@ -293,7 +316,9 @@ def drop_unknown_characters(split: SplitCorpus, tokenizer: Tokenizer, progress: 
     Raises UsageError if no text is left.
     """
     corpus = corpus_without_unknown(split.corpus, tokenizer)
-    val_corpus = corpus_without_unknown(split.val_corpus, tokenizer) if split.val_corpus else None
+    val_corpus = None
+    if split.val_corpus is not None and not split.validates_on_itself:
+        val_corpus = corpus_without_unknown(split.val_corpus, tokenizer)
     return split_corpus(corpus, val_corpus, split.val_fraction, progress)
 
 
@@ -352,10 +377,9 @@ def encode_split(
         ("validation", MIN_TOKENS["val"], len(tokens.val)),
     ):
         if n_tokens < minimum:
-            tokens_left = "1 token" if n_tokens == 1 else f"{n_tokens} tokens"
             raise UsageError(
-                f"{split.corpus.name} leaves {tokens_left} for {part}, and at least {minimum} are needed; give more "
-                "text, or another `val_fraction`."
+                f"{split.corpus.name} leaves {counted(n_tokens, 'token')} for {part}, and at least {minimum} are "
+                "needed; give more text, or another `val_fraction`."
             )
     data = DataConfig(
         kind=kind,

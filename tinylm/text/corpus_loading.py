@@ -12,7 +12,7 @@ from tinylm.config.run import DataConfig
 from tinylm.config.settings import TextSettings
 from tinylm.config.validation import check_settings, declared_settings, describe_value, require
 from tinylm.errors import UsageError
-from tinylm.reporter import Reporter
+from tinylm.reporter import Reporter, counted
 from tinylm.system.files import resolve_links, temporary_folder
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import LAYOUTS
@@ -53,7 +53,6 @@ from tinylm.text.run_tokens import encode_again, find_run_corpus, reopen_part
 from tinylm.text.token_files import TokenFolder, encode_in_memory
 from tinylm.text.tokenizer import Tokenizer, describe_characters
 
-DEFAULT_VAL_FRACTION = 0.1
 OTHER_FORMATS = {  # by the kind of text that a model takes: formats of other kinds, and why they do not fit
     "text": (("pairs",), "only an encoder-decoder takes them"),
     "pairs": (("text", "lines"), "an encoder-decoder takes pairs"),
@@ -72,7 +71,7 @@ class TextSource(TextSettings):
 
     `format`, `text_key`, `encoding`, `exclude`, `skip_bad` and `unknown` are the settings of the same names in a
     DataConfig. The validation text is at the path `val_data`, or else the share `val_fraction` of the text (default:
-    0.1; see `split_corpus`). Conversations are rendered by `chat_template` (chatml or the path of a file; default: that
+    see `split_corpus`). Conversations are rendered by `chat_template` (chatml or the path of a file; default: that
     of the model) and scored according to `train_on`. A setting that does not apply to the text is an error, unless its
     name is in `ignorable`; then it is ignored.
     """
@@ -117,9 +116,8 @@ def load_text(
                 f"{file} is text for training and for validation, so the validation loss does not show what the model "
                 "learns beyond it. Name another file with `val_data`."
             )
-    fraction = DEFAULT_VAL_FRACTION if source.val_fraction is None else source.val_fraction
     with reporter.counting("reading", sum(part.size for part in (corpus, *val_corpus)), "bytes") as advance:
-        split = split_corpus(corpus, val_corpus[0] if val_corpus else None, fraction, advance)
+        split = split_corpus(corpus, val_corpus[0] if val_corpus else None, source.val_fraction, advance)
     for part in (corpus, *val_corpus):
         _report_conversations(part, reporter)
     _report_line_ends(
@@ -354,8 +352,8 @@ def handle_unknown_characters(
 
 def _report_dropped(characters: str, count: int, reporter: Reporter) -> None:
     reporter.warn(
-        f"Skipped {count:,} characters of the text that have no id, {len(characters)} different ones "
-        f"({describe_characters(characters)})."
+        f"Skipped {counted(count, 'character')} of the text without an id, "
+        f"{counted(len(characters), 'different one')} ({describe_characters(characters)})."
     )
 
 
@@ -404,6 +402,8 @@ def encode_recorded_text(
         if paths
     ]
     corpus, val_corpus = corpora[0], corpora[1] if len(corpora) > 1 else None
+    if val_corpus is None and data.val_fingerprint == data.fingerprint:
+        val_corpus = corpus
     return encode_again(run, data, tokenizer, corpus, val_corpus, reporter)
 
 

@@ -15,6 +15,7 @@ from tinylm.models.adapter import add_adapter, find_adapters, find_base_model, l
 from tinylm.models.open import find_model
 from tinylm.models.teachers import find_teachers, require_fitting
 from tinylm.planning.plan import plan_resumed
+from tinylm.reporter import counted
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.layout import find_run
 from tinylm.run_directory.loading import read_config, read_tokenizer, restore_model
@@ -160,7 +161,7 @@ def _describe_finished(rule: StoppingRule, state: TrainerState, seconds: float) 
         case "patience":
             assert rule.patience is not None
             more = 2 * max(rule.patience, state.evals_since_best)
-            return f"the last {state.evals_since_best} evaluations brought no improvement; `patience={more}`"
+            return f"the last {counted(state.evals_since_best, 'evaluation')} brought no improvement; `patience={more}`"
         case "time":
             time = rule.budget.time
             assert time is not None
@@ -174,9 +175,10 @@ def _describe_finished(rule: StoppingRule, state: TrainerState, seconds: float) 
             epochs, total_steps = rule.budget.epochs, rule.total_steps
             assert epochs is not None and total_steps is not None
             more_epochs = max(2 * epochs, epochs * math.ceil(1 + state.step / total_steps))
-            return f"all {total_steps} steps of `epochs={epochs:g}` are done; `epochs={more_epochs:g}`"
+            steps = counted(total_steps, "step")
+            return f"the budget of `epochs={epochs:g}`, {steps}, is used up; `epochs={more_epochs:g}`"
         case "steps":
             assert rule.total_steps is not None
             more = 2 * max(rule.total_steps, state.step)
-            return f"all {rule.total_steps} steps are done; `steps={more}`"
+            return f"the budget of {counted(rule.total_steps, 'step')} is used up; `steps={more}`"
     return None

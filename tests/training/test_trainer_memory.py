@@ -68,6 +68,25 @@ def test_a_reduced_micro_batch_is_kept_for_later_steps_and_sessions_and_one_sequ
     assert seen == [6, 3, 2, 1]
 
 
+def test_out_of_memory_for_one_sequence_saves_the_steps_before_it() -> None:
+    """With the weights and random numbers of the last step, so that a resumed run repeats the one that failed."""
+    states: list[torch.Tensor] = []
+
+    def watch(model: Decoder, part: Batch) -> None:
+        if bench.state.step == 3:
+            states.append(torch.get_rng_state())
+            torch.rand(1)
+            out_of_memory()
+
+    bench = Bench(objective=watched(watch), budget=Budget(steps=9), micro_batch=1, lr=1e-3)
+    bench.save_last = lambda *parts: states.append(torch.get_rng_state()) or Bench.save_last(bench, *parts)
+    with pytest.raises(TinyLMError, match=r"Out of memory with one sequence .* The run is saved up to step 3\."):
+        bench.run()
+    assert bench.saved == [1, 3] and bench.best == [(1, None), (3, None)]
+    assert_same(bench.best_values[-1], values(bench.model))
+    assert torch.equal(states[-2], states[-1])
+
+
 def test_out_of_memory_in_a_step_repeats_it_with_the_same_random_numbers() -> None:
     """The gradient of the failed attempt is discarded, and the random number generators are reset."""
     batch, calls, first_draws = random_batch(0, 8), iter(range(100)), []

@@ -235,7 +235,7 @@
       return [el("span", {}, swatch, " ", run.name), unbroken(run.kind), whole(run.parameters), whole(run.step), duration(run.seconds),
         fixed(run.val_bits_per_byte), fixed(run.val_loss), whole(run.best_step)];
     })),
-    el("p", { class: "faint" }, "Of the best weights on the validation text. Bits per byte of models with different tokenizers can be compared, losses in nats per token cannot."),
+    el("p", { class: "faint" }, "Of the best weights on the validation text; of a run that was stopped before its first evaluation, of the last ones on a part of it. Bits per byte of models with different tokenizers can be compared, losses in nats per token cannot."),
     runs.flatMap((run) => run.problems.map((text) => el("p", { class: "problem" }, `${run.name}: ${text}`))),
     report.models ? null : el("p", { class: "faint" }, "Attention, loss per token, evaluation and memorisation need the model: write the report with tinylm report."));
 

@@ -74,7 +74,7 @@ class NoStore:
 
     saved_step = -1
 
-    def save_best(self, model: Transformer, step: int, val_loss: float) -> None: ...
+    def save_best(self, model: Transformer, step: int, val_loss: float | None) -> None: ...
 
     def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
         return 0.0

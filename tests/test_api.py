@@ -119,15 +119,16 @@ def test_training_returns_the_result_that_the_command_prints(here: Path) -> None
     for columns, key in ((result.history.training, "loss"), (result.history.validation, "val_loss")):
         records = [record for record in printed if key in record]
         assert list(columns)[:2] == ["step", key]
-        assert [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)] == records
+        found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        assert [{name: value for name, value in row.items() if value is not None} for row in found] == records
     assert repr(result.history) == (
         "History(training: 3 x step, loss, lr, grad_norm, tokens_per_second, seconds; "
-        "validation: 3 x step, val_loss, val_bits_per_byte, seconds)"
+        "validation: 3 x step, val_loss, val_bits_per_byte, val_tokens, seconds)"
     )
     assert (result.stopped_by, result.step, result.is_adapter) == ("steps", 6, False)
     losses = dict(zip(result.history.validation["step"], result.history.validation["val_loss"], strict=True))
     assert sorted(losses) == [0, 3, 6]
-    assert (result.best_val_loss, result.best_step) == min((loss, step) for step, loss in losses.items())
+    assert (result.best_val_loss, result.best_step) == min((losses[step], step) for step in (3, 6))
     assert result.val_loss == losses[6]
     assert result.history.training["step"] == [2, 4, 6]
 
@@ -238,6 +239,7 @@ def interrupt(event: Event) -> None:
 def test_ctrl_c_saves_a_run_that_can_be_resumed_or_before_the_first_leaves_no_files(
     here: Path, foreground: None
 ) -> None:
+    """The last weights are kept, as before the first evaluation, since the validation data are few."""
     files = snapshot(here)
     with pytest.raises(KeyboardInterrupt):
         trained(callbacks=[lambda event: isinstance(event, Started) and interrupt(event)])
@@ -245,6 +247,10 @@ def test_ctrl_c_saves_a_run_that_can_be_resumed_or_before_the_first_leaves_no_fi
     before = signal.getsignal(signal.SIGINT)
     result = trained(steps=50, callbacks=[lambda e: isinstance(e, Stepped) and e.step == 4 and interrupt(e)])
     assert (result.stopped_by, result.step, result.signal_number) == ("signal", 4, signal.SIGINT)
+    assert (result.kept_step, result.best_step) == (4, 3)
+    early = trained("early", steps=50, callbacks=[lambda e: isinstance(e, Stepped) and e.step == 2 and interrupt(e)])
+    assert (early.kept_step, early.best_step, early.val_loss) == (2, 2, early.best_val_loss)
+    assert same_tensors(here / "early/model.safetensors", here / "early/last/model.safetensors")
     assert signal.getsignal(signal.SIGINT) == before
     assert tinylm.train(resume="run", steps=8).stopped_by == "steps"
 

@@ -328,17 +328,22 @@ def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int
             if '"loss"' in line:
                 break
         child.send_signal(number)
-        _, stderr = child.communicate()
+        stdout, stderr = child.communicate()
     assert child.returncode == code
+    last = json.loads(stdout.splitlines()[-1])
     message = stderr.splitlines()[-1]
     match = re.fullmatch(
-        r"Stopped at step (\d+); the run is saved\. Its weights are those of step 0, the best that were evaluated; "
-        r"those of step (\d+) are 'my run/last'\. Resume it with: tinylm (.*)",
+        r"Stopped at step (\d+); the run is saved\. The validation loss of its last weights is (.*) bits per byte "
+        r"\((.*) nats per token\), on 199 tokens\. Resume it with: tinylm train --resume 'my run'",
         message,
     )
     assert match, stderr
-    assert match[1] == match[2] and match[3] == "train --resume 'my run'"
-    assert run_ok("info", "my run/last", "--json").stdout.count(f'"best_step": {match[1]}') == 1
+    assert last["stopped_by"] == "signal" and last["step"] == last["best_step"] == int(match[1])
+    assert last["val_loss"] == last["best_val_loss"] == pytest.approx(float(match[3]), abs=1e-4)
+    assert same_tensors(here / "my run/model.safetensors", here / "my run/last/model.safetensors")
+    assert json.loads(run_ok("eval", "--model", "my run", "--json").stdout)["loss"] == pytest.approx(last["val_loss"])
+    shown = run_ok("info", "my run").stdout
+    assert f"({match[3]} nats per token), on 199 tokens where training was stopped, at step {match[1]}\n" in shown
     more = int(match[1]) + 2
     result = run_ok("train", "--resume", "my run", "--steps", more)
     assert f"at step {match[1]}" in result.stderr

@@ -130,6 +130,8 @@ class ClosedOutputError(OutputError):
 class InterruptedRunError(TinyLMError):
     """A signal stopped a training run. The exit code is 128 + `signal_number`, as in a shell."""
 
+    BEFORE_FIRST_STEP = "Stopped before the first step; nothing was written."
+
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number

@@ -16,6 +16,7 @@ from tests.shell import FILES, TINY, assert_error, copied, edit_config, records,
 from tinylm.commands import training_display
 from tinylm.distributed.ranks import Ranks
 from tinylm.run_directory.loading import load_model, read_config, summarise
+from tinylm.system.process_signals import Interrupted
 from tinylm.training.graceful_stop import StopRequest
 
 LAST_RECORD = {"run", "step", "val_loss", "val_bits_per_byte", "best_step", "best_val_loss", "best_val_bits_per_byte"}
@@ -65,7 +66,7 @@ def test_the_plan_is_printed_first(corpus: Path) -> None:
 def test_json_prints_the_lines_of_metrics_jsonl_and_then_the_result(corpus: Path, here: Path) -> None:
     options = ("--steps", 4, "--log-every", 2, "--eval-every", 2, *TINY, "--json")
     *lines, last = records(run_ok("train", corpus, *options))
-    assert [set(line) for line in lines] == [EVALUATED, LOGGED, EVALUATED, LOGGED, EVALUATED]
+    assert [set(line) for line in lines] == [EVALUATED | {"val_tokens"}, LOGGED, EVALUATED, LOGGED, EVALUATED]
     assert [line["step"] for line in lines] == [0, 2, 2, 4, 4]
     assert set(last) == LAST_RECORD
     assert (last["run"], last["step"], last["stopped_by"]) == ("checkpoints/corpus", 4, "steps")
@@ -191,7 +192,9 @@ def test_a_run_is_replaced_only_with_force_and_when_the_new_one_can_start(run: P
     assert [entry.name for entry in here.iterdir() if entry.name.startswith(".")] == []
 
 
-def test_a_signal_before_any_save_leaves_nothing(corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_before_the_first_step_leaves_nothing_and_says_so(
+    corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = StopRequest.__init__
 
     def signalled(self: StopRequest, ranks: Ranks) -> None:
@@ -202,7 +205,18 @@ def test_a_signal_before_any_save_leaves_nothing(corpus: Path, here: Path, monke
     before = snapshot(here)
     result = tinylm("train", corpus, "--steps", 1, *TINY)
     assert (result.exit_code, result.stdout) == (130, "")
-    assert result.stderr.endswith("\nStopped before the first save; nothing was written.\n")
+    assert result.stderr.endswith("\nStopped before the first step; nothing was written.\n")
+    assert snapshot(here) == before
+
+    def interrupt(*arguments: object) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr("tinylm.training.pipeline.plan_training", interrupt)
+    said: list[str] = []
+    monkeypatch.setattr("tinylm.commands.console.Console.note", lambda console, message: said.append(message))
+    with pytest.raises(Interrupted):
+        tinylm("train", corpus, "--steps", 1, *TINY)
+    assert said[-1] == "Stopped before the first step; nothing was written."
     assert snapshot(here) == before
 
 

@@ -1,10 +1,13 @@
 """The planned schedule: that of the recipe unless the user chose, with evaluations that take little time."""
 
 import dataclasses
+import math
 import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +22,9 @@ from tinylm.config.run import ADAPTER_KINDS
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.planning import recipes
-from tinylm.planning.hyperparameters import choose_learning_rate, choose_weight_decay
+from tinylm.planning.cost import matrix_parameters
+from tinylm.planning.hyperparameters import choose_learning_rate, choose_weight_decay, evaluation_speed
+from tinylm.planning.plan_request import ChatShape, PlanRequest, TextShape
 from tinylm.training.optimizer import learning_rate
 
 
@@ -199,7 +204,7 @@ def test_weights_are_averaged_and_count_as_memory_where_a_new_modern_decoder_see
 
 def test_there_are_a_dozen_evaluations_or_the_chosen_number_and_they_take_little_time() -> None:
     training = planned(budget=Budget(steps=2000)).training
-    assert (training.eval_every, training.log_every) == (2000 // 12, 20)
+    assert (training.eval_every, training.log_every) == (167, 20)
     assert training.save_every <= training.eval_every
     chosen = planned(budget=Budget(steps=2000), training={"eval_every": 7, "save_every": 3}).training
     assert (chosen.eval_every, chosen.save_every) == (7, 3)
@@ -207,11 +212,41 @@ def test_there_are_a_dozen_evaluations_or_the_chosen_number_and_they_take_little
     assert 1 < slow.training.save_every < slow.training.eval_every
     assert slow.training.save_every * slow.seconds / slow.steps < 70  # about a minute between two saves
     for size in SIZES:
-        least = 2048 if size in ("medium", "base") else 20_000  # those take more than 10 seconds for as many
-        assert least <= planned(model={"size": size}).training.eval_tokens <= 1_000_000
+        assert 2048 <= planned(model={"size": size}).training.eval_tokens <= 1_000_000
 
 
-def test_evaluations_of_a_slow_base_take_a_fifth_of_the_time() -> None:
+@pytest.mark.parametrize("eval_every", [None, 1, 30, 100_000])
+@pytest.mark.parametrize("seconds", [10, 45, 600])
+@pytest.mark.parametrize("size", ["nano", "small", "medium"])
+def test_evaluations_take_at_most_a_tenth_of_a_time_budget_or_have_the_smallest_samples(
+    size: str, seconds: int, eval_every: int | None
+) -> None:
+    """A forward pass takes at least 2 FLOPs per weight and token."""
+    text = dataclasses.replace(data(5_000_000), val_tokens=2_000_000)
+    chosen = {} if eval_every is None else {"eval_every": eval_every}
+    plan = planned(data=text, budget=Budget(time=seconds), model={"size": size}, training=chosen)
+    training = plan.training
+    assert training.eval_every == (eval_every or training.eval_every)
+    evaluated = math.ceil(plan.steps / training.eval_every) * training.eval_tokens
+    assert evaluated * 2 * matrix_parameters(plan.model) / machine().matmul_rate < 0.1 * seconds or (
+        training.eval_tokens == 2048
+    )
+    assert plan.evaluation_seconds <= 0.1 * seconds or training.eval_tokens == 2048
+
+
+def test_evaluations_count_the_time_of_tokens_that_are_not_scored() -> None:
+    """Texts of 200 tokens with one label each: 2,048 tokens would be 2,048 texts."""
+    labels = SimpleNamespace(n_scored=5000, lengths=np.full(5000, 200))
+    shape = ChatShape(cast(Any, labels), cast(Any, labels))
+    assert shape.validation_size(data(1), 100) == (5000, 500_000)
+    assert TextShape().validation_size(data(1), 100) == (1000, 1000)
+    on, config = machine(), small()
+    text, label = (PlanRequest(data=data(1000), vocab_size=100, shape=shape) for shape in (TextShape(), shape))
+    ratio = evaluation_speed(on, text, config) / evaluation_speed(on, label, config)
+    assert ratio == pytest.approx(min(200, config.context))
+
+
+def test_evaluations_of_a_slow_base_take_a_tenth_of_the_time() -> None:
     """A forward pass takes at least 2 FLOPs per weight and token."""
     sizes: dict[str, Any] = {"layers": 30, "heads": 9, "kv_heads": 3, "width": 576, "context": 512, "tie": True}
     base = make_model_config(vocab_size=49_152, preset="modern", size="small", **sizes)
@@ -222,9 +257,9 @@ def test_evaluations_of_a_slow_base_take_a_fifth_of_the_time() -> None:
         seconds = plan.training.eval_tokens * 2 * weights / on.matmul_rate
         evaluations = plan.steps / plan.training.eval_every
         assert plan.training.eval_tokens >= 2048 and 0.01 < evaluations * seconds / plan.seconds < 0.2
-        assert seconds < max(15, plan.seconds / 100)
+        assert seconds < max(15, plan.seconds / 40)
     one_step = planned(base=base, adapter=adapter(), budget=Budget(steps=1), data=text, on=on, vocab_size=49_152)
     assert one_step.training.eval_tokens == 2048
     few = dataclasses.replace(text, val_tokens=1000)  # these take little time, so that they are not rarer
     plan = planned(base=base, adapter=adapter(), budget=Budget(time=300), data=few, vocab_size=49_152)
-    assert plan.training.eval_every == max(1, plan.steps // 12)
+    assert plan.evaluation_seconds < 30 and plan.steps / plan.training.eval_every >= 4

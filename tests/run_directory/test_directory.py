@@ -110,15 +110,18 @@ def test_the_error_for_a_run_deleted_during_training_does_not_promise_an_intact_
         assert "intact" not in str(e.value)
 
 
-def test_records_after_a_step_are_dropped_and_a_truncated_line_is_skipped(tmp_path: Path) -> None:
+def test_records_after_a_step_and_the_evaluation_of_a_stop_are_dropped_and_a_truncated_line_is_skipped(
+    tmp_path: Path,
+) -> None:
     run = saved_run(tmp_path / "run", 0)
     assert read_metrics(run.path) == []
-    run.truncate_metrics(3)
+    run.truncate_metrics(3, 3)
     for step in range(5):
         run.append_metrics({"step": step, "loss": step / 3})
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')
     assert [record["step"] for record in read_metrics(run.path)] == [0, 1, 2, 3, 4]
-    run.truncate_metrics(2)
+    run.append_metrics({"step": 2, "val_loss": 1.0})
+    run.truncate_metrics(2, 1)
     run.append_metrics({"step": 3})
     assert read_metrics(run.path) == [*({"step": s, "loss": s / 3} for s in range(3)), {"step": 3}]

@@ -43,7 +43,7 @@ def check_reads(path: Path) -> None:
         with contextlib.suppress(TinyLMError):
             summarise(named)
     with contextlib.suppress(TinyLMError):
-        RunDirectory(path).truncate_metrics(1)
+        RunDirectory(path).truncate_metrics(1, 1)
 
 
 @pytest.fixture(scope="module")

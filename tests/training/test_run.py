@@ -40,7 +40,7 @@ from tinylm.planning.plan import ResumedPlan
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.recipes import MEMORY_ERROR, MEMORY_SHARE
 from tinylm.run_directory.directory import LastSave, RunDirectory
-from tinylm.run_directory.loading import load_model, read_config
+from tinylm.run_directory.loading import load_model, read_config, read_weights
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.token_files import TokenFolder
@@ -83,6 +83,8 @@ CASES = {  # each kind of state, objective and adapter at least once
     "pairs": Case({"label_smoothing": 0.1}, 31, shape=PAIRS),
     "growing sequences and multi-token prediction, killed": Case({"sequence_growth": 4, "mtp_weight": 0.5}, 40, Killed),
     "adapter with one B, killed": Case({"optimizer": "adam"}, 40, Killed, {"share_b": True}, {"layers": 2}),
+    "averaged, stopped before the first evaluation": Case({"average": 0.2, "momentum": 0.8, "optimizer": "normuon"}, 5),
+    "the last weights are kept": Case({"keep": "last"}, 31),
     "bottlenecks": Case({"schedule": "inverse-sqrt"}, 5, StopTraining, {"kind": "bottleneck", "targets": SUBLAYERS}),
 }
 TWO_PASSES = ("muon, merged experts", "pairs", "adapter with one B, killed")
@@ -115,6 +117,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     else:
         assert first.begin(config)[0] == "signal"
     saved = last_save(tmp_path / "resumed").state["step"]
+    assert read_weights(tmp_path / "resumed", config).step > 0
     assert saved <= case.until < state.step
     assert (saved == case.until) == (case.end is StopTraining)
 
@@ -207,7 +210,9 @@ def test_metrics_equal_the_reported_events(begin: Begin) -> None:
     assert [r["loss"] for r in records if "loss" in r] == [event.loss for event in logged]
     assert [r["step"] for r in records if "val_loss" in r] == [0, 12, 24, 36, 48, 60]
     keys = {"step", "loss", "lr", "grad_norm", "tokens_per_second", "seconds"}
-    assert all(r.keys() in (keys, {"step", "val_loss", "seconds"}) for r in records)
+    evaluated = {"step", "val_loss", "seconds"}
+    assert records[0].keys() == {*evaluated, "val_tokens"}  # before the first step
+    assert all(r.keys() in (keys, evaluated) for r in records[1:])
 
 
 def test_gradient_norms_of_layers_are_logged_with_log_gradients(begin: Begin) -> None:
@@ -378,10 +383,12 @@ def test_a_run_with_dropout_on_an_apple_gpu_cannot_resume_with_checkpointed_acti
     assert snapshot(session.path) == before
 
 
-def test_a_save_without_the_step_of_its_best_loss_counts_from_step_0(tokens: TokenFolder, tmp_path: Path) -> None:
-    save = LastSave((), (), {"step": 3, "best_loss": 1.5})
-    run = TrainingRun(RunDirectory(tmp_path), config_of(), build_model(SHAPE), TOKENIZER, tokens, save)
-    assert run.best == (0, 1.5)
+def test_the_best_loss_of_a_save_is_that_of_trained_weights(tokens: TokenFolder, tmp_path: Path) -> None:
+    """An older save may have that of step 0, or no step."""
+    for best, found in (({"best_step": 2}, (2, 1.5)), ({"best_step": 0}, None), ({}, (0, 1.5))):
+        save = LastSave((), (), {"step": 3, "best_loss": 1.5, **best})
+        run = TrainingRun(RunDirectory(tmp_path), config_of(), build_model(SHAPE), TOKENIZER, tokens, save)
+        assert run.best == found
 
 
 def test_the_micro_batch_is_that_of_the_save_unless_it_cannot_fit() -> None:

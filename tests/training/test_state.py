@@ -28,6 +28,7 @@ number = st.floats(allow_nan=False, allow_infinity=False)
         seconds=st.floats(0, 1e12),
         micro_batch=st.integers(1, 1 << 53),
         best_loss=st.none() | number,
+        best_step=st.integers(1, 1 << 53),
         loss_sum=number,
         n_targets=st.integers(0, 1 << 53),
         scaler=st.sampled_from([{}, torch.amp.GradScaler("cpu").state_dict()]),
@@ -37,6 +38,11 @@ def test_a_state_is_equal_after_json(state: TrainerState) -> None:
     saved = json.loads(json.dumps(state.to_json()))
     assert TrainerState.from_json(saved) == state
     assert saved.keys() == {field.name for field in dataclasses.fields(TrainerState)} | {"rng"}
+
+
+def test_a_loss_before_training_in_an_older_save_is_not_the_best() -> None:
+    old = TrainerState(step=3, best_loss=2.0, best_step=0).to_json()
+    assert TrainerState.from_json(old).best_loss is None
 
 
 SCALER = torch.amp.GradScaler("cpu").state_dict()

@@ -100,7 +100,8 @@ def test_the_logged_loss_is_the_mean_since_the_last_log_line() -> None:
 
     def objective(model: Decoder, batch: Batch) -> Loss:
         loss = next_token(model, batch)
-        losses.append((loss.total.item(), loss.n_targets))
+        if torch.is_grad_enabled():  # not in the check before a save
+            losses.append((loss.total.item(), loss.n_targets))
         return loss
 
     choices: dict[str, Any] = {"micro_batch": 4, "budget": Budget(steps=7), "log_every": 3, "lr": 0.01}
@@ -133,14 +134,16 @@ def test_metrics_of_the_model_are_averaged_over_targets_and_steps() -> None:
 @pytest.mark.parametrize(
     ("steps", "eval_every", "save_every", "evaluated", "saved"),
     [
-        (10, 3, 4, [0, 3, 6, 9, 10], [0, 4, 8, 10]),
-        (10, 5, 5, [0, 5, 10], [0, 5, 10]),
-        (1, 100, 100, [0, 1], [0, 1]),
+        (10, 3, 4, [0, 3, 6, 9, 10], [1, 4, 8, 10]),
+        (10, 5, 5, [0, 5, 10], [1, 5, 10]),
+        (2, 100, 100, [0, 2], [1, 2]),
+        (1, 100, 100, [0, 1], [1]),
     ],
 )
 def test_evaluations_and_saves_happen_at_their_intervals_and_at_the_end(
     steps: int, eval_every: int, save_every: int, evaluated: list[int], saved: list[int]
 ) -> None:
+    """A save after the first step makes the run."""
     bench = Bench(budget=Budget(steps=steps), eval_every=eval_every, save_every=save_every, lr=1e-3)
     assert (bench.run(), bench.state.step) == ("steps", steps)
     assert [event.step for event in bench.reported(Evaluated)] == evaluated
@@ -150,8 +153,8 @@ def test_evaluations_and_saves_happen_at_their_intervals_and_at_the_end(
 def test_averaged_weights_are_validated_and_saved_while_training_continues_with_the_current_ones() -> None:
     plain, averaged = (trained(budget=Budget(steps=3), eval_every=1, lr=1e-2, **c) for c in ({}, {"average": 0.5}))
     assert_same(values(averaged.model), values(plain.model))
-    for step, best in enumerate(averaged.best_values[1:], start=1):
-        seen = plain.best_values[1 : step + 1]
+    for step, best in enumerate(averaged.best_values, start=1):
+        seen = plain.best_values[:step]
         assert_same(best, {name: torch.stack([one[name] for one in seen]).mean(0) for name in best})
 
 
@@ -163,10 +166,30 @@ def test_the_best_weights_have_the_lowest_loss_and_the_first_of_equal_ones_is_ke
     bench = Bench(validate=lambda: next(losses), budget=Budget(steps=5), eval_every=1, lr=1e-3)
     bench.run()
     state = bench.state
-    assert bench.best == [(0, 3.0), (1, 2.0), (4, 1.9)]
-    assert [event.best for event in bench.reported(Evaluated)] == [True, True, False, False, True, False]
+    assert bench.best == [(1, 2.0), (4, 1.9)]
+    assert [event.best for event in bench.reported(Evaluated)] == [False, True, False, False, True, False]
     assert (state.best_loss, state.best_step, state.val_loss) == (1.9, 4, 4.0)
     assert (state.evals_since_best, state.last_eval_step) == (1, 5)
+
+
+def test_the_loss_before_training_is_never_the_best_and_does_not_count_for_the_patience() -> None:
+    losses = iter([1.0, 5.0, 4.0, 4.5, 4.6])
+    bench = Bench(validate=lambda: next(losses), budget=Budget(steps=20), eval_every=2, patience=2, lr=1e-3)
+    assert (bench.run(), bench.state.step) == ("patience", 8)
+    assert bench.best == [(1, None), (2, 5.0), (4, 4.0)]
+    assert (bench.state.best_loss, bench.state.best_step) == (4.0, 4)
+    assert [event.tokens for event in bench.reported(Evaluated)] == [4, None, None, None, None]
+
+
+def test_until_an_evaluation_each_save_keeps_the_current_weights_without_a_loss() -> None:
+    """So that no end of the process leaves untrained ones; the averages, if these are validated."""
+    for average in (0.0, 0.5):
+        bench = trained(budget=Budget(steps=7), eval_every=5, save_every=2, lr=1e-2, average=average)
+        assert [step for step, _ in bench.best] == [1, 2, 4, 5, 7]
+        assert [loss is None for _, loss in bench.best] == [True, True, True, False, False]
+        plain = trained(budget=Budget(steps=7), eval_every=1, lr=1e-2, average=average)
+        for step, found in zip((1, 2, 4, 5, 7), bench.best_values, strict=True):
+            assert_same(found, plain.best_values[step - 1])
 
 
 @pytest.mark.parametrize(("patience", "last"), [(1, 6), (3, 16), (None, 20)])
@@ -258,7 +281,7 @@ INTERVALS: dict[str, Any] = {"log_every": 4, "eval_every": 5, "save_every": 7, "
 def test_a_gpu_is_waited_for_only_before_log_lines_evaluations_and_saves(reads: list[int]) -> None:
     """And events, weights and state are those of a device that is waited for in every step."""
     ahead = trained(budget=Budget(steps=12), **INTERVALS)
-    assert [count for count in reads if count] == [4, 1, 2, 1, 2, 2]  # before steps 4, 5, 7, 8, 10 and 12
+    assert [count for count in reads if count] == [1, 3, 1, 2, 1, 2, 2]  # after steps 1, 4, 5, 7, 8, 10 and 12
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer_module, "runs_ahead", lambda device: False)
         plain = trained(budget=Budget(steps=12), **INTERVALS)
@@ -291,4 +314,4 @@ def test_a_step_that_diverged_is_named_later_and_nothing_is_saved_after_it(
     with pytest.raises(DivergedError, match=f"The {what} of step 3 is not finite"):
         bench.run()
     assert bench.state.step == 6
-    assert bench.saved == [0] and [step for step, _ in bench.best] == [0]
+    assert bench.saved == [1] and bench.best == [(1, None)]

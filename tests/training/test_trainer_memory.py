@@ -57,7 +57,7 @@ def test_out_of_memory_of_split_windows_halves_the_micro_batch_of_windows() -> N
 def test_a_reduced_micro_batch_is_kept_for_later_steps_and_sessions_and_one_sequence_too_many_is_an_error() -> None:
     seen: list[int] = []
     state = trained(objective=rows_at_most(3, seen), budget=Budget(steps=2), lr=1e-3).state
-    assert seen == [6, 3, 3, 3, 3]
+    assert seen == [6, 3, 3, 3, 3, 3]  # the fourth before the first save
     seen.clear()
     trained(objective=rows_at_most(3, seen), budget=Budget(steps=3), lr=1e-3, state=state)
     assert seen == [3, 3]
@@ -66,6 +66,30 @@ def test_a_reduced_micro_batch_is_kept_for_later_steps_and_sessions_and_one_sequ
         trained(objective=rows_at_most(0, seen))
     assert (caught.value.exit_code, isinstance(caught.value, UsageError)) == (1, False)
     assert seen == [6, 3, 2, 1]
+
+
+def test_out_of_memory_for_one_sequence_saves_the_steps_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the weights and random numbers of the last step, so that a resumed run repeats the one that failed."""
+    states: list[Tensor] = []
+    save_last = Bench.save_last
+
+    def watch(model: Decoder, part: Batch) -> None:
+        if bench.state.step == 3 and torch.is_grad_enabled():
+            states.append(torch.get_rng_state())
+            torch.rand(1)
+            out_of_memory()
+
+    def save(bench: Bench, *parts: Any) -> float:
+        states.append(torch.get_rng_state())
+        return save_last(bench, *parts)
+
+    monkeypatch.setattr(Bench, "save_last", save)
+    bench = Bench(objective=watched(watch), budget=Budget(steps=9), micro_batch=1, lr=1e-3)
+    with pytest.raises(TinyLMError, match=r"Out of memory with one sequence .* The run is saved up to step 3\."):
+        bench.run()
+    assert bench.saved == [1, 3] and bench.best == [(1, None), (3, None)]
+    assert_same(bench.best_values[-1], values(bench.model))
+    assert torch.equal(states[-2], states[-1])
 
 
 def test_out_of_memory_in_a_step_repeats_it_with_the_same_random_numbers() -> None:
@@ -140,7 +164,7 @@ def test_out_of_memory_in_the_optimizer_is_an_error_and_its_partial_step_is_not_
     with pytest.raises(TinyLMError, match="in step 3; the run is saved up to step 2") as caught:
         bench.run()
     assert (caught.value.exit_code, isinstance(caught.value, UsageError)) == (1, False)
-    assert (len(steps), bench.saved, bench.state.step) == (3, [0, 1, 2], 2)
+    assert (len(steps), bench.saved, bench.state.step) == (3, [1, 2], 2)
 
 
 def test_out_of_memory_for_an_average_of_the_weights_names_the_last_save_that_is_written(
@@ -175,10 +199,10 @@ def test_out_of_memory_in_the_check_before_a_save_reduces_its_rows_unless_weight
                 out_of_memory()
 
     bench = trained(objective=watched(watch), budget=Budget(steps=2), save_every=1, eval_every=10, lr=1e-3)
-    assert bench.saved[:2] == [0, 1]
+    assert bench.saved[:2] == [1, 2]
     assert checked == 2 * [6, 3, 2, 1, 2, 1]
     monkeypatch.setattr(trainer_module, "is_sharded", lambda model: True)
-    seen: list[int] = []
+    checked.clear()
     with pytest.raises(TinyLMError, match="Out of memory while evaluating"):
-        trained(objective=rows_at_most(3, seen), average=0.5)
-    assert seen == [6]
+        trained(objective=watched(watch), average=0.5)
+    assert checked == [6]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.trainer_bench import Bench, Clock
+from tests.training.trainer_bench import Bench, Clock, assert_same, values
 from tinylm.config.training import Budget
 from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Evaluated, Logged, Stepped
@@ -17,20 +17,96 @@ from tinylm.training.trainer import StopTraining, Trainer
 # Stopping.
 
 
-@pytest.mark.parametrize("step", [0, 1, 4, 6])
-def test_a_stop_saves_the_current_step_without_an_evaluation(step: int) -> None:
+def stop_at(step: int, **choices: Any) -> Bench:
+    """A trainer that a signal stops after this step, with an evaluation and a save every four."""
+
     def check_stop() -> None:
         if bench.state.step >= step:
             raise StopTraining
 
-    bench = Bench(check_stop=check_stop, budget=Budget(steps=9), lr=1e-3, eval_every=4, save_every=4)
+    bench = Bench(check_stop=check_stop, **{**STOPPED, **choices})
     assert (bench.run(), bench.state.step) == ("signal", step)
-    assert bench.saved == sorted({0, step} | ({4} if step >= 4 else set()))
-    assert [event.step for event in bench.reported(Evaluated)] == [0, 4][: 1 + (step >= 4)]
+    return bench
+
+
+STOPPED: dict[str, Any] = {"budget": Budget(steps=9), "lr": 1e-2, "eval_every": 4, "save_every": 4}
+
+
+@pytest.mark.parametrize("average", [0.0, 0.5])
+@pytest.mark.parametrize("step", [1, 3, 4, 6])
+def test_a_stop_saves_the_last_step_and_keeps_trained_weights(step: int, average: float) -> None:
+    """The last ones with their loss before the first evaluation, which may be on fewer tokens; then the best ones."""
+    bench = stop_at(step, average=average)
+    assert bench.saved == sorted({1, step} | ({4} if step >= 4 else set()))
+    kept = min(step, 4)
+    assert bench.best[-1] == (kept, 1 / (1 + kept))
+    plain = stop_at(step, average=average, eval_every=1)
+    assert_same(bench.best_values[-1], plain.best_values[kept - 1])
+    assert_same(values(bench.model), values(plain.model))
+    assert (bench.state.best_step, bench.state.best_loss) == bench.best[-1]
+    evaluated = [(event.step, event.tokens) for event in bench.reported(Evaluated)]
+    assert evaluated == [(0, 4), (kept, None if step >= 4 else 4)]
+
+
+def test_a_stop_before_the_first_step_leaves_nothing() -> None:
+    bench = stop_at(0)
+    assert (bench.saved, bench.best) == ([], [])
+
+
+def test_a_stop_keeps_the_last_weights_where_these_are_kept() -> None:
+    bench = stop_at(6, keep="last")
+    assert bench.best == [(1, None), (4, 1 / 5), (6, 1 / 7)]
+    assert bench.saved == [1, 4, 6]
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_the_evaluation_of_a_stop_is_not_in_the_state_that_was_saved(
+    keep: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a resumed run continues as if it had not been stopped."""
+    saved: list[dict[str, Any]] = []
+
+    def save_last(bench: Bench, model: Any, optimizer: Any, state: TrainerState) -> float:
+        saved.append(state.to_json())
+        return 0.0
+
+    monkeypatch.setattr(Bench, "save_last", save_last)
+    state = stop_at(3, keep=keep).state
+    assert (state.last_eval_step, state.best_step, state.best_loss, state.val_loss) == (3, 3, 0.25, 0.25)
+    names = ("step", "last_eval_step", "evals_since_best", "best_loss", "val_loss")
+    assert [saved[-1][name] for name in names] == [3, 0, 0, None, None]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "tokens"),
+    [
+        (0.001, 0.001, 400),  # 0.1 s for all
+        (0.05, 0.05, 80),  # 5 s for all
+        (0.9, 0.9, 4),  # one batch
+        (3.0, 3.0, None),  # not even one
+        (0.05, 0.2, None),  # unexpectedly slow
+    ],
+)
+def test_a_stop_evaluates_on_what_a_second_allows_or_keeps_the_weights_without_a_loss(
+    before: float, after: float, tokens: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of 4 of 400 targets takes the given seconds before the first step, and after the stop."""
+    clock = Clock(monkeypatch)
+    spent: list[float] = []
+
+    def validate() -> float:
+        spent.append(before if len(spent) < 25 else after)  # a quarter of the targets
+        clock.spend(spent[-1])
+        return 1.5
+
+    bench = stop_at(3, validate=validate, validation_size=100, eval_tokens=400)
+    assert bench.best[-1] == (3, None if tokens is None else 1.5)
+    assert [event.tokens for event in bench.reported(Evaluated)] == [100] + ([] if tokens is None else [tokens])
+    assert sum(spent[25:]) <= 2.0 + after
 
 
 def test_a_stop_during_an_evaluation_saves_the_state_before_it_and_nothing_during_the_first_one() -> None:
-    for stopped, saved in ((1, [0, 4]), (0, [])):
+    for stopped, saved in ((1, [1, 4]), (0, [])):
         calls = iter(range(10))
 
         def validate(calls: Iterator[int] = calls, stopped: int = stopped) -> float:
@@ -40,9 +116,8 @@ def test_a_stop_during_an_evaluation_saves_the_state_before_it_and_nothing_durin
 
         bench = Bench(validate=validate, budget=Budget(steps=9), eval_every=4, save_every=100, lr=1e-3)
         assert bench.run() == "signal"
-        state = (bench.state.step, bench.state.last_eval_step, bench.state.evals_since_best)
-        assert state == ((4, 0, 0) if stopped else (0, -1, 0))
-        assert (bench.saved, bench.best) == (saved, [(0, 2.0)] * stopped)
+        assert bench.saved == saved
+        assert bench.best == ([(1, None), (4, None), (4, 2.0)] if stopped else [])
 
 
 # Time.
@@ -67,6 +142,19 @@ def test_a_budget_of_time_includes_start_and_exit(
     progress = [event.progress for event in bench.reported(Stepped)]
     assert progress == sorted(progress)
     assert progress[0] == 0 and 0.9 < progress[-1] < 1
+
+
+def test_the_loss_before_training_is_of_few_tokens_which_tell_how_long_the_last_evaluation_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch of 4 targets takes 0.5 s."""
+    clock = Clock(monkeypatch)
+    bench = clock.bench(100, 0.5, 0.5, 1, validation_size=16, eval_tokens=64, eval_every=10_000)
+    bench.run()
+    assert [event.tokens for event in bench.reported(Evaluated)] == [16, None]
+    assert 95 <= clock.now - 1000 <= 105
+    many = stop_at(0, validation_size=9000, eval_tokens=36_000)
+    assert many.reported(Evaluated)[0].tokens == 4096
 
 
 def test_a_budget_of_time_holds_when_all_takes_longer_from_some_moment_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +216,7 @@ def test_a_resumed_run_has_the_rest_of_its_time(monkeypatch: pytest.MonkeyPatch)
 
 def test_time_for_the_last_save_is_kept_while_saves_are_written_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """No save is begun that would not be written before the last one."""
-    for seconds, saved in ((15.0, [0, 30, 60]), (30.0, [0, 30])):
+    for seconds, saved in ((15.0, [1, 30, 60]), (30.0, [1, 30])):
         clock = Clock(monkeypatch)
         bench = clock.bench(100, 1, 0, 0.1)
         bench.save_seconds = seconds

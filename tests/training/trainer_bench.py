@@ -58,6 +58,7 @@ class Bench:
         objective: Callable[..., Loss] = next_token,
         batches: Callable[[int], Batch] = random_batch,
         validate: Callable[[], float] | None = None,
+        validation_size: int = 1,
         optimizer: Callable[[Decoder], torch.optim.Optimizer] = lambda model: torch.optim.SGD(model.parameters(), lr=1),
         dtype: str = "fp32",
         check_stop: Callable[[], object] = lambda: None,
@@ -71,7 +72,7 @@ class Bench:
         self.model = model or decoder()
         self.state = state or TrainerState(micro_batch=self.config.micro_batch)
         self.events: list[Event] = []
-        self.best: list[tuple[int, float]] = []
+        self.best: list[tuple[int, float | None]] = []
         self.best_values: list[dict[str, Tensor]] = []
         self.saved: list[int] = []
         self.save_seconds = 0.0
@@ -79,15 +80,20 @@ class Bench:
         validate = validate or (lambda: 1.0 / (1 + self.state.step))
 
         def validation_batches(rows: int, max_tokens: int) -> Iterator[Batch]:
-            self.validating = True
+            """At most `validation_size` batches of 4 targets, a power of 2, so that their mean is exact."""
             self.validation_rows = rows
-            return iter([random_batch(0, 1)])
+            return iter(
+                [next(random_batch(0, 4).split_windows(6).split(4))] * min(validation_size, -(-max_tokens // 4))
+            )
 
         def validation_objective(model: Decoder, batch: Batch) -> Loss:
-            return Loss(torch.tensor(validate(), dtype=torch.float64), 1, torch.zeros(()))
+            self.validating = True
+            return Loss(
+                batch.n_targets * torch.tensor(validate(), dtype=torch.float64), batch.n_targets, torch.zeros(())
+            )
 
         def check() -> None:
-            """Call the given function, except after the only batch of an evaluation."""
+            """Call the given function, except after a batch of an evaluation."""
             if not self.validating:
                 check_stop()
             self.validating = False
@@ -109,7 +115,7 @@ class Bench:
             check_stop=check,
         )
 
-    def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
+    def save_best(self, model: Transformer, step: int, val_loss: float | None) -> None:
         self.best.append((step, val_loss))
         self.best_values.append(values(model))
 

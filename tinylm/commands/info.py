@@ -310,6 +310,7 @@ def _describe(path: Path) -> _Described:
 def _describe_run(path: Path) -> _Described:
     from tinylm.report.curves import read_curves, read_samples
     from tinylm.run_directory.loading import read_config, read_tokenizer, summarise
+    from tinylm.run_directory.metrics_log import read_curve
 
     config, summary = read_config(path), summarise(path)
     curves = read_curves(path, POINTS, None)
@@ -324,10 +325,11 @@ def _describe_run(path: Path) -> _Described:
         "commands": use_commands(path, config),
     }
     samples = read_samples(path, 1)
+    tokens = {point["step"]: point.get("val_tokens") for point in read_curve(path)}
     return _Described(
         path,
         record,
-        _run_summary(config, record),
+        _run_summary(config, record, tokens.get(summary["best_step"])),
         _settings(config, record),
         samples[-1]["text"] if samples else None,
         _points(curves["train"], "loss"),
@@ -336,7 +338,8 @@ def _describe_run(path: Path) -> _Described:
     )
 
 
-def _run_summary(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
+def _run_summary(config: RunConfig, record: dict[str, Any], tokens: int | None) -> dict[str, Any]:
+    """tokens: on which the kept weights were evaluated after a stop; `None` if they were evaluated as usual"""
     adapter, data = config.adapter, config.data
     shown = {"run": record["run"], "kind": record["kind"], **_model_summary(config, record)}
     if adapter is not None:
@@ -356,7 +359,10 @@ def _run_summary(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
         loss = f"{record['val_loss']:.4f} {config.loss_unit}"
         if (bits := record.get("val_bits_per_byte")) is not None:
             loss = f"{bits:.4f} bits per byte ({loss})"
-        shown["validation_loss"] = f"{loss}, the best, at step {record['best_step']:,}"
+        which = f", on {tokens:,} tokens where training was stopped" if tokens else ", the best"
+        shown["validation_loss"] = f"{loss}{which}, at step {record['best_step']:,}"
+    elif config.training is not None:
+        shown["weights"] = f"of step {record['best_step']:,}, not evaluated"
     return shown
 
 

@@ -13,12 +13,13 @@ from tinylm.config.run import LAST, RunConfig
 from tinylm.config.training import SEQUENCE_GROWTHS
 from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError
 from tinylm.reporter import counted
+from tinylm.system.process_signals import Interrupted
 
 if TYPE_CHECKING:
     from tinylm.planning.plan import Plan
     from tinylm.text.chat_tokens import MarkedText
     from tinylm.text.tokenizer import Tokenizer
-    from tinylm.training.events import Event
+    from tinylm.training.events import Evaluated, Event
     from tinylm.training.pipeline import TrainingResult
 
 SAMPLE_TOKENS = 120  # of the sample at the end, on a terminal
@@ -53,6 +54,8 @@ class TrainingDisplay:
         self._config: RunConfig | None = None
         self._tokenizer: Tokenizer | None = None
         self._sampled_step = -1  # of the last sample that was shown
+        self._after_stop: Evaluated | None = None
+        self._has_trained = False
         self._output_error: OutputError | None = None  # stdout cannot be written; training continues without metrics
 
     def __enter__(self) -> Self:
@@ -62,6 +65,8 @@ class TrainingDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._progress_context.close()
+        if isinstance(error, Interrupted) and not self._has_trained:
+            self._console.note(InterruptedRunError.BEFORE_FIRST_STEP)
 
     def __call__(self, event: "Event") -> None:
         from tinylm.training.events import (
@@ -92,6 +97,7 @@ class TrainingDisplay:
                     self._best = f"best {self._short(val_loss)}@{step}"
                 self._show_progress = self._progress_context.enter_context(self._console.progress())
             case Stepped():
+                self._has_trained = True
                 epochs = event.step / self._steps_per_epoch
                 seen = f"{shorten_number(epochs * self._epoch_tokens)} tokens {epochs:.2f} epochs"
                 # A narrow terminal drops the last fields.
@@ -101,7 +107,9 @@ class TrainingDisplay:
                 shown = {"loss": event.loss} | {name: event.metrics[name] for name in METRICS if name in event.metrics}
                 self._loss = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
                 self._speed = f"{event.tokens_per_second:,.0f} tok/s"
-            case Evaluated() if event.step:  # not the untrained model at step 0
+            case Evaluated() if event.tokens is not None:
+                self._after_stop = event if event.step else None  # not the untrained model at step 0
+            case Evaluated():
                 evaluated = f"{self._short(event.val_loss)}@{event.step}"
                 if event.best:
                     self._best, self._val_loss = f"best {evaluated}", ""
@@ -140,13 +148,20 @@ class TrainingDisplay:
                     f" Its weights are those of step {result.kept_step}, the best that were evaluated; those of step "
                     f"{result.step} are {shell_quote(run / LAST)}."
                 )
+            elif self._after_stop is not None:
+                loss = self._describe_loss(self._after_stop.val_loss, self._after_stop.val_bits_per_byte)
+                message += f" The validation loss of its last weights is {loss}, on {self._after_stop.tokens:,} tokens."
             message += f" Resume it with: {resume}"
+            if console.as_json:
+                with contextlib.suppress(OutputError):  # the signal may have ended the reader, too
+                    console.record(_result_record(result))
             raise InterruptedRunError(message, result.signal_number)
         reason = STOP_REASONS[result.stopped_by]
         if result.signal_number:
             message = f"Stopped at step {result.step}: {reason}. The run is saved in {run}."
             raise InterruptedRunError(message, result.signal_number)
         console.note(f"Stopped at step {result.step}: {reason}.")
+        assert result.val_loss is not None and result.best_val_loss is not None  # it was not stopped by a signal
         best = self._describe_loss(result.best_val_loss, result.best_val_bits_per_byte)
         if result.val_loss > result.best_val_loss + OVERFIT_MARGIN:
             last = self._describe_loss(result.val_loss, result.val_bits_per_byte)
@@ -310,7 +325,7 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         "batch": batch,
         "length": f"{about}{counted(plan.steps, 'step')}, {plan.epochs:.1f} passes over the text"
         + ("; averaged weights are saved" if training.average else ""),
-        "time": f"about {format_duration(plan.seconds)}",
+        "time": f"about {format_duration(plan.seconds)}" + _describe_evaluations(plan),
         "memory": f"about {plan.memory / 1e6:,.0f} MB{each}"
         + (", with activations computed again in the backward pass" if training.checkpoint_activations else ""),
     }
@@ -326,8 +341,17 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
     return lines
 
 
+def _describe_evaluations(plan: "Plan") -> str:
+    """The share of the time that evaluations take, if it is more than usual, as a chosen interval may cause."""
+    from tinylm.planning.recipes import MAX_EVALUATION_SHARE
+
+    share = plan.evaluation_seconds / max(plan.seconds, 1e-9)
+    return f", {share:.0%} of it for evaluations" if share > MAX_EVALUATION_SHARE else ""
+
+
 def _plan_record(plan: "Plan", config: RunConfig, trainable_parameters: int) -> dict[str, Any]:
     values = config.to_json()
     parts = {name: values[name] for name in ("model", "tokenizer", "data", "training", "runtime", "adapter")}
-    cost = {"steps": plan.steps, "seconds": round(plan.seconds, 1), "memory": plan.memory, "parallel": plan.parallel}
+    times = {name: round(getattr(plan, name), 1) for name in ("seconds", "evaluation_seconds")}
+    cost = {"steps": plan.steps, **times, "memory": plan.memory, "parallel": plan.parallel}
     return {"parameters": trainable_parameters, **cost, **parts}

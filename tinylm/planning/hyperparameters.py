@@ -1,6 +1,7 @@
 """What a run has unless the user chooses: steps and epochs, learning rate, warmup, weight decay, intervals."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,8 +53,8 @@ def choose_compile(machine: Machine, request: PlanRequest, config: ModelConfig, 
     if request.compile != "auto":
         return request.compile == "on"
     constant_sizes = request.rows(config).constant and config.experts == 1
-    steps_seconds = length.steps * length.step_seconds * (1 + recipes.EVALUATION_SHARE)
-    is_long = (request.effective_budget.time or steps_seconds) >= recipes.MIN_SECONDS_TO_COMPILE[machine.dtype]
+    seconds = request.effective_budget.time or length.steps * length.step_seconds
+    is_long = seconds >= recipes.MIN_SECONDS_TO_COMPILE[machine.dtype]
     return constant_sizes and machine.compiled_is_faster and is_long
 
 
@@ -123,26 +124,45 @@ def with_average(request: PlanRequest, config: ModelConfig, length: RunLength) -
 def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> dict[str, int]:
     """Steps between evaluations, saves and log lines, and the tokens of an evaluation, as fields of TrainingConfig.
 
-    Evaluations are frequent enough to show overfitting, on a sample that takes EVALUATION_SHARE of the training time.
-    For a slow model, MIN_EVALUATION_TOKENS would take too long: samples are smaller and evaluations less frequent.
+    Evaluations are frequent enough to show overfitting, on samples that take EVALUATION_SHARE of the training time, and
+    with MIN_EVALUATION_TOKENS at most MAX_EVALUATION_SHARE. Where these take longer, evaluations are rarer, down to
+    MIN_EVALUATIONS, and then samples are smaller. Only at the smallest samples, chosen intervals can take more time.
     """
     chosen, steps = request.training, length.steps
-    speed = recipes.EVALUATION_SPEEDUP * training_speed(machine, config)
-    least, min_seconds = recipes.MIN_EVALUATION_TOKENS, recipes.MIN_EVALUATION_SECONDS
-    if least > recipes.LONG_EVALUATION_SECONDS * speed:
-        seconds = min(recipes.LONG_EVALUATION_SECONDS, recipes.EVALUATION_SHARE * steps * length.step_seconds)
-        least = max(recipes.MIN_SLOW_EVALUATION_TOKENS, int(seconds * speed))
-        min_seconds = least / speed / recipes.SLOW_EVALUATION_SHARE if least < request.data.val_tokens else min_seconds
-    min_steps = round(min_seconds / length.step_seconds)
-    eval_every = chosen.get("eval_every") or max(1, steps // recipes.EVALUATIONS, min(steps, min_steps))
-    eval_tokens = int(recipes.EVALUATION_SHARE * eval_every * length.step_seconds * speed)
+    targets, tokens = request.shape.validation_size(request.data, config.context)
+    speed = evaluation_speed(machine, request, config)
+    seconds = request.effective_budget.time or steps * length.step_seconds
+    most = recipes.MAX_EVALUATION_SHARE * seconds * speed  # targets of all evaluations together
+    smallest = max(recipes.MIN_VALIDATION_LABELS, recipes.MIN_SLOW_EVALUATION_TOKENS * targets // max(tokens, 1))
+    least = min(recipes.MIN_EVALUATION_TOKENS, max(smallest, most / recipes.MIN_EVALUATIONS))
+    number = min(recipes.EVALUATIONS, seconds / recipes.MIN_EVALUATION_SECONDS, most / max(min(least, targets), 1))
+    eval_every = chosen.get("eval_every") or math.ceil(steps / max(number, 1))
+    evaluations = math.ceil(steps / eval_every)
+    usual = recipes.EVALUATION_SHARE * seconds * speed / evaluations
+    eval_tokens = max(smallest, min(least, most / evaluations), usual)
     max_save_steps = max(1, int(recipes.MAX_SAVE_SECONDS / length.step_seconds))
     return {
         "eval_every": eval_every,
-        "eval_tokens": min(recipes.MAX_EVALUATION_TOKENS, max(least, eval_tokens)),
+        "eval_tokens": min(recipes.MAX_EVALUATION_TOKENS, int(eval_tokens)),
         "save_every": chosen.get("save_every") or min(eval_every, max_save_steps),
         "log_every": max(1, min(steps // recipes.LOGS, recipes.MAX_LOG_STEPS)),
     }
+
+
+def evaluation_speed(machine: Machine, request: PlanRequest, config: ModelConfig) -> float:
+    """Expected targets per second of an evaluation, in which the tokens that are not scored take time as well."""
+    targets, tokens = request.shape.validation_size(request.data, config.context)
+    passes = 2 if OBJECTIVES[request.objective(config)].has_reference else 1
+    return recipes.EVALUATION_SPEEDUP * training_speed(machine, config) * max(targets, 1) / max(tokens, 1) / passes
+
+
+def evaluation_seconds(
+    machine: Machine, request: PlanRequest, config: ModelConfig, steps: int, intervals: Mapping[str, Any]
+) -> float:
+    """Expected seconds of all evaluations of a run. intervals: `eval_every` and `eval_tokens`"""
+    targets, _ = request.shape.validation_size(request.data, config.context)
+    scored = math.ceil(steps / intervals["eval_every"]) * min(intervals["eval_tokens"], targets)
+    return scored / evaluation_speed(machine, request, config)
 
 
 def choose_warmup(request: PlanRequest, length: RunLength, notices: list[str]) -> float:

@@ -16,7 +16,14 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
 from tinylm.planning.cost import matrix_parameters, parameters_by_part, training_step_seconds
-from tinylm.planning.hyperparameters import RunLength, choose_compile, choose_length, choose_settings, with_average
+from tinylm.planning.hyperparameters import (
+    RunLength,
+    choose_compile,
+    choose_length,
+    choose_settings,
+    evaluation_seconds,
+    with_average,
+)
 from tinylm.planning.memory import (
     MemoryPlan,
     choose_batch_size,
@@ -39,7 +46,7 @@ class Plan:
     parameters: number of parameters of the model
     steps, epochs: optimizer steps and passes over the training data; estimates if the budget is a time
     ranks, parallel: number of processes; ddp (each has a replica of the model) or fsdp (each has a shard)
-    seconds: estimated time of the run
+    seconds, evaluation_seconds: estimated time of the run, and of all its evaluations
     memory: estimated peak memory of rank 0 in bytes; on a GPU, of its tensors only
     fits: whether micro-batches of one sequence fit the part of the free memory that a plan may use
     shortage: why the run does not fit in the free memory of a process, and what to change; `None` if it may fit
@@ -55,6 +62,7 @@ class Plan:
     steps: int
     epochs: float
     seconds: float
+    evaluation_seconds: float
     memory: int
     fits: bool
     shortage: str | None
@@ -110,8 +118,8 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
     # All other settings
     settings = choose_settings(machine, request, config, run_length, parameters, notices)
     settings |= {"sequence_length": sequence_length, "checkpoint_activations": memory_plan.checkpointing}
-    budget = request.effective_budget
-    seconds = budget.time or run_length.steps * run_length.step_seconds * (1 + recipes.EVALUATION_SHARE)
+    budget, steps = request.effective_budget, run_length.steps
+    evaluation = evaluation_seconds(machine, request, config, steps, settings)
     return Plan(
         model=config if context is None else replace(config, context=context),
         training=TrainingConfig(**{**settings, "batch_size": batch_size, "micro_batch": micro_batch, "budget": budget}),
@@ -119,9 +127,10 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
         ranks=request.ranks,
         parallel=memory_plan.parallel,
         parameters=parameters,
-        steps=run_length.steps,
+        steps=steps,
         epochs=run_length.epochs,
-        seconds=seconds,
+        seconds=budget.time or steps * run_length.step_seconds + evaluation,
+        evaluation_seconds=evaluation,
         memory=memory_plan.memory.total(micro_batch, batch_size, machine.free_memory),
         fits=memory_plan.fits(machine, batch_size),
         shortage=shortage,

@@ -79,6 +79,10 @@ class DataShape(Protocol):
         """The training sequences for a model with this context, which `check_context` accepts."""
         ...
 
+    def validation_size(self, data: DataConfig, context: int) -> tuple[int, int]:
+        """Number of targets in the validation data, as `TrainingConfig.eval_tokens` counts them, and of all tokens."""
+        return data.val_tokens, data.val_tokens
+
     def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
         """Defaults of TrainingConfig for these data."""
         ...
@@ -140,6 +144,9 @@ class PairShape(DataShape):
         longest = 2 * min(int(train.max()), context)  # source and target
         return Rows(fitting, data.train_tokens / data.train_pairs, longest, constant=False)
 
+    def validation_size(self, data: DataConfig, context: int) -> tuple[int, int]:
+        return data.val_tokens // 2, data.val_tokens  # about half of a pair is its target
+
     def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
         return {"label_smoothing": recipes.PAIR_LABEL_SMOOTHING}
 
@@ -169,6 +176,9 @@ class ChatShape(DataShape):
         packed = self._packs(context, pack)
         rows = chat_rows(self.train, context, packed)
         return Rows(len(rows), rows.n_tokens / len(rows), rows.width, constant=packed)
+
+    def validation_size(self, data: DataConfig, context: int) -> tuple[int, int]:
+        return self.val.n_scored, int(np.minimum(self.val.lengths, context).sum())
 
     def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
         return {"pack": self._packs(context, pack)}

@@ -157,11 +157,11 @@ MUON_TARGET_STEPS = 800  # decision 018: the same for Muon with a budget in time
 
 EVALUATIONS = 12  # in a run, or one per MIN_EVALUATION_SECONDS if those are fewer; not measured
 MIN_EVALUATION_SECONDS = 1.0  # of training between two evaluations; not measured
-EVALUATION_SHARE = 0.05  # of the training time; not measured
+# Of the training time, with as many tokens as there is time for, and with MIN_EVALUATION_TOKENS; not measured.
+EVALUATION_SHARE, MAX_EVALUATION_SHARE = 0.05, 0.1
 MIN_EVALUATION_TOKENS, MAX_EVALUATION_TOKENS = 20_000, 1_000_000  # not measured
-# If MIN_EVALUATION_TOKENS take longer than the first of these, the others are the minimum number of tokens and the
-# maximum share of the training time.
-LONG_EVALUATION_SECONDS, MIN_SLOW_EVALUATION_TOKENS, SLOW_EVALUATION_SHARE = 10.0, 2048, 0.2  # not measured
+# Where MIN_EVALUATION_TOKENS take too long: so many evaluations with fewer tokens, down to the second, then fewer.
+MIN_EVALUATIONS, MIN_SLOW_EVALUATION_TOKENS = 4, 2048  # not measured
 MAX_SAVE_SECONDS = 60.0  # between two saves; not measured
 LOGS, MAX_LOG_STEPS = 100, 100  # log lines per run, and maximum number of steps between them; not measured
 # Training time from which the 45 s of compiling pay off; decisions 018 and 037.

@@ -249,6 +249,7 @@ class LiveReport:
         self._path = path
         self._reporter = reporter
         self._run: Path | None = None
+        self._has_trained = False
         self._started = 0.0
         self._next = 0.0  # time of the next write
         self._cost = 0.0  # seconds of the last write
@@ -259,15 +260,18 @@ class LiveReport:
         match event:
             case Started():
                 self._run, self._started = event.path, time.monotonic()
+            # Until the first save, after step 1, there may be another run at the path, which it replaces.
+            case Stepped() if event.step == 1:
+                self._has_trained = True
             case Stepped() if not self._next:  # the first log line of a long run is minutes away
+                self._has_trained = True
                 self._write(reloading=True)
-            # At step 0 there may still be another run at the path, which the first save replaces.
-            case Logged() | Evaluated() | Sampled() if event.step and time.monotonic() >= self._next:
+            case Logged() | Evaluated() | Sampled() if event.step > 1 and time.monotonic() >= self._next:
                 self._write(reloading=True)
 
     def close(self) -> None:
-        """Write the report for the last time, if it was written before, as a page that does not reload itself."""
-        if self._run is not None and self._next:
+        """Write the report for the last time, if there was a step, as a page that does not reload itself."""
+        if self._run is not None and self._has_trained:
             self._write(reloading=False)
 
     def _write(self, reloading: bool) -> None:

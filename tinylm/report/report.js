@@ -244,7 +244,7 @@
       swatch.style.borderTopColor = `var(--run${i % 8})`;
       return [el("span", {}, swatch, " ", run.name), ...overview.map(([, value, shownAs]) => shownAs(value(run)))];
     }), { class: "stacked" }),
-    el("p", { class: "faint" }, `Of the best weights on the validation text. The validation loss is in ${[...new Set(runs.map((run) => run.loss_unit))].join(" or ")}.${
+    el("p", { class: "faint" }, `Of the best weights on the validation text; of a run that was stopped before its first evaluation, of the last ones on a part of it. The validation loss is in ${[...new Set(runs.map((run) => run.loss_unit))].join(" or ")}.${
       runs.some((run) => run.val_bits_per_byte != null) ? " Bits per byte of models with different tokenizers can be compared, losses in nats per token cannot." : ""}`),
     runs.flatMap((run) => run.problems.map((text) => el("p", { class: "problem" }, `${run.name}: ${text}`))),
     report.models ? null : el("p", { class: "faint" }, "Attention, loss per token, evaluation and memorisation need the model: write the report with tinylm report."));

@@ -270,10 +270,12 @@ class RunDirectory:
         with self._saving():
             metrics_log.append_metrics(self._current, record, metrics_log.SAMPLES_FILE)
 
-    def truncate_metrics(self, step: int) -> None:
-        """Delete the records of metrics.jsonl and samples.jsonl after `step`, which a resumed run logs again."""
+    def truncate_metrics(self, step: int, last_eval_step: int) -> None:
+        """Delete the records of metrics.jsonl and samples.jsonl after `step`, which a resumed run logs again, and
+        evaluations after `last_eval_step`.
+        """
         with self._saving():
-            metrics_log.truncate_metrics(self.path, step)
+            metrics_log.truncate_metrics(self.path, step, last_eval_step)
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
@@ -317,7 +319,7 @@ class ShardOnlyRun(RunDirectory):
     def append_sample(self, record: dict[str, Any]) -> None:
         """Do nothing."""
 
-    def truncate_metrics(self, step: int) -> None:
+    def truncate_metrics(self, step: int, last_eval_step: int) -> None:
         """Do nothing."""
 
 

@@ -58,13 +58,18 @@ def append_metrics(directory: Path, record: dict[str, Any], file: str = METRICS_
         opened.write(json.dumps(record).encode() + b"\n")
 
 
-def truncate_metrics(directory: Path, step: int) -> None:
-    """Delete the records and samples after `step`, which a resumed run logs again, and damaged lines.
+def truncate_metrics(directory: Path, step: int, last_eval_step: int) -> None:
+    """Delete the records and samples after `step`, which a resumed run logs again, and damaged lines. Also evaluations
+    after `last_eval_step`: that of a stop, which a run without the stop does not have.
 
     Raises OSError if a file cannot be written, and TinyLMError as `iterate_metrics` does.
     """
     for file in (METRICS_FILE, SAMPLES_FILE):
-        kept = [record for record in iterate_metrics(directory, file) if record["step"] <= step]
+        kept = [
+            record
+            for record in iterate_metrics(directory, file)
+            if record["step"] <= (step if record.get("val_loss") is None else last_eval_step)
+        ]
         if kept or (directory / file).exists():
             write_text(directory / file, "".join(json.dumps(record) + "\n" for record in kept))
 

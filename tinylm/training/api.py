@@ -107,7 +107,7 @@ def train(call: TrainCall) -> TrainingResult:
 
     Raises UsageError for settings, files and paths that cannot be used, DivergedError for a loss, gradient or weight
     that is not finite, TinyLMError if the run cannot be written or does not fit in memory, or if another process fails,
-    KeyboardInterrupt for a second Ctrl-C or one before the first save, and TypeError for unknown settings.
+    KeyboardInterrupt for a second Ctrl-C or one before the first step, and TypeError for unknown settings.
     """
     return _run(call)
 

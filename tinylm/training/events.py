@@ -48,12 +48,14 @@ class Logged:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Sent before the first step, every `eval_every` steps, and at the end unless a signal stops training.
+    """Sent before the first step, every `eval_every` steps, and at the end.
 
     val_loss, val_bits_per_byte: as `loss` in Logged, and the same in bits per byte (see `RunConfig.bits_per_byte`)
     best: whether `val_loss` is the lowest so far
     seconds: since the start of the run, in all of its sessions
     metrics: of the objective on the validation data, by name
+    tokens: number of targets that count in the loss, of an evaluation that is not compared with others, since it has
+        fewer of them: before the first step, and after a signal; otherwise `None`
     """
 
     step: int
@@ -62,6 +64,7 @@ class Evaluated:
     seconds: float
     val_bits_per_byte: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ def metrics_record(event: Logged | Evaluated) -> dict[str, Any]:
     if isinstance(event, Evaluated):
         bits = {} if event.val_bits_per_byte is None else {"val_bits_per_byte": event.val_bits_per_byte}
         others = {f"val_{name}": value for name, value in event.metrics.items()}
+        others |= {} if event.tokens is None else {"val_tokens": event.tokens}
         return {"step": event.step, "val_loss": event.val_loss, **bits, **others, "seconds": round(event.seconds, 3)}
     return {
         "step": event.step,

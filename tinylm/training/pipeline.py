@@ -77,8 +77,9 @@ class TrainingResult:
     history: losses and other metrics by step, as columns of training and of validation
     stopped_by: steps, epochs, time, patience, or signal
     step, epochs: optimizer steps, and passes over the training data, so far
-    val_loss: the last validation loss, in the unit of `RunConfig.loss_unit`
-    best_val_loss, best_step: the lowest validation loss, and its step
+    val_loss: the last validation loss, in the unit of `RunConfig.loss_unit`; after a signal before the first
+        evaluation, that of the last step on few tokens, or `None` if there was no time for it
+    best_val_loss, best_step: the lowest validation loss of trained weights, and its step
     val_bits_per_byte, best_val_bits_per_byte: the two losses in bits per byte; `None` except on plain text
     kept_step: the step of the weights that are kept: `best_step` or, if the validation data are few, the last one
     parameters: number of trainable parameters
@@ -92,8 +93,8 @@ class TrainingResult:
     stopped_by: str
     step: int
     epochs: float
-    val_loss: float
-    best_val_loss: float
+    val_loss: float | None
+    best_val_loss: float | None
     best_step: int
     parameters: int
     seconds: float
@@ -178,7 +179,7 @@ def plan_run(request: TrainingRequest, reporter: Reporter, launch: Launch | None
 def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
     """Train a new run.
 
-    Raises InterruptedRunError if a signal stops it before the first save, which leaves no files, UsageError for
+    Raises InterruptedRunError if a signal stops it before the first step, which leaves no files, UsageError for
     settings and files that cannot be used, DivergedError for a loss, gradient or weight that is not finite, and
     TinyLMError for a run that cannot be written or does not fit in memory.
     """
@@ -350,8 +351,8 @@ def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
     with stop_on_signals(session.stop_signals, session.ranks) as stop:
         stopped_by, state = run.train(report, stop.check, started=session.started)
     session.ranks.gather(None)  # wait until rank 0 has saved the run; if it fails, all ranks fail
-    if state.best_loss is None or state.val_loss is None:
-        raise InterruptedRunError("Stopped before the first save; nothing was written.", stop.signal_number)
+    if state.step == 0:
+        raise InterruptedRunError(InterruptedRunError.BEFORE_FIRST_STEP, stop.signal_number)
     return TrainingResult(
         run=run.directory.path,
         history=History.read(run.directory.path),

@@ -73,9 +73,11 @@ class RunSampler:
         self._max_seconds = math.inf if budget is None else MAX_BUDGET_SHARE * budget
 
     def sample_if_due(self, evaluated: Evaluated) -> str | None:
-        """A sample; `None` before the first step, before the time of the next sample, and as `generate_sample`."""
+        """A sample; `None` before the first step, after a stop, before the time of the next sample, and as
+        `generate_sample`.
+        """
         start = time.monotonic()
-        if evaluated.step == 0 or start < self._next:
+        if evaluated.tokens is not None or start < self._next:
             return None
         text = generate_sample(self._model, self._tokenizer, self._config, TOKENS, self._max_seconds)
         cost = time.monotonic() - start
@@ -190,7 +192,8 @@ class TrainingRun:
     def best(self) -> tuple[int, float] | None:
         """Step and validation loss of the best evaluation before the save; `None` for a new run."""
         state = {} if self.resume_from is None else self.resume_from.state
-        return None if state.get("best_loss") is None else (state.get("best_step", 0), state["best_loss"])
+        is_known = state.get("best_loss") is not None and state.get("best_step") != 0  # see `TrainerState.from_json`
+        return (state.get("best_step", 0), state["best_loss"]) if is_known else None
 
     @property
     def trainable_parameters(self) -> int:
@@ -254,7 +257,7 @@ class TrainingRun:
             restore_optimizer(optimizer, self.model, self._read_optimizer(self.resume_from))
             state = TrainerState.from_json(self.resume_from.state)
             self.directory.write_config(self.config)
-            self.directory.truncate_metrics(state.step)
+            self.directory.truncate_metrics(state.step, state.last_eval_step)
         saved_step = -1 if self.resume_from is None else state.step
 
         # The loop

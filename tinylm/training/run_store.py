@@ -156,9 +156,6 @@ def _size(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-SIZE_WITH_OPTIMIZER = 3  # size of a save with Adam's two moments, relative to one before the first step
-
-
 class RunStore:
     """Saves all weights, or only those of the adapter, and the optimizer's state.
 
@@ -189,8 +186,8 @@ class RunStore:
         self._begun_step = saved_step  # of the last save that was started
         self._written_step = saved_step  # of the last save on disk, on rank 0 only; set by the saving thread
 
-    def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
-        """Save the weights for inference: the best or, if those are kept, the last. val_loss: nats per token."""
+    def save_best(self, model: Transformer, step: int, val_loss: float | None) -> None:
+        """Save the weights for inference: the best, or the last. val_loss: nats per token; `None` if not evaluated."""
         tensors = full_tensors(self._weights(model), self._ranks.is_first)
         self._directory.save_best(tensors, self._config, step, val_loss)
         if self._config.adapter is not None:
@@ -209,7 +206,7 @@ class RunStore:
             if self._ranks.is_first:
                 self._save_all(weights, optimizer_state, values)
             self.check()
-        return self._saver.seconds if optimizer_state else SIZE_WITH_OPTIMIZER * self._saver.seconds
+        return self._saver.seconds
 
     def _save_all(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any]) -> None:
         def write(tensors: dict[str, Tensor]) -> None:

@@ -37,7 +37,7 @@ class TrainerState:
     step_seconds: total time of the steps; eval_seconds: time of the last evaluation; save_seconds: expected time of the
         next save
     micro_batch: sequences per forward pass; halved each time memory runs out
-    best_loss, best_step: lowest validation loss, and its step; val_loss: last validation loss
+    best_loss, best_step: lowest validation loss of trained weights, and its step; val_loss: the last one
     evals_since_best: evaluations since the lowest loss; last_eval_step: step of the last evaluation, or -1
     loss_sum, metrics, n_targets: loss in nats and metrics, summed over targets since the last log line, and the number
         of targets
@@ -77,6 +77,8 @@ class TrainerState:
             if "n_sequences" in values:  # until 2026-11-28, metrics were summed over sequences
                 values = {**values, "metrics": {}, "loss_sum": 0.0, "n_targets": 0}
                 del values["n_sequences"], values["n_tokens"]
+            if values.get("best_step") == 0:  # until 2026-11-29, the loss before training could be the best
+                values["best_loss"] = None
             restore_rng(values.pop("rng"))
             state = cls(**values)
             state._check_numbers()

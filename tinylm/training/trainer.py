@@ -4,8 +4,9 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -37,9 +38,9 @@ class Store(Protocol):
         """The step of the last complete save by `save_last`, -1 before the first."""
         ...
 
-    def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
+    def save_best(self, model: Transformer, step: int, val_loss: float | None) -> None:
         """Save the weights for inference: those of the lowest validation loss so far or, if the last ones are kept,
-        those of the last evaluation.
+        those of the last evaluation; before the first one, those of the last save. val_loss: `None` if not evaluated
         """
         ...
 
@@ -54,19 +55,22 @@ class Store(Protocol):
 PACE_STEPS = 5
 STEPS_AHEAD = 2  # keeps a GPU busy; time budgets are measured on the clock of Python
 MAX_SKIPPED_STEPS = 30  # consecutive; the loss scale of fp16, halved each time from 65,536, is then below 1e-4
+FIRST_TOKENS = 4096  # about as many are scored before the first step
+STOP_SECONDS = 2.0  # an evaluation after a stop: it is planned to take half of them
 
 
 class StopTraining(Exception):
-    """Raised by `check_stop` to end training. The current evaluation is abandoned. The last step is saved, unless the
-    first evaluation was abandoned.
-    """
+    """Raised by `check_stop` to end training. The current evaluation is abandoned, and the last step is saved."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Trainer:
     """Trains until the budget is used up, the validation loss stops improving, or `check_stop` raises StopTraining.
 
-    With `config.average`, the averaged weights are validated and saved as the best, while training continues with the
+    The weights for inference are trained ones, whenever training ends: the loss before the first step is never the
+    best, and until an evaluation has found the best, every save replaces them by the current ones.
+
+    With `config.average`, the averaged weights are validated and saved for inference, while training continues with the
     current weights.
 
     task: provides the batches and the objective
@@ -110,7 +114,7 @@ class Trainer:
         self._started = self.started - state.seconds  # so that `_seconds` includes the time of earlier sessions
         self._progress = 0.0  # the largest so far
         # Step and last_eval_step of the last save that was begun.
-        self._begun_save = (state.step, state.last_eval_step) if state.last_eval_step >= 0 else (-1, -1)
+        self._begun_save = (state.step, state.last_eval_step) if state.step else (-1, -1)
         self._throughput = _Throughput()
         # Without loss scaling, which needs each gradient norm, losses and norms stay on a GPU until a log line, an
         # evaluation or a save, and up to STEPS_AHEAD steps are started ahead.
@@ -127,6 +131,8 @@ class Trainer:
 
         Returns why training ended: steps, epochs, time, patience, or signal.
 
+        A signal before the end of the first step leaves nothing. `state` then has step 0.
+
         Raises DivergedError for a loss, gradient or weight that is not finite, after which nothing is saved, and
         TinyLMError if memory runs out at a micro-batch of one sequence (with shards, at any) or in the optimizer, and
         if the run cannot be written.
@@ -138,22 +144,26 @@ class Trainer:
                 self._evaluate()
         except StopTraining:
             stopped_by = "signal"
-        if self._is_unsaved and self.state.last_eval_step >= 0:
+        if self._is_unsaved:
             self._save()
+        if stopped_by == "signal":
+            self._keep_last_step()
         return stopped_by
 
     def _loop(self) -> str:
         config, state = self.config, self.state
         while True:
-            if state.step % config.eval_every == 0 and state.last_eval_step != state.step:
-                self._evaluate()  # in step 0, this writes the first model.safetensors
-            if state.step % config.save_every == 0 and self._is_unsaved and not self._ends_during_save():
+            if state.step == 0 and state.last_eval_step < 0:
+                self._evaluate_untrained()
+            elif state.step % config.eval_every == 0 and state.last_eval_step != state.step:
+                self._evaluate()
+            if self._is_unsaved and self._save_is_due() and not self._ends_during_save():
                 self._save()
             if self._rule.patience_exhausted(state):
                 return "patience"
             if state.step == 0:
                 state.setup_seconds = self._seconds()
-            progress = self._current_progress()
+            progress = self._current_progress() if state.step else 0.0  # one step at least, also after a long start
             if progress >= 1:
                 return config.budget.kind
             self.check_stop()
@@ -161,7 +171,8 @@ class Trainer:
 
     @property
     def _is_unsaved(self) -> bool:
-        return self._begun_save != (self.state.step, self.state.last_eval_step)
+        state = self.state
+        return state.step > 0 and self._begun_save != (state.step, state.last_eval_step)
 
     def _current_progress(self) -> float:
         """The used fraction of the budget. It never decreases, even if the time reserved for the final evaluation and
@@ -172,6 +183,11 @@ class Trainer:
             progress = self.ranks.first(progress)
         self._progress = max(self._progress, progress)
         return self._progress
+
+    def _save_is_due(self) -> bool:
+        """Whether a save is due; also after the first step, since it makes the run, which has no untrained weights."""
+        is_first = self._begun_save[0] < 0
+        return self.state.step % self.config.save_every == 0 or (is_first and self._current_progress() < 1)
 
     def _ends_during_save(self) -> bool:
         """Whether the time budget ends before a save that begins now is written. The final save would have to wait for
@@ -201,7 +217,7 @@ class Trainer:
         loss_sum, metrics = self._accumulate(self.task.objective(progress), batch, own, parts)
         # The learning rate at the middle of the step, so that it is 0 neither in the first nor in the last step.
         total_steps = self._rule.total_steps
-        middle = progress + 0.5 / total_steps if total_steps else (progress + self._current_progress()) / 2
+        middle = progress + 0.5 / total_steps if total_steps else (progress + min(1.0, self._current_progress())) / 2
         lr = learning_rate(middle, config)
         set_learning_rate(self.optimizer, lr)
         self._scaler.unscale_(self.optimizer)
@@ -338,13 +354,14 @@ class Trainer:
             sums = self.ranks.gather(self._try_to_accumulate(objective, batch, own, parts))
             if all(part is not None for part in sums):
                 break
+            self._free_memory()
+            restore_rng(rng)
             if self.state.micro_batch == 1:
                 less = "" if self.config.checkpoint_activations else ", or `checkpoint_activations`"
                 raise TinyLMError(
-                    f"Out of memory with one sequence at a time; choose a smaller `size` or `context`{less}."
+                    f"Out of memory with one sequence at a time; choose a smaller `size` or `context`{less}. "
+                    f"{self._save_before_error()}"
                 )
-            self._free_memory()
-            restore_rng(rng)
             self.state.micro_batch = -(-self.state.micro_batch // 2)
             self.report(
                 Notice(
@@ -404,11 +421,15 @@ class Trainer:
                 metrics[name] = _sum(metrics.get(name), _scaled(value.tolist(), loss.n_targets))
         return loss_sum, metrics
 
+    def _weights_for_inference(self) -> AbstractContextManager[None]:
+        """Context manager in which the model has the averaged weights, if there are any."""
+        return contextlib.nullcontext() if self._average is None else self._average.average_parameters()
+
     def _evaluate(self) -> None:
         state = self.state
         self._read_losses()
         start = time.monotonic()
-        with self._average.average_parameters() if self._average is not None else contextlib.nullcontext():
+        with self._weights_for_inference():
             found, best = self._validate()
             state.evals_since_best = 0 if best else state.evals_since_best + 1
             state.last_eval_step = state.step
@@ -417,43 +438,102 @@ class Trainer:
         self._evaluated_pace = self._pace
         self._throughput.exclude(state.eval_seconds)
 
+    def _evaluate_untrained(self) -> None:
+        """Report the loss before the first step, on few tokens, and estimate the duration of an evaluation from it."""
+        state = self.state
+        start = time.monotonic()
+        found = self._validation_loss(min(FIRST_TOKENS, max(1, self.config.eval_tokens // 4)), self.check_stop)
+        state.last_eval_step = 0
+        self.report(Evaluated(0, found.loss, False, self._seconds(), metrics=found.metrics, tokens=found.tokens))
+        seconds = time.monotonic() - start
+        state.eval_seconds = seconds * self._targets_in(self.config.eval_tokens) / found.tokens
+        self._throughput.exclude(seconds)
+
+    def _keep_last_step(self) -> None:
+        """After a stop, keep the weights of the last step if none were evaluated so far, or if the last ones are kept:
+        with a loss on few tokens, or without one.
+
+        The state changes only after it was saved, so that a resumed run continues as if it had not been stopped.
+        """
+        state = self.state
+        if state.step in (0, state.last_eval_step) or (state.best_loss is not None and self.config.keep == "best"):
+            return
+        with self._weights_for_inference():
+            found = self._brief_loss()
+            state.val_loss = None if found is None else found.loss
+            if found is not None or state.best_loss is not None:  # otherwise, `_save` has kept these weights
+                self.store.save_best(self.model, state.step, state.val_loss)
+            if found is not None:
+                event = Evaluated(state.step, found.loss, False, self._seconds(), metrics=found.metrics)
+                self.report(replace(event, tokens=found.tokens))
+        state.last_eval_step = state.step
+        if state.best_loss is None:
+            state.best_loss, state.best_step = state.val_loss, state.step
+
+    def _brief_loss(self) -> EvaluationLoss | None:
+        """The loss on as many tokens as take about half of STOP_SECONDS; `None` if these are less than a row, and
+        if the loss is not finite, or not found within STOP_SECONDS and the memory.
+        """
+        per_target = self._slowdown() * self.state.eval_seconds / self._targets_in(self.config.eval_tokens)
+        tokens = self.ranks.first(max(1, int(0.5 * STOP_SECONDS / max(per_target, 1e-9))))
+        end = time.monotonic() + STOP_SECONDS
+
+        def check() -> None:
+            if self.ranks.first(time.monotonic() > end):
+                raise StopTraining
+
+        with contextlib.suppress(StopTraining, TinyLMError):
+            if not self.ranks.first(per_target * self._targets_in(tokens) > STOP_SECONDS):
+                return self._validation_loss(tokens, check)
+        return None
+
     def _validate(self) -> tuple[EvaluationLoss, bool]:
         """Compute the validation loss, and save the weights for inference if they are better, or if the last ones are
         kept; returns the loss, and whether it is the lowest so far.
         """
         state = self.state
-        found = self._validation_loss()
-        val_loss = found.loss
-        if not math.isfinite(val_loss):
-            raise DivergedError(
-                f"The validation loss after step {state.step} is not finite; saved weights are from before that "
-                f"step. Try a lower `lr` (it is {self.config.lr:g})."
-            )
-        best = state.best_loss is None or val_loss < state.best_loss
+        found = self._validation_loss(self.config.eval_tokens, self.check_stop)
+        best = state.best_loss is None or found.loss < state.best_loss
         if best:
-            state.best_loss, state.best_step = val_loss, state.step
+            state.best_loss, state.best_step = found.loss, state.step
         if best or self.config.keep == "last":
-            self.store.save_best(self.model, state.step, val_loss)
-        state.val_loss = val_loss
+            self.store.save_best(self.model, state.step, found.loss)
+        state.val_loss = found.loss
         return found, best
 
-    def _validation_loss(self) -> EvaluationLoss:
+    def _targets_in(self, max_tokens: int) -> int:
+        """Number of targets that are scored in an evaluation on about `max_tokens`."""
+        return sum(batch.n_targets for batch in self._validation_batches(max_tokens))
+
+    def _validation_batches(self, max_tokens: int) -> Iterator[Batch]:
         rows = evaluation_rows(self.state.micro_batch, self.config.checkpoint_activations)
         rows = min(default_batch_size(self.config.sequence_length or self.model.context), rows)
-        batches = self.task.validation_batches(rows, self.config.eval_tokens)
+        return self.task.validation_batches(rows, min(max_tokens, self.config.eval_tokens))
+
+    def _validation_loss(self, max_tokens: int, check: Callable[[], None]) -> EvaluationLoss:
+        """The loss on about `max_tokens` validation tokens. `check` is called after each batch, and may raise
+        StopTraining. Raises DivergedError for a loss that is not finite.
+        """
+        batches = self._validation_batches(max_tokens)
         try:
             with force_eager():
-                return evaluate_loss(
+                found = evaluate_loss(
                     self.model,
                     self.task.validation_objective,
                     batches,
                     self.dtype,
-                    lambda tokens: self.check_stop(),
+                    lambda tokens: check(),
                     self.ranks,
                     sharded=self._sharded,
                 )
         finally:
             release_gathered(self.model)
+        if not math.isfinite(found.loss):
+            raise DivergedError(
+                f"The validation loss after step {self.state.step} is not finite; saved weights are from before that "
+                f"step. Try a lower `lr` (it is {self.config.lr:g})."
+            )
+        return found
 
     def _save(self) -> None:
         state = self.state
@@ -464,6 +544,9 @@ class Trainer:
                 f"After step {state.step}, a weight or the next loss is not finite; the last save is intact. "
                 f"Try a lower `lr` (it is {self.config.lr:g})."
             )
+        if state.best_loss is None:
+            with self._weights_for_inference():
+                self.store.save_best(self.model, state.step, None)
         state.seconds = self._seconds()
         state.scaler = self._scaler.state_dict()
         write_seconds = self.store.save_last(self.model, self.optimizer, state)
@@ -471,6 +554,16 @@ class Trainer:
         stall = time.monotonic() - start
         state.save_seconds = max(stall, write_seconds)
         self._throughput.exclude(stall)
+
+    def _save_before_error(self) -> str:
+        """Save the last step, if there is memory for it, before an error for which its weights are whole. Returns what
+        the message says about the save.
+        """
+        with contextlib.suppress(TinyLMError):
+            if self._is_unsaved:
+                self._save()
+        step = self._begun_save[0]
+        return f"The run is saved up to step {step}." if step >= 0 else "Nothing is saved yet."
 
     def _weights_finite(self) -> bool:
         """Whether the weights and the loss of the first micro-batch of the next step are finite.

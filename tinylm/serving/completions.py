@@ -211,6 +211,7 @@ class Completions:
             messages = [_with_text(message) for message in messages]
         conversation = parse_conversation({"messages": messages}, "The request")
         if self.format is not None:
+            require("unknown" not in body, "`unknown` has no effect on conversations; leave it out.")
             return encode_conversation(conversation, self.format, self._tokenizer)
         policy = PromptPolicy(unknown=body.get("unknown", "error"))
         text = "".join(message["content"] for message in conversation.messages)
@@ -231,7 +232,8 @@ class Completions:
         for entry in entries:
             known = (
                 entry is not None
-                and str(entry[0]).isdecimal()
+                and entry[0].isdecimal()
+                and len(entry[0]) < 10
                 and int(entry[0]) < self._tokenizer.vocab_size
                 and type(entry[1]) in (int, float)
                 and math.isfinite(entry[1])
@@ -242,15 +244,13 @@ class Completions:
     def join(self, request: CompletionRequest, chunks: Sequence[Chunk]) -> dict[str, Any]:
         """The whole answer that consists of these chunks."""
         choices, tokens = [], 0
-        for index in range(len(request.prompts) * request.n):
-            own = [chunk for chunk in chunks if chunk.index == index]
-            text = "".join(chunk.text for chunk in own)
-            scores = list(itertools.chain.from_iterable(chunk.scores for chunk in own))
-            tokens += own[-1].tokens
+        for index, own in itertools.groupby(sorted(chunks, key=lambda chunk: chunk.index), lambda chunk: chunk.index):
+            parts = list(own)
+            text = "".join(chunk.text for chunk in parts)
             content = {"message": {"role": "assistant", "content": text}} if request.is_chat else {"text": text}
-            reason = own[-1].finish_reason
-            logprobs = self._scores(request, scores)
-            choices.append({"index": index, **content, "logprobs": logprobs, "finish_reason": reason})
+            scores = [score for chunk in parts for score in chunk.scores]
+            choices.append(_choice(index, content, self._scores(request, scores), parts[-1].finish_reason))
+            tokens += parts[-1].tokens
         return {**self._envelope(request), "choices": choices, "usage": self._usage(request, tokens)}
 
     def events(self, request: CompletionRequest) -> Iterator[dict[str, Any] | None]:
@@ -268,7 +268,8 @@ class Completions:
                     content = {"delta": {**first, "content": chunk.text} if chunk.text else first}
                     begun.add(chunk.index)
                 scores = self._scores(request, chunk.scores) if chunk.scores else None
-                yield {**envelope, "choices": [_choice(chunk.index, content, scores, chunk.finish_reason)]}
+                choice = _choice(chunk.index, content, scores, chunk.finish_reason)
+                yield {**envelope, "choices": [choice]}
         if request.includes_usage:
             yield {**envelope, "choices": [], "usage": self._usage(request, tokens)}
 
@@ -459,9 +460,8 @@ def _with_text(message: Any) -> Any:
 
 
 def _choice(
-    index: int, content: dict[str, Any], scores: dict[str, Any] | None = None, finish_reason: str | None = None
+    index: int, content: dict[str, Any], scores: dict[str, Any] | None, finish_reason: str | None
 ) -> dict[str, Any]:
-    """A choice in an event of a stream."""
     return {"index": index, **content, "logprobs": scores, "finish_reason": finish_reason}
 
 

@@ -130,7 +130,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer a request with a body of JSON."""
-        completions, self._has_unread_body = self.server.completions, True
+        completions = self.server.completions
         self._answer(
             {
                 "/v1/completions": lambda: self._complete(is_chat=False),
@@ -142,6 +142,7 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, answers: dict[str, Callable[[], None]]) -> None:
         """Answer by path. An error is answered in OpenAI's form."""
         path = self.path.partition("?")[0]
+        self._has_unread_body = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
         try:
             if path not in answers:
                 raise RequestError(HTTPStatus.NOT_FOUND, f"There is no {self.command} {path[:100]} here.")
@@ -215,7 +216,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _require_client(self) -> None:
         """Raise ConnectionError if the client has closed the connection."""
-        if select.select([self.connection], [], [], 0)[0] and not self.connection.recv(1, socket.MSG_PEEK):
+        reading = select.poll()  # `select.select` takes no more than 1,024 files
+        reading.register(self.connection, select.POLLIN)
+        if reading.poll(0) and not self.connection.recv(1, socket.MSG_PEEK):
             raise ConnectionAbortedError
 
     def _send_page(self, name: str) -> None:
@@ -225,7 +228,6 @@ class Handler(BaseHTTPRequestHandler):
         self._send(json.dumps(value).encode(), "application/json", status)
 
     def _send_error(self, status: HTTPStatus, message: str) -> None:
-        self.close_connection |= self._has_unread_body
         self._send_json({"error": _problem(status, message)}, status)
 
     def _send(self, content: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
@@ -234,6 +236,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _begin(self, status: HTTPStatus, kind: str, length: int | None) -> None:
         """Send the header. length: in bytes; `None` for chunks."""
+        self.close_connection |= self._has_unread_body
         self.send_response(status)
         self.send_header("Content-Type", kind)
         if length is None:

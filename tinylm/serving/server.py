@@ -7,7 +7,7 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -84,8 +84,8 @@ class Server(ThreadingHTTPServer):
     @property
     def listening_address(self) -> str:
         """The URL."""
-        host, port = self.server_address[:2]
-        return f"http://{f'[{host}]' if ':' in str(host) else host}:{port}"
+        host, port = str(self.server_address[0]), self.server_address[1]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection in a thread, unless there are too many."""
@@ -191,7 +191,7 @@ class Handler(BaseHTTPRequestHandler):
         with contextlib.closing(completions.events(request)) as events:
             self._send_events(events)
 
-    def _send_events(self, events: Iterator[dict[str, Any] | None]) -> None:
+    def _send_events(self, events: Iterable[dict[str, Any] | None]) -> None:
         """Send a stream of events. An error before the first one is raised."""
         is_begun = False
         try:

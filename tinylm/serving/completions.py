@@ -37,11 +37,6 @@ MAX_CHOICES = 128  # answers to a request: prompts times `n`
 MAX_LOGPROBS = 100  # candidates at a position
 # llama.cpp has these defaults itself.
 JSON_DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-    "temperature": 0.8,
-    "top_k": 40,
-    "top_p": 0.95,
-    "min_p": 0.05,
-}  # of llama.cpp, which has them itself
 SAMPLING = (  # settings that llama.cpp takes as they are
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold"),
     *("dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta"),

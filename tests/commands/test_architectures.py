@@ -79,7 +79,7 @@ def test_sources_are_translated_in_order_with_score_and_reason_of_the_end(transl
         assert run_ok("sample", "-m", translator, "-f", "-", stdin=text).stdout == targets
     assert run_ok("sample", "-m", translator, "-p", "abc", "--no-stream").stdout == "c b a\n"
     one, two = records(run_ok("sample", "-m", translator, "-f", "-", "--json", stdin="abc\nbca\n"))
-    assert (one["prompt"], one["text"], one["tokens"], one["finish_reason"]) == ("abc", "c b a", 5, "end")
+    assert (one["prompt"], one["text"], one["tokens"], one["finish_reason"]) == ("abc", "c b a", 6, "end")
     assert two["text"] == "a c b"
     assert -0.5 < one["score"] < 0
     (record,) = records(run_ok("sample", "-m", translator, "-p", "abc", "--json", "--stop", "a", "--stop", "b"))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tinylm
 from tests.shell import copied, records, run_ok, snapshot
 from tinylm.run_directory.loading import load_model
 
@@ -133,12 +134,20 @@ def test_a_stop_sequence_in_the_prompt_is_ignored(run: Path) -> None:
 
 
 def test_the_end_of_text_token_ends_a_sample(run: Path) -> None:
-    """At temperature 9, every token is sampled now and then."""
-    found = records(run_ok("sample", "-m", run, "-n", 200, "-t", 9, "--num-samples", 8, "--seed", 0, "--json"))
+    """At temperature 9, every token is sampled now and then. The end token counts, with its log-probability."""
+    options = ("-p", "sea", "--no-echo", "-n", 60, "-t", 9, "--num-samples", 8, "--seed", 0, "--logprobs", 1, "--json")
+    found = records(run_ok("sample", "-m", run, *options))
+    model = tinylm.load(run, device="cpu")
     assert "end" in {record["finish_reason"] for record in found}
     for record in found:
-        assert (record["tokens"] < 200) == (record["finish_reason"] == "end")
-        assert len(record["text"]) == record["tokens"]
+        ends = record["finish_reason"] == "end"
+        assert ends or record["tokens"] == 60
+        assert len(record["text"]) == record["tokens"] - ends
+        ids = [token["id"] for token in record["logprobs"]]
+        assert len(ids) == record["tokens"] and (ids[-1] == model.tokenizer.end_of_text_id) == ends
+        text = [*model.encode("sea"), *ids]
+        expected = model.logits([text[:-1]])[0].double().log_softmax(-1)[2:].gather(1, torch.tensor(ids)[:, None])
+        assert sum(token["logprob"] for token in record["logprobs"]) == pytest.approx(float(expected.sum()), abs=1e-3)
 
 
 # Prompts

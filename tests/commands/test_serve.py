@@ -65,16 +65,16 @@ def test_a_base_model_completes_texts_and_survives_what_clients_send(model: Path
         expected = tinylm.load(model).generate("the old man", max_tokens=9, temperature=0)
         status, answer, headers = call(address, "/v1/completions", request, Origin="http://elsewhere.example")
         assert (status, answer["choices"][0]["text"], answer["model"]) == (200, expected, "run")
-        assert headers["Access-Control-Allow-Origin"] != "*" and "elsewhere" not in str(headers)
+        assert "Access-Control-Allow-Origin" not in headers
         _, events, _ = call(address, "/v1/completions", request | {"stream": True})
         parts = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: {")]
         assert "".join(part["choices"][0]["text"] for part in parts) == expected and len(parts) > 2
         seeded = [call(address, "/v1/completions", request | {"temperature": 1, "seed": 5})[1] for _ in range(2)]
         assert seeded[0]["choices"][0]["text"] == seeded[1]["choices"][0]["text"]
-        assert (
-            len(call(address, "/v1/completions", request | {"logprobs": 2})[1]["choices"][0]["logprobs"]["content"])
-            == 9
-        )
+        logprobs = call(address, "/v1/completions", request | {"logprobs": 2, "echo": True})[1]["choices"][0][
+            "logprobs"
+        ]
+        assert "".join(logprobs["tokens"]) == "the old man" + expected and logprobs["token_logprobs"][0] is None
         constrained = request | {"max_tokens": 60, "json_schema": SCHEMA}
         assert json.loads(call(address, "/v1/completions", constrained)[1]["choices"][0]["text"]) in SCHEMA["enum"]
         assert call(address, "/v1/models")[1]["data"][0]["id"] == "run"
@@ -86,11 +86,26 @@ def test_a_base_model_completes_texts_and_survives_what_clients_send(model: Path
             request | {"prompt": "the " * 1000},
             request | {"grammar": "root ::= ("},
             {"prompt": {"a": 1}},
+            {"prompt": "\ud800"},
+            "[" * 100_000,
         ):
             status, answer, _ = call(address, "/v1/completions", body)
             assert status == 400 and answer["error"]["message"], body
-        for path in ("/tools", "/cors-proxy?url=http://localhost", "/slots", "/metrics", "/models/load"):
-            assert call(address, path)[0] in (403, 404, 501), path
+        for path in (
+            "/tools",
+            "/cors-proxy?url=http://localhost",
+            "/slots",
+            "/metrics",
+            "/models/load",
+            "/../server.py",
+        ):
+            assert call(address, path)[0] == 404, path
+        sender = http.client.HTTPConnection(address, timeout=LIMIT)
+        sender.putrequest("POST", "/v1/completions")
+        sender.putheader("Content-Length", str(1 << 40))
+        sender.endheaders()
+        assert sender.getresponse().status == 413
+        sender.close()
         cut = http.client.HTTPConnection(address, timeout=LIMIT)
         cut.request("POST", "/v1/completions", json.dumps(request | {"max_tokens": 100, "stream": True}))
         cut.getresponse().read(20)
@@ -117,7 +132,7 @@ def test_a_signal_ends_the_server_while_clients_read_and_wait(model: Path, numbe
             connections[-1].getresponse().read()
 
 
-def test_a_chat_model_has_llama_cpps_page_and_a_key_is_required_if_one_is_given(model: Path, tmp_path: Path) -> None:
+def test_a_chat_model_has_a_page_and_a_key_is_required_if_one_is_given(model: Path, tmp_path: Path) -> None:
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     chat = tmp_path / "chat"
     tinylm.export_model(model, to="hf", out=chat)
@@ -126,7 +141,7 @@ def test_a_chat_model_has_llama_cpps_page_and_a_key_is_required_if_one_is_given(
         for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "a"}), ("/v1/models", None)):
             assert call(address, path, body)[0] == 401
             assert call(address, path, body, Authorization="Bearer secret")[0] == 200
-        assert call(address, "/", **{"Accept-Encoding": "identity"})[0] in (200, 415)  # its page exists with gzip only
+        assert "<h1>Chat</h1>" in call(address, "/")[1]
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT) == -signal.SIGINT
         assert process.stderr is not None and "secret" not in process.stderr.read()

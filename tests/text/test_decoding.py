@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tests.published import TEXT, published
 from tinylm.analysis.comparison import encode_with_positions
 from tinylm.text.corpus import Stream
-from tinylm.text.decoding import BYTE_TOKEN, decode_after, decoded_stream, stream_decoder
+from tinylm.text.decoding import BYTE_TOKEN, TokenTexts, decode_after, decoded_stream, stream_decoder
 from tinylm.text.token_files import encode_stream
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
@@ -174,3 +174,23 @@ def test_text_between_two_boundaries_is_encoded_by_the_tokens_between_them_and_d
         assert decoded.decode(errors="replace") == part.decode(errors="replace")
     decoded = decoded_stream(tokens.ids, tokenizer)
     assert "".join("\0" if part is None else part for part in decoded) == "\0".join(texts)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma", "metaspace, first", "byte level", "word pieces, cleaned"])
+def test_the_texts_of_tokens_are_those_inside_of_a_text(name: str) -> None:
+    """With the space that a token begins with; a part of a character is its bytes, and a special token its name."""
+    tokenizer = TOKENIZERS[name]
+    texts = TokenTexts(tokenizer)
+
+    def text(token: str) -> str:
+        return texts.text(LIBRARIES[name].token_to_id(token))
+
+    assert text("<s>") == "<s>" and text("ab</w>") == ("ab</w>" if name != "word pieces, cleaned" else " ab</w>")
+    if name == "byte level":
+        assert [text(token) for token in BYTE_LETTERS[:5]] == [" ", "bytes:\\xe6", "bytes:\\x97", "bytes:\\xa5", "日"]
+    elif name == "word pieces, cleaned":
+        assert [text(token) for token in ("a", "##s")] == [" a", "s"]
+    else:
+        assert [text(token) for token in ("▁a", "a", "▁", "日")] == [" a", "a", " ", "日"]
+    if name in ("llama", "gemma"):
+        assert [text(token) for token in ("<0xE6>", "<0x0A>")] == ["bytes:\\xe6", "\n"]

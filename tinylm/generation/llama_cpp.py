@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import queue
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -56,6 +57,8 @@ STRIDE = (
 )
 RANDOM_STREAM = 2**32 - 1  # llama.cpp replaces it by a random one
 MICRO_BATCH = 256  # tokens that are computed at a time; 512 take 4 to 10 % longer per token
+EMBEDDED = 512  # tokens of a text that can be embedded
+FORCING_BIAS = 1e4  # of a token that is generated whatever its logit
 SLOT_UNIT = 256  # llama.cpp rounds the size of a cache up to a multiple of it
 SMALL_FILE = 8 << 20  # bytes; a second thread speeds up single tokens of larger models only
 SOCKET = "llama.cpp.sock"  # in a folder of its own
@@ -80,22 +83,35 @@ class LlamaCpp:
     file: a GGUF file that tinylm wrote, whose tokens are the numbers of their ids (`write_numbers`). context: context
     length of the model. vocab_size: number of ids of the tokenizer. rows: number of rows of the embedding; those above
     the tokenizer's ids are never sampled. is_exact: whether all weights have 32 bits; keys and values then have them,
-    too.
+    too. samples, slots: rows at a time and tokens of each that are reserved at once; more are at need. embeds: whether
+    `embed` can be called.
 
     Raises UsageError outside the main thread, since llama.cpp replaces signal handlers that only that can restore.
     Raises TinyLMError, and deletes the file, if llama.cpp cannot open it.
     """
 
-    def __init__(self, file: Path, context: int, vocab_size: int, rows: int, is_exact: bool) -> None:
+    def __init__(
+        self,
+        file: Path,
+        context: int,
+        vocab_size: int,
+        rows: int,
+        is_exact: bool,
+        *,
+        samples: int = 1,
+        slots: int = USUAL_SLOTS,
+        embeds: bool = False,
+    ) -> None:
         self.file = file
         self._context = context
         self.is_exact = is_exact
+        self._embeds = embeds
         self.excluded = list(range(vocab_size, rows))  # ids that are never sampled
         self._samples = self._slots = 0
         self._server: list[Any] = []  # one or none: a list, so that the finalizer can empty it
         self._socket: Path
         self._close: weakref.finalize[..., Any] | None = None
-        self._reserve(1, min(context, USUAL_SLOTS))
+        self._reserve(samples, min(context, slots))
 
     def generate(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
@@ -139,6 +155,10 @@ class LlamaCpp:
             self._close()
         self._samples = self._slots = 0
 
+    def close_socket(self) -> None:
+        """Delete the socket, which nobody uses: for a process that a signal ends without cleanup."""
+        shutil.rmtree(self._socket.parent, ignore_errors=True)
+
     def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
         """See `Engine.sample_seed`."""
         stream = _stream(config, first_stream) + row
@@ -154,35 +174,93 @@ class LlamaCpp:
             "logprobs": config.logprobs,
             "logit_bias": [[token, False] for token in self.excluded],
             "cache_prompt": False,  # the cache of an earlier prompt would change the rounding
-            "stream": True,
         }
 
+    def complete(self, request: dict[str, Any], receive: Callable[[Token], bool]) -> None:
+        """Call `receive` in this thread with each token of a request to llama.cpp until it returns true.
+
+        The row of a token is the index in the request. Several threads may have requests at the same time. Raises
+        UsageError for a request that llama.cpp refuses, and TinyLMError if it fails.
+        """
+        errors: list[Exception] = []  # xllamacpp ignores those that are raised in `read`
+
+        def read(event: dict[str, Any]) -> bool:
+            try:
+                return any(map(receive, _read_event(_checked(event, "choices")[0])))
+            except Exception as error:
+                errors.append(error)
+                return True
+
+        self._server[0].handle_completions({**request, "stream": True}, read)
+        if errors:
+            raise errors[0]
+
+    def score(self, ids: Sequence[int], candidates: int, end_id: int) -> list[Token]:
+        """The ids after the first, each with its log-probability after those before it, and the likeliest candidates.
+
+        llama.cpp reports log-probabilities of the tokens that it generates. Here it generates the ids, which a grammar
+        forces. No grammar admits an end token, which a bias forces.
+        """
+        scored: list[Token] = []
+        while (start := len(scored) + 1) < len(ids):
+            ends = itertools.chain((i for i in range(start, len(ids)) if ids[i] == end_id), [len(ids)])
+            count = max(1, next(ends) - start)
+            request: dict[str, Any] = {"prompt": list(ids[:start]), "max_tokens": count, "temperature": 0}
+            if ids[start] == end_id:
+                request["logit_bias"] = [[end_id, FORCING_BIAS]]
+            else:
+                request["grammar"] = f'root ::= "{"".join(f"{i}{NUMBER_END}" for i in ids[start : start + count])}"'
+            found: list[Token] = []
+
+            def receive(token: Token, found: list[Token] = found) -> bool:
+                found.append(token)
+                return False
+
+            self.complete({**request, "logprobs": max(1, candidates), "cache_prompt": False}, receive)
+            found = [token for token in found if token.id is not None]
+            if [token.id for token in found] != list(ids[start : start + count]):
+                raise TinyLMError("llama.cpp did not generate the tokens that were to be scored.")
+            scored += found
+        return scored
+
+    def embed(self, rows: Sequence[Sequence[int]], encoding_format: str) -> dict[str, Any]:
+        """llama.cpp's answer with the mean of the last layer's outputs for each row of ids: `data` with `embedding`.
+
+        encoding_format: float or base64. Raises UsageError for a request that llama.cpp refuses, and TinyLMError if it
+        fails.
+        """
+        request = {"input": [list(row) for row in rows], "encoding_format": encoding_format}
+        answer: dict[str, Any] = self._server[0].handle_embeddings(request)
+        _checked(answer, "data")
+        return answer
+
     def _tokens(self, request: dict[str, Any]) -> Iterator[Token]:
-        """Yield the tokens of all rows as llama.cpp generates them; the row is the index in the request.
+        """Yield the tokens of all rows as llama.cpp generates them.
 
         The request runs in a thread of its own, so that signals reach the main thread while it waits for a token.
         """
-        events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        tokens: queue.SimpleQueue[Token | TinyLMError | None] = queue.SimpleQueue()
         is_over = threading.Event()
 
-        def receive(event: dict[str, Any]) -> bool:
-            events.put(event)
-            return is_over.is_set()  # true ends the request
+        def receive(token: Token) -> bool:
+            tokens.put(token)
+            return is_over.is_set()
 
         def run() -> None:
             try:
-                self._server[0].handle_completions(request, receive)
+                self.complete(request, receive)
+            except TinyLMError as error:
+                tokens.put(error)
             finally:
-                events.put(None)
+                tokens.put(None)
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
-            while (event := events.get()) is not None:
-                if "choices" not in event:
-                    message = event.get("error", event).get("message", "")
-                    raise TinyLMError(f'llama.cpp failed: {message}; use `engine="torch"`.')
-                yield from _read_event(event["choices"][0])
+            while (token := tokens.get()) is not None:
+                if isinstance(token, TinyLMError):
+                    raise TinyLMError(f'llama.cpp failed: {token}; use `engine="torch"`.') from token
+                yield token
         finally:
             is_over.set()
             thread.join()
@@ -210,7 +288,7 @@ class LlamaCpp:
             raise TinyLMError(f'llama.cpp cannot open {self.file}, which is deleted; use `engine="torch"`.') from error
         self._samples, self._slots = samples, slots
         # A server whose loop has not begun yet would never end.
-        request = {"prompt": [0], "max_tokens": 1, "logprobs": 1, "stream": True}
+        request = {"prompt": [0], "max_tokens": 1, "logprobs": 1}
         if not all(token.id is None or token.logprob is not None for token in self._tokens(request)):
             raise TinyLMError("the model's logits are not finite numbers")
 
@@ -223,6 +301,11 @@ class LlamaCpp:
         parameters.n_parallel = samples
         parameters.n_ctx = samples * -(-slots // SLOT_UNIT) * SLOT_UNIT
         parameters.n_ubatch = MICRO_BATCH
+        parameters.cache_ram_mib = parameters.n_ctx_checkpoints = 0  # of earlier requests, up to 8 GiB
+        parameters.embedding = self._embeds
+        if self._embeds:
+            parameters.n_ubatch = EMBEDDED  # a longer text has no embedding
+            parameters.pooling_type = library.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
         cores = free_cores()
         parameters.cpuparams.n_threads = 1 if self.file.stat().st_size < SMALL_FILE else cores
         parameters.cpuparams_batch.n_threads = cores  # of several tokens at a time
@@ -241,6 +324,15 @@ class LlamaCpp:
         )
         with kept_signal_handlers():
             return library.Server(parameters)
+
+
+def _checked(answer: dict[str, Any], key: str) -> Any:
+    """The value under a key of llama.cpp's answer. Raises UsageError if it refuses, and TinyLMError if it fails."""
+    if key in answer:
+        return answer[key]
+    problem = answer.get("error", answer)
+    kind = UsageError if problem.get("code") == 400 else TinyLMError
+    raise kind(str(problem.get("message", "llama.cpp failed.")))
 
 
 def _read_event(choice: dict[str, Any]) -> Iterator[Token]:
@@ -357,6 +449,20 @@ class Conversion:
         with contextlib.suppress(OSError, TinyLMError), replacing(_record_file(key)) as unfinished:
             unfinished.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
+    @property
+    def file(self) -> Path:
+        """The GGUF file."""
+        return private_folder(GGUF_FOLDER) / Path(self.gguf).name
+
+    def open_tokenizer(self) -> Tokenizer:
+        """The tokenizer, which was validated before it was stored. Raises TinyLMError if the library fails."""
+        try:
+            with wrap_library_errors():
+                library = tokenizers.Tokenizer.from_str(self.tokenizer)
+        except TokenizerLibraryError as error:
+            raise TinyLMError(f"Cannot read the tokenizer of {self.gguf} in the cache: {error}.") from error
+        return Tokenizer(library, self.config.tokenizer.special)
+
     @classmethod
     def read(cls, key: str) -> Self | None:
         """The record with this key; `None` if it does not exist or is not valid."""
@@ -368,8 +474,8 @@ class Conversion:
             return None
 
 
-def conversion_key(path: Path, device: str, dtype: str, quantize: str, serves: bool = False) -> str | None:
-    """The key of the model at `path`, as returned by `find_run`, with these settings. serves: see `convert`.
+def conversion_key(path: Path, device: str, dtype: str, quantize: str) -> str | None:
+    """The key of the model at `path`, as returned by `find_run`, with these settings.
 
     `None` if a file cannot be read, is a symbolic link in a folder or has just changed (`is_settled`), or if the device
     may be a GPU.
@@ -386,7 +492,7 @@ def conversion_key(path: Path, device: str, dtype: str, quantize: str, serves: b
     if not all(map(is_settled, states)):
         return None
     files = [(file.name, *file_state(state)) for file, state in zip(paths, states, strict=True)]
-    identity = (__version__, LAYOUT, str(path.absolute()), files, device, dtype, quantize, serves)
+    identity = (__version__, LAYOUT, str(path.absolute()), files, device, dtype, quantize)
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
 
 
@@ -442,15 +548,13 @@ def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> Converte
     record = Conversion.read(key)
     if record is None:
         return None
-    file = private_folder(GGUF_FOLDER) / Path(record.gguf).name
-    if not is_private(file):
+    if not is_private(record.file):
         return None
     try:
-        with wrap_library_errors():  # the tokenizer was validated before it was stored
-            library = tokenizers.Tokenizer.from_str(record.tokenizer)
-        tokenizer = Tokenizer(library, record.config.tokenizer.special)
-        engine = LlamaCpp(file, record.config.model.context, tokenizer.vocab_size, record.rows, record.is_exact)
-        mark_used(file)
-    except (OSError, TinyLMError, TokenizerLibraryError):
+        tokenizer = record.open_tokenizer()
+        context, rows = record.config.model.context, record.rows
+        engine = LlamaCpp(record.file, context, tokenizer.vocab_size, rows, record.is_exact)
+        mark_used(record.file)
+    except (OSError, TinyLMError):
         return None
     return ConvertedModel(record.config, tokenizer, engine, reporter, record.note)

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,11 +107,8 @@ def _merged(network: Transformer) -> Transformer:
     return merged
 
 
-def convert(weights: EngineWeights, reporter: Reporter, chat_template: str | None = None, serves: bool = False) -> Path:
-    """The GGUF file of the model in the user's cache, written if it does not exist.
-
-    serves: whether llama.cpp reads and writes texts, for which the file has the tokenizer and the chat template; in
-    other files, tokens are the numbers of their ids.
+def convert(weights: EngineWeights, reporter: Reporter) -> Path:
+    """The GGUF file of the model in the user's cache, written if it does not exist; tokens are numbers of their ids.
 
     The name has a digest of weights, configuration and tokenizer, and the type of the weights ("own" if they are copied
     from `weights.quantized`). Raises UsageError for a model that GGUF cannot represent, and TinyLMError if the file
@@ -121,20 +117,18 @@ def convert(weights: EngineWeights, reporter: Reporter, chat_template: str | Non
     folder, config, tokenizer = private_folder(GGUF_FOLDER), weights.config, weights.tokenizer
     tensors = _merged(weights.network).state_dict()
     identity = digest(tensors, config, step=LAYOUT, val_loss=None)[:32]  # no step: another layout is another file
-    template = "" if chat_template is None else hashlib.sha256(chat_template.encode()).hexdigest()[:16]
     suffix = "own" if weights.quantized else weights.kind
-    file = folder / f"{identity}{f'-texts-{template}' if serves else ''}-{suffix}.gguf"
+    file = folder / f"{identity}-{suffix}.gguf"
     if is_private(file):
         mark_used(file)
         return file
     reporter.note("Converting the model for llama.cpp, once...")
-    model = ForeignModel(config.family, config.model, tensors, tokenizer.to_str(), tokenizer.special, chat_template)
+    model = ForeignModel(config.family, config.model, tensors, tokenizer.to_str(), tokenizer.special, None)
     try:
         quantized = open_gguf(weights.quantized) if weights.quantized else None
     except (OSError, ValueError) as error:  # the file has changed since the model was opened
         raise TinyLMError(f"Cannot read {weights.quantized}: {error}.") from error
-    end_id = None if serves else tokenizer.end_of_text_id
-    write_gguf(file, model, weights.kind, quantized=quantized, end_id=end_id)
+    write_gguf(file, model, weights.kind, quantized=quantized, end_id=tokenizer.end_of_text_id)
     _delete_oldest(folder)
     return file
 

@@ -4,6 +4,7 @@ The samples are decoded as they grow, and end at stop sequences.
 """
 
 import contextlib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from tinylm.generation.torch_engine import Engine, Token
 from tinylm.reporter import Reporter
 from tinylm.text.answer_spans import ChatFormat, chat_format, read_template
 from tinylm.text.chat import Conversation
-from tinylm.text.decoding import stream_decoder
+from tinylm.text.decoding import TokenTexts, stream_decoder
 from tinylm.text.tokenizer import Tokenizer
 
 
@@ -26,7 +27,7 @@ class TextStream:
     """Decodes the tokens of one sample. Text that may start a stop sequence is buffered until the match fails.
 
     finish_reason: `stop` after a stop sequence, `end` after an end token or an end text, otherwise `length`.
-    tokens: number of tokens so far, without an end token.
+    tokens: number of tokens so far, with the end token.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class TextStream:
         return self.finish_reason != "length"
 
     def push(self, token: int | None) -> str:
-        """Decode a token; `None` is an end token. Returns the new text that is final; the rest is buffered."""
+        """Decode a token; `None` is the end of a text whose end token the engine does not report. Returns the new text
+        that is final; the rest is buffered.
+        """
+        self.tokens += token is not None
         if token is None or token in self._stop_ids:
             self.finish_reason = "end"
             return self._release(self._buffer + self._decoder.finish())
-        self.tokens += 1
         return self._release(self._buffer + self._decoder.decode([token]))
 
     def finish(self) -> str:
@@ -91,12 +94,12 @@ class Sample:
 
     prompt: the prompt, without skipped characters; of a chat, the rendered conversation; of a translation, the source.
     text: the generated text, without the prompt.
-    tokens: number of generated tokens, without an end token.
+    tokens: number of generated tokens, with an end token, as `evaluate` counts them.
     seed: the seed that gives this text as the only sample of the prompt, up to rounding.
     finish_reason: `stop` (a stop sequence), `end` (an end token, or the text that ends an answer in a chat) or
         `length` (`max_tokens`).
     score: length-normalised log-likelihood of a target found by beam search; otherwise `None`.
-    logprobs: the tokens with their log-probabilities, if `GenerationConfig.logprobs` is not 0; otherwise `None`.
+    logprobs: all `tokens` with their log-probabilities, if `GenerationConfig.logprobs` is not 0; otherwise `None`.
     """
 
     prompt: str
@@ -191,12 +194,17 @@ class Continuation:
             for row, (prompt, stream) in enumerate(zip(prompts, streams, strict=True))
         ]
 
+    @functools.cached_property
+    def _token_texts(self) -> TokenTexts:
+        return TokenTexts(self.tokenizer)
+
     def _scores(self, token: Token) -> dict[str, Any]:
         """A token with its candidates, as in the JSON output."""
 
         def scored(id: int, logprob: float | None) -> dict[str, Any]:
-            return {"id": id, "token": self.tokenizer.decode([id]), "logprob": logprob}
+            return {"id": id, "token": texts.text(id), "logprob": logprob}
 
+        texts = self._token_texts
         top = [scored(*candidate) for candidate in token.candidates]
         assert token.id is not None
         return scored(token.id, token.logprob) | {"top": top}

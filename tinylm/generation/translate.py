@@ -239,7 +239,7 @@ def translate(
         reason = "stop" if stops else "end" if target.ended else "length"
         score = None if math.isnan(target.score) else target.score
         seed = sample_seed(config.seed, first_stream + number) if sampled else config.seed
-        yield Sample(line, text, len(target.tokens), seed, reason, score)
+        yield Sample(line, text, len(target.tokens) + target.ended, seed, reason, score)
 
 
 def _source_names(prompt: Prompt, count: int) -> list[str]:

@@ -3,15 +3,15 @@
 The last two do not import torch if the cache has a converted file for llama.cpp.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinylm.config.validation import check_choice
+from tinylm.errors import TinyLMError
 from tinylm.formats.hub import is_reference
 from tinylm.generation.generation_config import SpeedConfig
 from tinylm.generation.llama_cpp import (
-    GGUF_FOLDER,
     Conversion,
     ConvertedModel,
     conversion_key,
@@ -20,7 +20,7 @@ from tinylm.generation.llama_cpp import (
 )
 from tinylm.reporter import LogReporter, Reporter, SilentReporter
 from tinylm.run_directory.layout import find_run, newest_model
-from tinylm.system.cache_directory import is_private, private_folder
+from tinylm.system.cache_directory import is_private
 
 if TYPE_CHECKING:
     from tinylm.models.adapter import LoadedAdapter
@@ -144,25 +144,33 @@ def open_for_serving(
     adapters: Sequence[str | Path] = (),
     quantize: str = "none",
     reporter: Reporter | None = None,
-) -> tuple[str, Conversion]:
-    """The name of a model, and its conversion for llama.cpp with the tokenizer and the chat template.
+) -> tuple[str, Conversion, Callable[[], "Model"]]:
+    """The name of a model, its conversion for llama.cpp, and a function that loads the same model.
 
     The arguments are those of `tinylm.load`, on the CPU. Raises UsageError for a model that llama.cpp cannot run, and
-    the errors of `tinylm.load`.
+    the errors of `tinylm.load`. The function raises TinyLMError if the model's files have changed.
     """
     reporter, key = reporter or LogReporter(), None
+
+    def load_again() -> "Model":
+        again = _load(path, adapters, "cpu", "auto", quantize, SilentReporter(), only_generates=True)
+        if again.convert_for_serving().gguf != record.gguf:  # whose name has the digest of the weights
+            raise TinyLMError(f"The files of {name} have changed since the server started; start it again.")
+        return again
+
     if not adapters and not is_reference(str(path)):
-        found = _find(path, SilentReporter())
-        key = conversion_key(found, "cpu", "auto", quantize, serves=True)
-        record = None if key is None else Conversion.read(key)
-        if record is not None and is_private(file := private_folder(GGUF_FOLDER) / Path(record.gguf).name):
-            mark_used(file)
-            return _find(path, reporter).stem, record
+        path = _find(path, reporter)
+        key = conversion_key(path, "cpu", "auto", quantize)
+        known = None if key is None else Conversion.read(key)
+        if known is not None and is_private(known.file):
+            mark_used(known.file)
+            name, record = path.stem, known
+            return name, record, load_again
     model = _load(path, adapters, "cpu", "auto", quantize, reporter, only_generates=True)
-    record = model.convert_for_serving()
+    name, record = model.path.stem, model.convert_for_serving()
     if key is not None:
         record.write(key)
-    return model.path.stem, record
+    return name, record, load_again
 
 
 def _find(path: str | Path | None, reporter: Reporter) -> Path:

@@ -356,7 +356,7 @@ class Model(EvaluatedModel):
         )
 
     def convert_for_serving(self) -> Conversion:
-        """The model's file for llama.cpp with the tokenizer and the chat template, written if it does not exist.
+        """The model's file for llama.cpp, written if it does not exist, with the tokenizer and the chat template.
 
         Raises UsageError for a model that llama.cpp cannot run, and TinyLMError if the file cannot be written.
         """
@@ -366,7 +366,7 @@ class Model(EvaluatedModel):
             raise UsageError(f"llama.cpp cannot serve this model: {reason}.")
         if self.chat_template is not None:
             chat_format(self.chat_template, self.tokenizer).template.compile()
-        file = convert(weights, self.reporter, self.chat_template, serves=True)
+        file = convert(weights, self.reporter)
         tokenizer = replace(self.config.tokenizer, chat_template=self.chat_template)
         config = replace(self.config, tokenizer=tokenizer)
         return Conversion(

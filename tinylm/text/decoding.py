@@ -51,6 +51,36 @@ def decode_after(tokenizer: Tokenizer, context: Sequence[int], ids: Sequence[int
     return decoder.decode(ids) + decoder.finish()
 
 
+class TokenTexts(dict[int, bytes]):
+    """The UTF-8 bytes of each id inside a text, computed at first use: a token keeps the space that it begins with, and
+    may be a part of a character. Special tokens have their names.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._falls_back = any(step["type"] == "ByteFallback" for step in tokenizer.decoder_steps)
+        self._before = next(([i] for i in range(tokenizer.vocab_size) if tokenizer.decode([i]).isalnum()), [])
+
+    def __missing__(self, i: int) -> bytes:
+        tokenizer, token = self._tokenizer, self._tokenizer.decoded_token(i)
+        if token is None:
+            self[i] = tokenizer.decode_with_special([i]).encode()
+        elif tokenizer.token_bytes is not None:
+            self[i] = tokenizer.token_bytes[i]
+        elif self._falls_back and BYTE_TOKEN.fullmatch(token):
+            self[i] = bytes([int(token[3:5], 16)])
+        else:
+            self[i] = decode_after(tokenizer, self._before, [i]).encode()
+        return self[i]
+
+    def text(self, i: int) -> str:
+        """The text of an id; of a part of a character its bytes, as in OpenAI's API: `bytes:\\xe2\\x80`."""
+        try:
+            return self[i].decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self[i])
+
+
 class _ByteDecoder(StreamDecoder):
     """Decodes ids that have the same bytes in every context."""
 

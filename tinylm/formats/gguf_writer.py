@@ -313,8 +313,9 @@ def _verify(plan: _Plan, path: Path, has_tokenizer: bool) -> None:
     for planned in plan.planned:
         for source in planned.sources:
             # In the layout of the file: a norm that is stored as 1 + weight has the precision of that sum.
-            pair = (planned.change.write(x, planned.heads) for x in (plan.tensors[source], tensors[source].load()))
-            _compare(source, *pair, planned.info.type.name)
+            written, found = plan.tensors[source], tensors[source].load()
+            written, found = (planned.change.write(tensor, planned.heads) for tensor in (written, found))
+            _compare(source, written, found, planned.info.type.name)
     if has_tokenizer:
         tokenizer = read_tokenizer(file.header.metadata, values["model_type"], config.vocab_size)
         _compare_tokenizers(plan.model, tokenizer)

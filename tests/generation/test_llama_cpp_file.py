@@ -73,9 +73,9 @@ def opened(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[Any]:
-    """The arguments of each call of `load`, which opens a model's own files."""
-    calls, load = [], loading.load
-    monkeypatch.setattr(loading, "load", lambda *args, **options: (calls.append(args), load(*args, **options))[1])
+    """The arguments of each call of `_load`, which opens a model's own files."""
+    calls, load = [], loading._load
+    monkeypatch.setattr(loading, "_load", lambda *args, **options: (calls.append(args), load(*args, **options))[1])
     return calls
 
 
@@ -93,9 +93,9 @@ def test_a_file_is_written_once_for_each_model_and_again_if_others_can_write_it(
 ) -> None:
     """With the number format of the model. Those unused for longest are deleted."""
     expected = tinylm.load(run).generate(**PROMPT)
-    written = {file: file.stat().st_ino for file in cache.iterdir()}
+    written = {file: file.stat().st_ino for file in cache.glob("*.gguf")}
     tinylm.load(run).generate(**PROMPT)
-    assert {file: file.stat().st_ino for file in cache.iterdir()} == written and len(written) == 1
+    assert {file: file.stat().st_ino for file in cache.glob("*.gguf")} == written and len(written) == 1
     (file,) = written
     file.write_bytes(b"something else")
     file.chmod(0o666)
@@ -103,10 +103,10 @@ def test_a_file_is_written_once_for_each_model_and_again_if_others_can_write_it(
     other = tinylm.load(run)
     other.network.embedding.weight.data += 1
     other.generate(**PROMPT)
-    assert len(list(cache.iterdir())) == 2
+    assert len(list(cache.glob("*.gguf"))) == 2
     monkeypatch.setattr(llama_cpp_file, "MAX_CACHED_BYTES", 1)
     tinylm.load(run, dtype="bf16").generate(**PROMPT)
-    assert [file.stem.rpartition("-")[2] for file in cache.iterdir()] == ["bf16"]
+    assert [file.stem.rpartition("-")[2] for file in cache.glob("*.gguf")] == ["bf16"]
 
 
 @pytest.fixture(scope="module")
@@ -249,6 +249,29 @@ def test_a_damaged_record_and_a_missing_file_are_replaced(
     assert opened() is not None
     next(cache.glob("*.gguf")).unlink()
     assert run_ok("sample", "-m", run, *OPTIONS).stdout == expected and len(loads) == 3
+
+
+@pytest.mark.parametrize("damaged", [0, 0.5, 1, "checksums"])
+def test_a_flipped_bit_in_a_converted_file_is_reported_and_the_file_written_again(
+    run: Path, cache: Path, damaged: float | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of files above a size, the first and the last block and a sample of the others are compared."""
+    monkeypatch.setattr(llama_cpp, "BLOCK", 1000)
+    monkeypatch.setattr(llama_cpp, "MAX_BLOCKS", 1000 if damaged == 0.5 else 2)
+    expected = run_ok("sample", "-m", run, *OPTIONS).stdout
+    (file,) = cache.glob("*.gguf")
+    content = file.read_bytes()
+    assert len(content) > 5000
+    if isinstance(damaged, str):
+        file.with_suffix(".sums").unlink()
+    else:
+        at = round(damaged * (len(content) - 1))
+        file.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+    again = run_ok("sample", "-m", run, *OPTIONS)
+    assert again.stdout == expected
+    assert "damaged" in again.stderr
+    assert file.read_bytes() == content
+    assert "damaged" not in run_ok("sample", "-m", run, *OPTIONS).stderr
 
 
 def test_generation_from_a_converted_file_does_not_import_torch() -> None:

@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import queue
+import random
 import shutil
 import signal
 import socket
@@ -23,7 +24,8 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -426,6 +428,9 @@ def _running_threads() -> int:
 GGUF_FOLDER = "gguf"  # in the cache: converted files and records
 LAYOUT = 3  # version of the converted files; increment it when the output of `write_gguf` changes
 SUFFIXES = (".json", ".jinja", ".safetensors")  # of the files that are read to open a model folder
+CHECKSUMS = ".sums"  # suffix of the file with the checksums of a converted file
+BLOCK = 1 << 20  # bytes that have a checksum
+MAX_BLOCKS = 256  # that are compared when a file is opened: a fifth of a second
 GPU_DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # device files on Linux: NVIDIA, AMD and WSL
 
 
@@ -505,13 +510,46 @@ def _record_file(key: str) -> Path:
     return private_folder(GGUF_FOLDER) / f"{key}.json"
 
 
-def mark_used(file: Path) -> None:
-    """Set the modification time of a cached file to now, since the least recently used files are deleted.
-
-    Failures are ignored, such as those of a read-only cache.
+def take_cached(file: Path) -> bool:
+    """Whether the cache has this converted file as it was written; it is then marked as used now, since the least
+    recently used files are deleted.
     """
-    with contextlib.suppress(OSError):
+    if not is_private(file) or not _is_intact(file):
+        return False
+    with contextlib.suppress(OSError):  # of a read-only cache
         os.utime(file)
+    return True
+
+
+def record_checksums(file: Path) -> None:
+    """Store the checksums of the blocks of a converted file beside it. Raises OSError."""
+    with replacing(file.with_suffix(CHECKSUMS)) as unfinished:
+        unfinished.write_text(json.dumps(list(_checksums(file, itertools.count()))), encoding="utf-8")
+
+
+def _is_intact(file: Path) -> bool:
+    """Whether the file has its checksums: of all blocks of a small file, of the first, the last and some others, drawn
+    anew each time, of a large one.
+    """
+    try:
+        recorded = read_json(file.with_suffix(CHECKSUMS))
+        count = -(-file.stat().st_size // BLOCK)
+        if not isinstance(recorded, list) or len(recorded) != count:
+            return False
+        drawn = range(count) if count <= MAX_BLOCKS else {0, *random.sample(range(count), MAX_BLOCKS), count - 1}
+        return all(recorded[n] == found for n, found in zip(drawn, _checksums(file, drawn), strict=True))
+    except (OSError, ValueError):
+        return False
+
+
+def _checksums(file: Path, blocks: Iterable[int]) -> Iterator[int]:
+    """The CRC-32 of each of these blocks, up to the first one behind the end of the file."""
+    with file.open("rb") as opened:
+        for number in blocks:
+            opened.seek(number * BLOCK)
+            if not (content := opened.read(BLOCK)):
+                return
+            yield zlib.crc32(content)
 
 
 @dataclass(eq=False)
@@ -546,15 +584,12 @@ def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> Converte
     if speed.engine == "torch" or not speed.cache or import_llama_cpp() is None:
         return None
     record = Conversion.read(key)
-    if record is None:
-        return None
-    if not is_private(record.file):
+    if record is None or not take_cached(record.file):
         return None
     try:
         tokenizer = record.open_tokenizer()
         context, rows = record.config.model.context, record.rows
         engine = LlamaCpp(record.file, context, tokenizer.vocab_size, rows, record.is_exact)
-        mark_used(record.file)
     except (OSError, TinyLMError):
         return None
     return ConvertedModel(record.config, tokenizer, engine, reporter, record.note)

@@ -13,10 +13,18 @@ from tinylm.formats.family import ForeignModel
 from tinylm.formats.gguf_reader import open_gguf
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.generation.generation_config import SpeedConfig
-from tinylm.generation.llama_cpp import GGUF_FOLDER, LAYOUT, LlamaCpp, import_llama_cpp, mark_used
+from tinylm.generation.llama_cpp import (
+    CHECKSUMS,
+    GGUF_FOLDER,
+    LAYOUT,
+    LlamaCpp,
+    import_llama_cpp,
+    record_checksums,
+    take_cached,
+)
 from tinylm.reporter import Reporter
 from tinylm.run_directory.weights import digest
-from tinylm.system.cache_directory import is_private, private_folder
+from tinylm.system.cache_directory import private_folder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder, Transformer
 
@@ -119,9 +127,10 @@ def convert(weights: EngineWeights, reporter: Reporter) -> Path:
     identity = digest(tensors, config, step=LAYOUT, val_loss=None)[:32]  # no step: another layout is another file
     suffix = "own" if weights.quantized else weights.kind
     file = folder / f"{identity}-{suffix}.gguf"
-    if is_private(file):
-        mark_used(file)
+    if take_cached(file):
         return file
+    if file.exists():
+        reporter.warn(f"{file.name} in the cache is damaged, or others can write to it; it is written again.")
     reporter.note("Converting the model for llama.cpp, once...")
     model = ForeignModel(config.family, config.model, tensors, tokenizer.to_str(), tokenizer.special, None)
     try:
@@ -129,6 +138,10 @@ def convert(weights: EngineWeights, reporter: Reporter) -> Path:
     except (OSError, ValueError) as error:  # the file has changed since the model was opened
         raise TinyLMError(f"Cannot read {weights.quantized}: {error}.") from error
     write_gguf(file, model, weights.kind, quantized=quantized, end_id=tokenizer.end_of_text_id)
+    try:
+        record_checksums(file)
+    except OSError as error:
+        raise TinyLMError(f"Cannot write {file.with_suffix(CHECKSUMS)}: {error.strerror}.") from error
     _delete_oldest(folder)
     return file
 
@@ -146,3 +159,4 @@ def _delete_oldest(folder: Path) -> None:
         if number and total > MAX_CACHED_BYTES:
             with contextlib.suppress(OSError):
                 file.unlink()
+                file.with_suffix(CHECKSUMS).unlink(missing_ok=True)

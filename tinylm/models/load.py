@@ -15,12 +15,11 @@ from tinylm.generation.llama_cpp import (
     Conversion,
     ConvertedModel,
     conversion_key,
-    mark_used,
     open_converted,
+    take_cached,
 )
 from tinylm.reporter import LogReporter, Reporter, SilentReporter
 from tinylm.run_directory.layout import find_run, newest_model
-from tinylm.system.cache_directory import is_private
 
 if TYPE_CHECKING:
     from tinylm.models.adapter import LoadedAdapter
@@ -162,8 +161,7 @@ def open_for_serving(
         path = _find(path, reporter)
         key = conversion_key(path, "cpu", "auto", quantize)
         known = None if key is None else Conversion.read(key)
-        if known is not None and is_private(known.file):
-            mark_used(known.file)
+        if known is not None and take_cached(known.file):
             name, record = path.stem, known
             return name, record, load_again
     model = _load(path, adapters, "cpu", "auto", quantize, reporter, only_generates=True)

@@ -155,6 +155,6 @@ def test_a_description_of_any_length_is_one_line_of_completions() -> None:
     options = [option for option in COMMANDS["train"].params if option.param_type_name == "option"]
     flags = {flag: option.help for option in options for flag in (*option.opts, *option.secondary_opts)}
     long = {flag: text for flag, text in flags.items() if flag.startswith("--")}
-    shown = [line.split("\t") for line in complete("fish", **words).splitlines()]
-    assert dict(shown) == long and max(map(len, long.values())) > 80
-    assert len(complete("zsh", **words).splitlines()) == len(long)
+    shown = dict(line.split("\t") for line in complete("fish", **words).splitlines())
+    assert shown == {**long, "--help": "Show this message and exit."} and max(map(len, long.values())) > 80
+    assert len(complete("zsh", **words).splitlines()) == len(shown)

@@ -155,9 +155,9 @@ def _read_lines(console: Console) -> Iterator[str]:
             added.encode()  # Python reads invalid bytes as surrogates in some locales
             interrupted = False
         except KeyboardInterrupt:
+            console.result("")
             if interrupted:
                 raise
-            console.result("")
             console.note("Press Ctrl-D, or Ctrl-C again, to leave; /save FILE keeps the conversation.")
             line, interrupted = "", True
             continue
@@ -258,7 +258,7 @@ def _execute(command: str, argument: str, session: "ChatSession", console: Conso
     match command:
         case "/help":
             for line in HELP.splitlines():
-                console.note(line, indent=15)
+                console.note(line, indent=15 if line.startswith("/") else 2)
         case "/reset":
             session.reset()
             console.note("A new conversation.")

@@ -350,16 +350,16 @@ def wrap(text: str, columns: int, indent: int = 2, start: int = 0) -> str:
         return match[1] + (_KEPT if cell_len(match[2]) <= columns - 2 else f"{_CONTINUED} ").join(words)
 
     words = re.findall("( *)([^ ]+)", _COMMAND.sub(keep, text))
-    sizes = [cell_len(word.removesuffix(_CONTINUED).replace(_KEPT, " ")) for _, word in words]
-    indent = max(2, min(indent, columns - 2 - max(sizes, default=0)))
+    sizes = [cell_len(word.replace(_KEPT, " ").replace(_CONTINUED, " \\")) for _, word in words]
+    indent = max(2, min(indent, columns - max(sizes, default=0)))
     lines, column = [""], start
     for (space, word), size in zip(words, sizes, strict=True):
-        end = columns - 2 * word.endswith(_CONTINUED)
-        if column + len(space) > indent and column + len(space) + size > end:
+        if column + len(space) > indent and column + len(space) + size > columns:
             lines.append(" " * indent)
             space, column = "", indent
         lines[-1] += space + word
-        column = (column + len(space) + size - 1) % columns + 1
+        column += len(space) + size - 2 * word.endswith(_CONTINUED)
+        column = (column - 1) % columns + 1  # of a longer word, the terminal breaks the line
     wrapped = "\n".join(lines).replace(f"{_CONTINUED}\n", " \\\n")
     return wrapped.replace(_CONTINUED, "").replace(_KEPT, " ")
 

@@ -10,7 +10,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -23,6 +23,9 @@ from tinylm.config.run import RunConfig, RuntimeConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.report.curves import MAX_NUMBER
 from tinylm.run_directory.layout import newest_model
+
+if TYPE_CHECKING:
+    from tinylm.text.tokenizer import Tokenizer
 
 BRAILLE = 0x2800  # the character without dots
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # the bit of a dot, by row and column in a character
@@ -160,6 +163,7 @@ class _Described:
     sample: the last text that was sampled in training.
     training, validation: steps and losses, thinned; `None` for models and adapters of other tools.
     loss_unit: as in RunConfig
+    tokenizer: of the model; `None` for adapters of other tools
     """
 
     path: Path
@@ -170,6 +174,7 @@ class _Described:
     training: Points | None = None
     validation: Points | None = None
     loss_unit: str = "nats per token"
+    tokenizer: "Tokenizer | None" = None
 
 
 @with_option_groups
@@ -283,8 +288,8 @@ def _print_comparison(console: Console, runs: list[_Described]) -> None:
     ]
     units = ", ".join(dict.fromkeys(run.loss_unit for run in runs))
     _draw(console, f"validation loss, {'bits per byte' if in_bits else units}", curves)
-    tokenizers = {run.record["config"]["tokenizer"]["sha256"] for run in runs if "config" in run.record}
-    if not in_bits and len(tokenizers) > 1:
+    tokenizers = [run.tokenizer for run in runs if run.tokenizer is not None]
+    if not in_bits and not all(tokenizers[0].has_ids_of(tokenizer) for tokenizer in tokenizers[1:]):
         console.note(
             "The tokenizers differ, so the losses per token cannot be compared; tinylm compare shows bits per byte."
         )
@@ -310,6 +315,7 @@ def _describe_run(path: Path) -> _Described:
     from tinylm.run_directory.loading import read_config, read_tokenizer, summarise
 
     config, summary = read_config(path), summarise(path)
+    tokenizer = read_tokenizer(path, config)
     curves = read_curves(path, POINTS, None)
     speeds = [speed for speed in curves["train"].get("tokens_per_second", ()) if speed is not None]
     record = {
@@ -318,7 +324,7 @@ def _describe_run(path: Path) -> _Described:
         "tokens": None if config.tokens_per_step is None else summary["step"] * config.tokens_per_step,
         "tokens_per_second": round(statistics.median(speeds)) if speeds else None,
         **_describe_config(config),
-        "tokenizer": {"kind": config.tokenizer.kind, "vocab_size": read_tokenizer(path, config).vocab_size},
+        "tokenizer": {"kind": config.tokenizer.kind, "vocab_size": tokenizer.vocab_size},
         "commands": use_commands(path, config),
     }
     samples = read_samples(path, 1)
@@ -331,6 +337,7 @@ def _describe_run(path: Path) -> _Described:
         _points(curves["train"], "loss"),
         _points(curves["val"], "val_loss"),
         config.loss_unit,
+        tokenizer,
     )
 
 
@@ -398,7 +405,8 @@ def _describe_foreign(path: Path) -> _Described:
         "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
         "commands": use_commands(path, config),
     }
-    return _Described(path, record, {**summary, **_model_summary(config, record)}, _settings(config, record))
+    summary |= _model_summary(config, record)
+    return _Described(path, record, summary, _settings(config, record), tokenizer=tokenizer)
 
 
 def _describe_peft(path: Path) -> _Described:

@@ -39,11 +39,13 @@ from tinylm.text.readers import (
     table_columns,
     text_of_record,
 )
+from tinylm.text.refused_keys import refuse_keys, refused_in_texts
 
 STANDARD_INPUT = "-"
 EXCERPT_CHARACTERS = 1 << 10  # length of an excerpt in `CorpusStats.sample`
 MAX_EXCERPTS = 1 << 7
 CHUNK_OVERHEAD = 64  # characters that a chunk in memory counts in addition: the bytes of a short string
+MAX_NAMED_RECORDS = 3
 MAX_KEPT_CHARACTERS = 1 << 24  # of a text that is read once; a longer one is read again by each stage
 
 Stream = Iterator[str | None]  # chunks of text, and `None` between two documents
@@ -71,6 +73,8 @@ class Corpus:
     drop_unknown: Callable[[str], str] | None = None
     # The stream; set by `scan`.
     _kept: list[str | None] = field(default_factory=list, init=False, repr=False, compare=False)
+    # The places of the first records that `drop_unknown` leaves without a text that they need.
+    _left_out: dict[str, None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     kind: ClassVar[str] = "text"
     documents_per_record: ClassVar[int] = 1
@@ -83,7 +87,8 @@ class Corpus:
         first chunk: its file, with the line, element or row if the file has several documents.
 
         Raises UsageError for a file that cannot be read, for bytes that are not valid in the encoding, for damaged
-        compressed data, for invalid JSON and for records without a text.
+        compressed data, for invalid JSON, for records without a text and, unless the `format` is jsonl, for those with
+        a key that is refused.
         """
         if self._kept and progress is no_progress and started is _no_name:
             yield from self._kept
@@ -108,7 +113,10 @@ class Corpus:
         for file in self.files:
             name = display_name(file)
             if self.has_records(file):
-                for location, record in records(file, self.encoding, [self.text_key], progress):
+                refused = {} if self.format == "jsonl" else refused_in_texts(self.text_key)
+                for location, record in records(file, self.encoding, [self.text_key], progress, tuple(refused)):
+                    if isinstance(record, dict):
+                        refuse_keys(record, refused, location)
                     yield location, [text_of_record(record, location, self.text_key)]
                 continue
             chunks = decoded_chunks(file, self.encoding, progress)
@@ -133,6 +141,15 @@ class Corpus:
                 kept.clear()
             yield chunk
         self._kept[:] = kept
+
+    def _leave_out(self, location: str) -> None:
+        if len(self._left_out) < MAX_NAMED_RECORDS:
+            self._left_out[location] = None
+
+    @property
+    def left_out(self) -> list[str]:
+        """The places of the first records that have been left out for unknown characters, at most MAX_NAMED_RECORDS."""
+        return list(self._left_out)
 
     def has_records(self, file: Path) -> bool:
         """Whether the file is read as JSONL, a JSON array, Parquet, or CSV or TSV with the column `text_key`."""

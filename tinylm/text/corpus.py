@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -113,10 +113,7 @@ class Corpus:
         for file in self.files:
             name = display_name(file)
             if self.has_records(file):
-                refused = {} if self.format == "jsonl" else refused_in_texts(self.text_key)
-                for location, record in records(file, self.encoding, [self.text_key], progress, tuple(refused)):
-                    if isinstance(record, dict):
-                        refuse_keys(record, refused, location)
+                for location, record in self._records(file, [self.text_key], progress):
                     yield location, [text_of_record(record, location, self.text_key)]
                 continue
             chunks = decoded_chunks(file, self.encoding, progress)
@@ -125,6 +122,14 @@ class Corpus:
                     yield f"{name}, line {number}", [line.removesuffix("\r")]
             else:
                 yield name, chunks
+
+    def _records(self, file: Path, columns: Sequence[str], progress: Progress) -> Iterator[tuple[str, Any]]:
+        """As `records`. Unless the `format` is jsonl, raises UsageError for keys that are refused beside texts."""
+        refused = {} if self.format == "jsonl" else refused_in_texts(self.text_key)
+        for location, record in records(file, self.encoding, columns, progress, tuple(refused)):
+            if isinstance(record, dict):
+                refuse_keys(record, refused, location)
+            yield location, record
 
     def scan(self, progress: Progress = no_progress) -> "CorpusStats":
         """The statistics of the stream. `progress` and errors as for `stream`."""

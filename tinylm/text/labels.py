@@ -32,7 +32,6 @@ from tinylm.text.readers import (
     table_columns,
     text_of_record,
 )
-from tinylm.text.refused_keys import refuse_keys, refused_in_texts
 from tinylm.text.token_files import Encoding
 from tinylm.text.tokenizer import Tokenizer
 
@@ -73,14 +72,10 @@ class LabelCorpus(RecordCorpus):
     def labelled_texts(self, progress: Progress = no_progress) -> Iterator[tuple[str, LabelledText]]:
         """Yield the location and the content of each record; those that `drop_unknown` leaves empty are skipped.
 
-        Raises UsageError as `parse_labelled_text` and `records`, and for a key that is refused.
+        Raises UsageError as `parse_labelled_text` and `_records`.
         """
         for file in self.files:
-            refused = refused_in_texts(self.text_key)
-            columns = (self.text_key, LABEL_KEY)
-            for location, record in records(file, self.encoding, columns, progress, tuple(refused)):
-                if isinstance(record, dict):
-                    refuse_keys(record, refused, location)
+            for location, record in self._records(file, (self.text_key, LABEL_KEY), progress):
                 text, label = parse_labelled_text(record, location, self.text_key)
                 if known := text if self.drop_unknown is None else self.drop_unknown(text):
                     yield location, LabelledText(known, label)

@@ -72,24 +72,6 @@ def test_a_forged_run_that_names_an_unfitting_teacher_is_refused(text: Path, her
         dataclasses.replace(config, teachers=())
 
 
-@pytest.mark.parametrize("kind", ["bpe", "char"])
-def test_a_model_and_its_exports_have_the_same_tokenizer(kind: str, here: Path) -> None:
-    """Their files differ: in the tokens that end a text, in steps without effect, in the notation."""
-    (here / "text.txt").write_text(story(6000))
-    vocabulary = ("--tokenizer", kind, *(("--vocab-size", 300) if kind == "bpe" else ()))
-    run_ok("train", "text.txt", "--out", "teacher", *TINY, *vocabulary)
-    run_ok("export", "teacher", "--to", "hf", "--out", "folder")
-    run_ok("export", "teacher", "--to", "gguf", "--out", "teacher.gguf")
-    student = ("train", "text.txt", "--steps", 1, "--batch-size", 2, "--force", "--out", "student")
-    every = ("--teacher", "folder", "--teacher", "teacher.gguf", "--teacher", "teacher")
-    run_ok(*student, "--layers", 1, "--width", 8, "--context", 16, *every)
-    run_ok("train", "--resume", "student", "--steps", 2)
-    run_ok("train", "text.txt", "--tokenizer", "folder/tokenizer.json", "--out", "alone", *TINY)
-    for one, other in (("alone", "folder"), ("folder", "teacher.gguf"), ("teacher.gguf", "teacher")):
-        run_ok(*student, "--init-from", one, "--teacher", other)
-    assert "The tokenizers differ" not in run_ok("info", "teacher", "folder", "teacher.gguf").stderr
-
-
 def test_teachers_that_cannot_be_used_are_errors_before_training(text: Path, here: Path) -> None:
     (here / "other.txt").write_text(story(3000).upper())
     run_ok("train", "other.txt", "--out", "other", *TINY)

@@ -95,8 +95,11 @@ def test_preferences_from_standard_input_lose_unknown_characters_if_asked_to(mod
     lines = preferences.read_text() + json.dumps({"prompt": "Say 1", "chosen": "ß", "rejected": "1!"}) + "\n"
     lines += json.dumps({"prompt": "Say ß1", "chosen": "1!", "rejected": "I will"}) + "\n"
     assert_error(tinylm("eval", "-", "-m", model, stdin=lines), 2, "has no id for 1 of the text's characters")
-    (found,) = records(run_ok("eval", "-", "-m", model, "--unknown", "skip", "--json", stdin=lines))
+    skipped = run_ok("eval", "-", "-m", model, "--unknown", "skip", "--json", stdin=lines)
+    (found,) = records(skipped)
     assert found["pairs"] == len(RECORDS) + 1
+    assert "1 of 62 preferences are left out, since a text of theirs has no other characters" in skipped.stderr
+    assert f"(standard input, line {len(RECORDS) + 1})" in skipped.stderr
 
 
 def test_packed_preferences_have_the_losses_of_single_ones(model: Path, preferences: Path, here: Path) -> None:

@@ -87,6 +87,20 @@ def test_transformers_and_tinylm_load_an_export(
     assert back.tokenizer.encode(TEXT).tolist() == there.tokenizer.encode(TEXT).tolist()
 
 
+@pytest.mark.parametrize("shape", ["modern", "modern, tied BPE"])
+def test_a_model_and_its_exports_teach_one_student_since_their_tokenizers_give_the_same_ids(
+    shape: str, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Their files differ: in the tokens that end a text, in steps without effect, in the notation."""
+    run, folder, file = runs[shape], tmp_path / "hf", tmp_path / "run.gguf"
+    for to, out in (("hf", folder), ("gguf", file)):
+        tinylm.export_model(run, to=to, out=out)
+    assert len({open_model(path).tokenizer.sha256 for path in (run, folder, file)}) == 3
+    text, short = run.parent / "text.txt", {"batch_size": 4, "steps": 1}
+    tinylm.train(text, tmp_path / "student", teacher=[folder, file, run], **{**TINY, **short})
+    tinylm.train(text, tmp_path / "further", init_from=run, teacher=file, **short)
+
+
 def test_an_export_has_the_chosen_dtype_and_reports_what_rounding_changes(run: Path, tmp_path: Path) -> None:
     exported = tinylm.export_model(run, to="hf", out=tmp_path / "hf", dtype="bf16")
     peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")

@@ -10,7 +10,7 @@ import torch
 from tests import reference_parts
 from tests.variants import randomised, small
 from tinylm.config.training import Budget, TrainingConfig
-from tinylm.objectives.classification import POOLING, Classification, classification_loss
+from tinylm.objectives.classification import POOLING, Classification, classification_loss, label_logits
 from tinylm.text.chat_tokens import CODES_PER_ID, FIRST, SCORED, ChatRows
 from tinylm.text.labels import LabelTokens
 from tinylm.text.token_files import TokenFolder
@@ -38,10 +38,10 @@ TEXTS = random_texts()
 
 
 @pytest.mark.parametrize("architecture", ["encoder", "decoder"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("smoothing", [None, (0.1, 0.02, 0.08)])
 @pytest.mark.parametrize("weights", [None, (0.5, 2.0, 1.25)])
 def test_loss_and_accuracy_are_their_formulas(
-    architecture: str, smoothing: float, weights: tuple[float, ...] | None
+    architecture: str, smoothing: tuple[float, ...] | None, weights: tuple[float, ...] | None
 ) -> None:
     """The logits of a decoder are those after the last token; of an encoder, the mean of those of all tokens, which
     are the logits of the mean vector, since the head is linear.
@@ -59,13 +59,13 @@ def test_loss_and_accuracy_are_their_formulas(
         else:
             logits = reference_parts.encoder_logits(values, config, text, len(text), table=np.float32).mean(axis=0)
         log_p = logits - math.log(np.exp(logits).sum())
-        each = np.ones(4) if weights is None else np.array([*weights, 0.0])
-        # As torch.nn.CrossEntropyLoss: each label of the smoothed target has its weight.
-        losses.append(-(1 - smoothing) * each[label] * log_p[label] - smoothing / 4 * (each * log_p).sum())
+        target = np.array([*(smoothing or np.zeros(3)), 0.0])  # none of it on the label d
+        target[label] += 1 - target.sum()
+        losses.append(-(1 if weights is None else weights[label]) * (target * log_p).sum())
         hits.append(int(logits.argmax()) == label)
     batch = ChatRows(TEXTS, CONTEXT, packed=False).batch(range(len(TEXTS)))
-    given = None if weights is None else torch.tensor(weights, dtype=torch.float64)
-    found = classification_loss(network, batch, POOLING[architecture], given, smoothing)
+    given = [None if values is None else torch.tensor(values, dtype=torch.float64) for values in (weights, smoothing)]
+    found = classification_loss(network, batch, POOLING[architecture], *given)
     assert found.n_targets == len(TEXTS)
     assert found.total.item() == pytest.approx(sum(losses), rel=1e-6)
     assert found.metrics["accuracy"].item() == pytest.approx(np.mean(hits))
@@ -89,6 +89,29 @@ def test_balanced_weights_give_every_label_the_same_weight_in_total() -> None:
     alone = [index for index, label in enumerate(labels) if label == labels[0]]
     part = task.objective(0.0)(network, ChatRows(TEXTS, CONTEXT, packed=False).batch(alone))
     assert part.total.item() == pytest.approx(len(labels) / len(set(labels)) * math.log(4), rel=1e-5)
+
+
+def test_balanced_weights_and_smoothing_count_each_text_by_its_own_label_and_no_label_without_texts() -> None:
+    """Six, two and one texts: the weights are those of scikit-learn's compute_class_weight("balanced"), 0.5, 1.5 and
+    3.0. The best prediction for a text is its smoothed target, whatever the weights: its gradient is zero there.
+    """
+    rare = [0] * 6 + [1] * 2 + [2]
+    codes = np.concatenate([CODES_PER_ID * np.array([5, label], np.uint32) + [FIRST, SCORED] for label in rare])
+    config = small(architecture="encoder", context=CONTEXT, tie=False, labels=LABELS, vocab_size=100)
+    settings = {"budget": Budget(steps=3), "batch_size": 9, "micro_batch": 9, "lr": 1e-3, "min_lr": 0.0, "warmup": 0.0}
+    training = TrainingConfig(objective="classification", class_weights="balanced", label_smoothing=0.3, **settings)
+    folder = TokenFolder(Path("unused"), codes.astype(np.uint32), codes.astype(np.uint32))
+    task = Classification(folder, train_char("".join(map(chr, range(97, 120)))), config, training)
+    network = randomised(build_model(config), 3).double()
+    batch = ChatRows(LabelTokens(folder.train), CONTEXT, packed=False).batch([0, 6, 8])
+    logits, _ = label_logits(network, batch, POOLING["encoder"])
+    log_p = logits.detach().double().log_softmax(dim=1).numpy()
+    targets = np.array([[0.8, 0.1, 0.1, 0], [0.1, 0.8, 0.1, 0], [0.1, 0.1, 0.8, 0]])
+    expected = -(np.array([0.5, 1.5, 3.0])[:, None] * targets * log_p).sum()
+    assert task.objective(0.0)(network, batch).total.item() == pytest.approx(expected, rel=1e-6)
+    assert task.validation_objective(network, batch).total.item() == pytest.approx(
+        -sum(log_p[row, row] for row in range(3)), rel=1e-6
+    )
 
 
 def test_all_parameters_of_an_encoder_have_the_gradient_of_the_formula() -> None:

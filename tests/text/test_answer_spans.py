@@ -1,6 +1,7 @@
 """Scored characters of rendered conversations, compared with spans that are found without prefixes or marks."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,6 +97,16 @@ def test_a_conversation_whose_answers_cannot_be_found_is_refused_with_its_line_a
     )
     with pytest.raises(UsageError, match="set `train_on` to all, or use a"):
         chat(opened, "last").render(conversation(CONVERSATIONS[2]))
+    # The answers of a preference all count, so that `train_on` is no way out of it.
+    answers = replace(conversation(CONVERSATIONS[2]), is_preference=True)
+    advised = "found; give the answers before the last one the 'weight' 0, which works here, or use a `chat_template`"
+    with pytest.raises(UsageError, match=advised):
+        chat(QWEN_3).render(answers)
+    weighted = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in answers.messages[:-1]]
+    text, spans = chat(QWEN_3).render(replace(answers, messages=(*weighted, answers.messages[-1])))
+    assert len(spans) == 1 and answers.messages[-1]["content"] in text[spans[0].start : spans[0].stop]
+    with pytest.raises(UsageError, match="found; use a `chat_template` with "):
+        chat(opened).render(answers)
 
 
 def test_an_answer_ends_with_a_special_token_or_with_the_text_after_it() -> None:

@@ -132,6 +132,14 @@ MALFORMED = [
         "'chat_template_kwargs' is not supported; write its values into a `chat_template`",
     ),
     ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, "'history' is not supported"),
+    ({"prompt": "a", "completion": "b", "label": False}, "'label' is not supported; it marks an answer as good or bad"),
+    ({"prompt": "a", "completion": "b", "label": True}, "'label' is not supported; it marks an answer as good or bad"),
+    ({"conversations": TURNS, "kto_tag": False}, "'kto_tag' is not supported; it marks an answer as good or bad"),
+    ({"messages": TURNS, "rejected_response": "c"}, "'rejected_response' is not supported; for preferences, name"),
+    ({"messages": TURNS, "rejected_messages": TURNS}, "'rejected_messages' is not supported; for preferences, name"),
+    ({"prompt": "a", "completion": "b", "rejected": "c"}, "'rejected' is not supported; for preferences, name"),
+    ({"prompt": "a", "chosen_response": "b", "rejected_response": "c"}, "'rejected_response' is not supported; for"),
+    ({"messages": TURNS, "images": ["a.png"]}, "'images' is not supported; only texts are read"),
     ({"instruction": "a"}, "there is no 'output'"),
     ({"instruction": "a", "output": "b", "input": 3}, "'input' is 3"),
     ({"conversations": [{"from": "bing", "value": "a"}]}, "'from' is 'bing'; it must be one of"),
@@ -326,6 +334,19 @@ def test_keys_without_effect_are_named_once(tmp_path: Path, caplog: pytest.LogCa
     pq.write_table(pa.table(table), tmp_path / "b.parquet")
     loaded(tmp_path, tmp_path / "b.parquet")
     assert "have no effect: 'source'." in caplog.text
+
+
+def test_grades_of_answers_in_a_column_are_refused_and_empty_ones_ignored(tmp_path: Path) -> None:
+    """As the KTO data of trl, in Parquet; a column that is always null is none."""
+    columns = {"prompt": ["a"] * 4, "completion": ["b", "c", "d", "e"], "label": [None, None, True, False]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match=r"a\.parquet, row 3: 'label' is not supported"):
+        loaded(tmp_path, tmp_path / "a.parquet")
+    pq.write_table(pa.table({**columns, "label": [None] * 4}), tmp_path / "a.parquet")
+    assert loaded(tmp_path, tmp_path / "a.parquet").stats.documents == 4
+    both = {"messages": [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]] * 4}
+    pq.write_table(pa.table({**both, "chosen": ["b"] * 4, "rejected": ["c"] * 4}), tmp_path / "b.parquet")
+    assert loaded(tmp_path, tmp_path / "b.parquet", format="chat").stats.documents == 4  # as UltraFeedback's
 
 
 def test_settings_that_do_not_fit_the_text_are_refused_unless_they_are_ignorable(tmp_path: Path) -> None:

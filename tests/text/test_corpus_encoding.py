@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +16,14 @@ import pytest
 
 from tests.text.corpora import TEXT, documents_of, require_errors, split_of, write_file
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.reporter import SilentReporter
+from tinylm.reporter import LogReporter, SilentReporter
 from tinylm.system.cache_directory import cache_root
 from tinylm.text import corpus
+from tinylm.text.answer_spans import chat_format, template_tokens
+from tinylm.text.chat_template import CHATML
 from tinylm.text.corpus import Corpus, find_corpus
-from tinylm.text.corpus_encoding import encode_split, split_corpus
+from tinylm.text.corpus_encoding import CHAT_TYPES, encode_split, split_corpus
+from tinylm.text.corpus_loading import TextSource, encode_text, handle_unknown_characters, load_text
 from tinylm.text.run_tokens import encode_again, has_tokens, reopen_tokens
 from tinylm.text.tokenizer import Tokenizer, train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer
@@ -88,6 +92,38 @@ def test_the_scored_bytes_include_line_breaks(name: str, line_end: str, tokenize
     between = "" if name == "a.jsonl" else "\n"
     unscored = encoder.decode(encoder.encode(lines[0])[:1])
     assert data.val_bytes == len(between.join(lines).encode()) - len(unscored.encode())
+
+
+RECORDS: dict[str, Callable[[str], str]] = {  # a line of a file with a text in it, by the kind of corpus
+    "labels": lambda text: json.dumps({"text": text, "label": len(text) % 2}),
+    "chat": lambda text: json.dumps({"prompt": "a", "completion": text}),
+    "preferences": lambda text: json.dumps({"prompt": "a", "chosen": text, "rejected": "b"}),
+    "pairs": lambda text: json.dumps({"source": text, "target": "b"}),
+    "jsonl": lambda text: json.dumps({"text": text}),
+    "lines": lambda text: text,
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_repeated_records_are_counted_and_those_without_known_characters_are_named(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The third record has no known character, and the fourth one. The first and the last are in the training text."""
+    caplog.set_level("INFO")
+    texts = {"a.txt": ["ab", "ba", "aab", "abb", "bab"], "val.txt": ["bab", "aaa", "ßß", "ßa", "ab"]}
+    file, val = (write_file(tmp_path / n, "\n".join(map(RECORDS[kind], some)) + "\n") for n, some in texts.items())
+    source = TextSource(paths=(str(file),), val_data=str(val), format=kind)
+    chat = {} if kind not in CHAT_TYPES else {"make_chat_format": lambda source: chat_format(CHATML)}
+    corpus_kind = "pairs" if kind == "pairs" else "text"
+    split = load_text(source, tmp_path, corpus_kind, LogReporter(), labels=() if kind == "labels" else None, **chat)
+    tokenizer = train_char(split.alphabet.replace("ß", ""), template_tokens(CHATML))
+    known = handle_unknown_characters(split, tokenizer, "skip", LogReporter(), vocabulary_owner="The model", model=None)
+    encode_text(known, tokenizer, tmp_path, LogReporter())
+    names = {"labels": "texts", "chat": "conversations", "jsonl": "documents", "lines": "documents"}
+    name = names.get(kind, kind)
+    place = "" if kind in ("jsonl", "lines") else f" ({val}, line 3)"
+    assert f"1 of 5 {name} are left out, since a text of theirs has no other characters{place}." in caplog.text
+    assert f"2 of 4 {name} for validation are training {name}, too" in caplog.text
 
 
 def test_a_fraction_or_a_text_that_leaves_nothing_is_refused(corpus: Path, tmp_path: Path) -> None:

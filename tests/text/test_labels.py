@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.text.corpora import require_errors, write_file
@@ -15,7 +17,13 @@ from tinylm.reporter import LogReporter
 from tinylm.text.chat_tokens import ChatRows
 from tinylm.text.corpus_encoding import SplitCorpus, encode_split
 from tinylm.text.corpus_loading import TextSource, load_text
-from tinylm.text.labels import LabelTokens, encode_labelled_text, parse_labelled_text
+from tinylm.text.labels import (
+    LabelCorpus,
+    LabelTokens,
+    describe_labels,
+    encode_labelled_text,
+    parse_labelled_text,
+)
 from tinylm.text.tokenizer import train_char
 
 TEXTS = [("good day", "10"), ("bad day", "9"), ("a day", "so, so"), ("good", "10"), ("bad, bad", "9"), ("day", "9")]
@@ -100,6 +108,80 @@ def test_records_without_a_usable_label_are_errors_before_training(tmp_path: Pat
     many = [json.dumps({"text": f"x{i}", "label": i}) for i in range(MAX_LABELS + 1)]
     with pytest.raises(UsageError, match=r"has more than 1,000 labels, .* `format=\"jsonl\"`"):
         loaded(write_file(tmp_path / "many.jsonl", "\n".join(many)))
+
+
+def test_blanks_around_the_names_and_fields_of_a_csv_file_do_not_count(tmp_path: Path) -> None:
+    """With a blank in the first line; a text with a separator is in quotes after a blank."""
+    file = write_file(tmp_path / "a.csv", 'text , label\n"good, day", spam\n bad , "ham"\nx,spam \n')
+    split = loaded(file)
+    assert isinstance(split.corpus, LabelCorpus) and split.labels == ("ham", "spam")
+    assert [tuple(found) for _, found in split.corpus.labelled_texts()] == [
+        ("good, day", "spam"),
+        ("bad", "ham"),
+        ("x", "spam"),
+    ]
+    assert loaded(write_file(tmp_path / "b.csv", "text,label\na, spam\nb,spam\n")).labels == (" spam", "spam")
+
+
+def test_numbers_of_classes_in_parquet_become_their_names(tmp_path: Path) -> None:
+    """As the datasets library writes them: the names in the metadata of the file, and -1 for no class."""
+    names = ["World", "Sports", "Business"]
+    features = {"text": {"dtype": "string", "_type": "Value"}, "label": {"names": names, "_type": "ClassLabel"}}
+
+    def written(numbers: list[int], metadata: object) -> Path:
+        table = pa.table({"text": [f"text {n}" for n in range(len(numbers))], "label": numbers})
+        pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(metadata)}), tmp_path / "a.parquet")
+        return tmp_path / "a.parquet"
+
+    split = loaded(written([2, 0, 0, 2], {"info": {"features": features}}))
+    assert split.labels == ("Business", "World") and isinstance(split.corpus, LabelCorpus)
+    assert [label for _, (_, label) in split.corpus.labelled_texts()] == ["Business", "World", "World", "Business"]
+    with pytest.raises(UsageError, match=r"row 2: 'label' is 3, and the file names 3 classes"):
+        loaded(written([2, 3], {"info": {"features": features}}))
+    with pytest.raises(UsageError, match=r"row 2: 'label' is None"):
+        loaded(written([2, -1], {"info": {"features": features}}))
+    for odd in ([], {"info": 3}, {"info": {"features": {"label": {"names": [1], "_type": "ClassLabel"}}}}):
+        assert loaded(written([2, 0, 0, 2], odd)).labels == ("0", "2")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_several_labels_and_second_texts_are_refused_and_not_dropped(name: str, tmp_path: Path) -> None:
+    def written(record: dict[str, Any]) -> Path:
+        if name.endswith("parquet"):
+            return write_parquet(tmp_path / name, {key: [value] * 4 for key, value in record.items()})
+        rows = [",".join(record), *[",".join(map(str, record.values()))] * 4]
+        content = rows if name.endswith("csv") else [json.dumps(record)] * 4
+        return write_file(tmp_path / name, "\n".join(content) + "\n")
+
+    for record, words in (
+        ({"text": "a b", "labels": "x"}, r"'labels' is not supported; for a classifier, name the one label of a text"),
+        ({"text": "a b", "label": "x", "text_pair": "c"}, r"'text_pair' is not supported; it is a second text"),
+        ({"text": "a b", "text_pair": "c"}, r"'text_pair' .*; to read the texts alone, use `format=\"jsonl\"`"),
+    ):
+        with pytest.raises(UsageError, match=f"{name}, (line|row) [12]: {words}"):
+            loaded(written(record))
+        if not name.endswith("csv"):
+            assert loaded(tmp_path / name, format="jsonl").corpus.kind == "text"
+    pair = {"premise": "a b", "hypothesis": "c", "label": "x"}
+    with pytest.raises(UsageError, match="'hypothesis' is not supported; it is a second text"):
+        loaded(written(pair), text_key="premise")
+
+
+def test_labels_are_listed_with_their_counts_and_alike_and_absent_ones_are_named() -> None:
+    tokenizer, labels = train_char("ab"), ("Spam", "ham", "rare", "spam", "spam ")
+    train, val = (
+        LabelTokens(np.concatenate([encode_labelled_text("ab", number, tokenizer) for number in numbers]))
+        for numbers in ([0, 0, 1, 1, 3, 4], [1, 2])
+    )
+    note, warnings = describe_labels(labels, train, val)
+    assert note.endswith(
+        "5 labels, with their numbers of texts: 'Spam' (2), 'ham' (3), 'rare' (1), 'spam' (1), 'spam ' (1)"
+    )
+    absent, alike = warnings
+    assert absent.startswith("The model learns never to predict labels without a training text: 'rare' (1).")
+    assert "count as different ones: 'Spam' (2), 'spam' (1), 'spam ' (1)." in alike
+    many = tuple(map(str, range(30)))
+    assert describe_labels(many, train, val)[0].endswith("'18' (0), '19' (0) and 10 others")
 
 
 def test_more_labels_than_token_ids_are_encoded(tmp_path: Path) -> None:

@@ -43,6 +43,9 @@ def test_an_answer_is_a_text_or_messages_with_the_prompt_or_without() -> None:
     assert (len(rejected.messages), rejected.messages[-1], rejected.unused) == (4, BAD, ("score",))
     chosen, _ = parse_preference({**TEXTS, "system": "Be kind.", "tools": [{"name": "add"}]}, "here")
     assert chosen.messages[0] == {"role": "system", "content": "Be kind."} and chosen.tools == ({"name": "add"},)
+    more = {"role": "user", "content": "More"}  # the answers differ first: what follows belongs to them
+    chosen, rejected = parse_preference({"prompt": "Hi", "chosen": [GOOD, more, GOOD], "rejected": [BAD, ASK, BAD]}, "")
+    assert (chosen.messages[2], rejected.messages[2], chosen.is_preference) == (more, ASK, True)
     same, other = parse_preference({"chosen": [ASK, GOOD], "rejected": [ASK, GOOD]}, "here")
     assert same.messages == other.messages == (ASK, GOOD)
 
@@ -64,6 +67,13 @@ def test_a_record_that_is_not_a_preference_is_an_error_with_its_place() -> None:
         ({"chosen": [GOOD], "rejected": [BAD]}, "the prompt has no message of the user"),
         ({**TEXTS, "chosen": [{"role": "system", "content": "x"}, ASK, GOOD]}, "do not begin with those of the prompt"),
         ({**TEXTS, "history": ["x"]}, "'history' is not supported"),
+        ({**TEXTS, "images": ["a.png"]}, "'images' is not supported; only texts are read"),
+        ({**TEXTS, "rejected_response": "x"}, "'rejected_response' is not supported; for preferences, name"),
+        (
+            {"chosen": [*PROMPT, GOOD], "rejected": [*PROMPT[:2], ASK, BAD]},
+            "^here: 'chosen' and 'rejected' answer different messages, 'Tell.' and 'Hi'; give both the same prompt",
+        ),
+        ({"prompt": PROMPT[:2], "chosen": [GOOD], "rejected": [BAD]}, "the prompt ends with an answer of the assi"),
     ]
     require_errors(lambda record: parse_preference(record, "here"), rows)
 

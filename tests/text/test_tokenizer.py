@@ -402,6 +402,43 @@ def test_vocab_size_exceeds_every_id_and_a_gap_that_the_end_of_text_falls_into_i
         Tokenizer.load(tmp_path / "gap.json")
 
 
+def test_tokenizers_are_the_same_if_their_ids_are_whatever_their_files_say() -> None:
+    """Others differ in one step: merges in another order, a token, a pre-tokenizer, the case of a text."""
+
+    def changed(tokenizer: Tokenizer, special: SpecialTokens = SpecialTokens(), **components: Any) -> Tokenizer:  # noqa: B008
+        spec = json.loads(tokenizer.to_str())
+        spec["model"] |= components.pop("model", {})
+        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(spec | components)), special)
+
+    byte_level = json.loads(BPE.to_str())["pre_tokenizer"]
+    model = json.loads(BPE.to_str())["model"]
+    ends = {"decoder": {**byte_level, "use_regex": False}, "post_processor": byte_level}
+    same = [
+        (BPE, BPE),
+        (BPE, changed(BPE, SpecialTokens(eos=(END_OF_TEXT,)), **ends)),
+        (BPE, changed(BPE, SpecialTokens(bos=END_OF_TEXT))),
+        (train_char("añ漢"), changed(train_char("añ漢"), post_processor=byte_level)),
+    ]
+    split = {"type": "Split", "pattern": {"Regex": r"\p{N}{1,3}"}, "behavior": "Isolated", "invert": False}
+    nouns = changed(BPE, model={"vocab": {**model["vocab"], "zz": len(model["vocab"])}})
+    different = [
+        (BPE, changed(BPE, SpecialTokens(bos=END_OF_TEXT, add_bos=True))),
+        (BPE, changed(BPE, model={"merges": model["merges"][::-1]})),
+        (BPE, changed(BPE, model={"merges": model["merges"][:-1]})),
+        (BPE, changed(BPE, pre_tokenizer={**byte_level, "add_prefix_space": True})),
+        (BPE, changed(BPE, pre_tokenizer={"type": "Sequence", "pretokenizers": [split, byte_level]})),
+        (BPE, changed(BPE, normalizer={"type": "Lowercase"})),
+        (BPE, changed(BPE, normalizer={"type": "NFC"})),
+        (BPE, nouns),
+        (BPE, BPE.with_special_tokens(["<|im_end|>"], [END_OF_TEXT])),
+        (train_char("ab"), train_char("ba")),
+        (train_char("ab"), train_char("abc")),
+    ]
+    for pairs, expected in ((same, True), (different, False)):
+        for number, (one, other) in enumerate(pairs):
+            assert one.has_ids_of(other) == other.has_ids_of(one) == expected, (expected, number)
+
+
 def test_a_saved_tokenizer_loads_unchanged_and_an_error_about_another_file_names_it(tmp_path: Path) -> None:
     for tokenizer in (BPE, train_char("añ漢")):
         (tmp_path / "t.json").write_text(tokenizer.to_str(), encoding="utf-8")

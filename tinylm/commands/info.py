@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -25,6 +25,9 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.report.curves import MAX_NUMBER
 from tinylm.reporter import counted
 from tinylm.run_directory.layout import newest_model
+
+if TYPE_CHECKING:
+    from tinylm.text.tokenizer import Tokenizer
 
 BRAILLE = 0x2800  # the character without dots
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # the bit of a dot, by row and column in a character
@@ -162,6 +165,7 @@ class _Described:
     sample: the last text that was sampled in training.
     training, validation: steps and losses, thinned; `None` for models and adapters of other tools.
     loss_unit: as in RunConfig
+    tokenizer: of the model; `None` for adapters of other tools
     """
 
     path: Path
@@ -172,6 +176,7 @@ class _Described:
     training: Points | None = None
     validation: Points | None = None
     loss_unit: str = "nats per token"
+    tokenizer: "Tokenizer | None" = None
 
 
 @with_option_groups
@@ -285,8 +290,8 @@ def _print_comparison(console: Console, runs: list[_Described]) -> None:
     ]
     units = ", ".join(dict.fromkeys(run.loss_unit for run in runs))
     _draw(console, f"validation loss, {'bits per byte' if in_bits else units}", curves)
-    tokenizers = {run.record["config"]["tokenizer"]["sha256"] for run in runs if "config" in run.record}
-    if not in_bits and len(tokenizers) > 1:
+    tokenizers = [run.tokenizer for run in runs if run.tokenizer is not None]
+    if not in_bits and not all(tokenizers[0].has_ids_of(tokenizer) for tokenizer in tokenizers[1:]):
         console.note(
             "The tokenizers differ, so the losses per token cannot be compared; tinylm compare shows bits per byte."
         )
@@ -313,6 +318,7 @@ def _describe_run(path: Path) -> _Described:
     from tinylm.run_directory.metrics_log import read_curve
 
     config, summary = read_config(path), summarise(path)
+    tokenizer = read_tokenizer(path, config)
     curves = read_curves(path, POINTS, None)
     speeds = [speed for speed in curves["train"].get("tokens_per_second", ()) if speed is not None]
     record = {
@@ -321,7 +327,7 @@ def _describe_run(path: Path) -> _Described:
         "tokens": None if config.tokens_per_step is None else summary["step"] * config.tokens_per_step,
         "tokens_per_second": round(statistics.median(speeds)) if speeds else None,
         **_describe_config(config),
-        "tokenizer": {"kind": config.tokenizer.kind, "vocab_size": read_tokenizer(path, config).vocab_size},
+        "tokenizer": {"kind": config.tokenizer.kind, "vocab_size": tokenizer.vocab_size},
         "commands": use_commands(path, config),
     }
     samples = read_samples(path, 1)
@@ -335,6 +341,7 @@ def _describe_run(path: Path) -> _Described:
         _points(curves["train"], "loss"),
         _points(curves["val"], "val_loss"),
         config.loss_unit,
+        tokenizer,
     )
 
 
@@ -406,7 +413,8 @@ def _describe_foreign(path: Path) -> _Described:
         "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
         "commands": use_commands(path, config),
     }
-    return _Described(path, record, {**summary, **_model_summary(config, record)}, _settings(config, record))
+    summary |= _model_summary(config, record)
+    return _Described(path, record, summary, _settings(config, record), tokenizer=tokenizer)
 
 
 def _describe_peft(path: Path) -> _Described:

@@ -42,7 +42,7 @@ def open_teachers(names: Sequence[str | Path], reporter: Reporter) -> tuple[Teac
     """The teachers with these names. Raises UsageError if their tokenizers differ."""
     teachers = tuple(open_teacher(find_model(Path(name), reporter)) for name in names)
     for teacher in teachers[1:]:
-        if teacher.tokenizer.sha256 != teachers[0].tokenizer.sha256:
+        if not teachers[0].tokenizer.has_ids_of(teacher.tokenizer):
             raise UsageError(
                 f"The teachers {teachers[0].path} and {teacher.path} have different tokenizers; name teachers that "
                 "share one, such as runs on the same text."
@@ -59,7 +59,7 @@ def require_fitting(teachers: Sequence[Teacher], tokenizer: Tokenizer, vocab_siz
     vocab_size, length: number of ids of the model, and of tokens in a sequence
     """
     for teacher in teachers:
-        if teacher.tokenizer.sha256 != tokenizer.sha256 or teacher.network.vocab_size < vocab_size:
+        if not tokenizer.has_ids_of(teacher.tokenizer) or teacher.network.vocab_size < vocab_size:
             raise UsageError(f"The teacher {teacher.path} has another vocabulary than the model; choose another one.")
         if teacher.network.context < length:
             raise UsageError(

@@ -27,7 +27,8 @@ class Classification(Chat):
     """Predict the label of each text.
 
     The loss of a text has the weight of its label: 1, or with `class_weights` balanced N / (C n) for n of N training
-    texts with one of C labels (King and Zeng 2001), so that all labels have the same weight in total.
+    texts with one of C labels (King and Zeng 2001), so that all labels have the same weight in total. Label smoothing
+    spreads its share over the labels that the training texts have: the model never predicts another one.
     """
 
     tokens_type = LabelTokens
@@ -38,12 +39,14 @@ class Classification(Chat):
             LabelTokens(part).require_ids(tokenizer.vocab_size, len(model.labels) or MAX_LABELS)
         pool = POOLING[model.architecture]
         self.validation_objective = functools.partial(classification_loss, pool=pool)
-        weights = None
-        if training.class_weights == "balanced":
-            counts = np.bincount(LabelTokens(tokens.train).numbers())
-            weights = torch.tensor([counts.sum() / (np.count_nonzero(counts) * max(count, 1)) for count in counts])
+        counts = torch.from_numpy(np.bincount(LabelTokens(tokens.train).numbers()))
+        present = counts > 0
+        balanced = counts.sum() / (present.sum() * counts.clamp(min=1))
         self._objective = functools.partial(
-            classification_loss, pool=pool, weights=weights, smoothing=training.label_smoothing
+            classification_loss,
+            pool=pool,
+            weights=balanced if training.class_weights == "balanced" else None,
+            smoothing=training.label_smoothing * present / present.sum() if training.label_smoothing else None,
         )
 
     def objective(self, progress: float) -> Objective:
@@ -85,15 +88,30 @@ def labels_of(batch: Batch) -> Tensor:
 
 
 def classification_loss(
-    model: LanguageModel, batch: Batch, pool: Pooling, weights: Tensor | None = None, smoothing: float = 0.0
+    model: LanguageModel,
+    batch: Batch,
+    pool: Pooling,
+    weights: Tensor | None = None,
+    smoothing: Tensor | None = None,
 ) -> Loss:
-    """-sum over the texts of weights[label] * log p(label | text). Metric: the `accuracy`.
+    """-sum over the texts of weights[label] * sum_c q[c] log p(c | text). Metric: the `accuracy`.
 
-    weights: (C,); `None` for ones. smoothing: share of the target that is spread over all labels
+    The target q is `smoothing`, and on the label of the text the rest in addition. The weight is that of the text and
+    not of the labels in q, as it is in torch: there, the share of a rare label has a large weight in every text.
+
+    weights, smoothing: (C,), of the first C labels; `None` for ones and for zeros
     """
     logits, output = label_logits(model, batch, pool)
-    labels = labels_of(batch)
-    weights = None if weights is None else F.pad(weights, (0, logits.shape[1] - len(weights))).to(logits)
-    total = F.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=smoothing)
+    labels, log_p = labels_of(batch), F.log_softmax(logits, dim=1)  # (B,), (B, C)
+
+    def of_all_labels(values: Tensor) -> Tensor:
+        return F.pad(values, (0, logits.shape[1] - len(values))).to(logits)
+
+    losses = F.nll_loss(log_p, labels, reduction="none")  # (B,)
+    if smoothing is not None:
+        share = of_all_labels(smoothing)
+        losses = (1 - share.sum()) * losses - log_p @ share
+    if weights is not None:
+        losses = of_all_labels(weights)[labels] * losses
     metrics = {"accuracy": (logits.argmax(dim=1) == labels).float().mean().detach()}
-    return Loss(total, len(labels), output.aux, metrics | routing_metrics(output))
+    return Loss(losses.sum(), len(labels), output.aux, metrics | routing_metrics(output))

@@ -228,6 +228,9 @@ class ChatFormat:
             with contextlib.suppress(TinyLMError):
                 found = replace(self, train_on="last").render(conversation).spans
                 last = "last, which works here, or to " if found else ""
+        if conversation.is_preference:
+            others = "give the answers before the last one the 'weight' 0, which works here, or " if last else ""
+            return f"{others}use a `chat_template` with {{% generation %}} blocks."
         return f"set `train_on` to {last}all, or use a `chat_template` with {{% generation %}} blocks."
 
     def ordinary_text(self, text: str) -> Iterator[str]:

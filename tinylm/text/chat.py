@@ -10,24 +10,14 @@ from typing import Any
 from tinylm.config.validation import describe_value
 from tinylm.errors import UsageError
 from tinylm.text.readers import require_encodable
+from tinylm.text.refused_keys import REFUSED_IN_CONVERSATIONS, REFUSED_IN_MESSAGES, refuse_keys
 
 ROLES = ("system", "user", "assistant", "tool")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}  # and ROLES
 LAYOUTS = "'messages', 'conversations', 'prompt' and 'completion', or 'instruction' and 'output'"  # for messages
-# Keys that change what is learned and are not supported, with what to do instead.
-REFUSED = {
-    "functions": "describe the functions under 'tools'",
-    "documents": "put the documents into a message",
-    "chat_template_kwargs": "write its values into a `chat_template`",
-    "history": "put the earlier questions and answers into 'messages'",
-}
-REFUSED_IN_MESSAGES = {
-    "function_call": "put the call into 'tool_calls'",
-    **dict.fromkeys(("train", "loss", "loss_mask", "train_on_turn"), "use 'weight', which is 0 or 1"),
-}
 KEYS = (  # of the JSON object of a conversation
     *("messages", "conversations", "prompt", "completion", "instruction", "input", "output", "system", "tools"),
-    *REFUSED,
+    *("chosen", *REFUSED_IN_CONVERSATIONS),
 )
 MAX_MESSAGES = 10_000  # of a conversation
 MAX_NESTING = 100  # levels of the values in a message or a tool
@@ -41,6 +31,7 @@ class Conversation:
 
     tools: descriptions of the functions that the model may call, which the template renders.
     location: the file, and the line, element or row, of the conversation, for messages.
+    is_preference: whether its last answer is one of a preference, to which `train_on` does not apply.
     unused: keys beside those of the conversation, which have no effect.
     """
 
@@ -48,6 +39,7 @@ class Conversation:
     tools: tuple[dict[str, Any], ...] | None = None
     location: str = "The conversation"
     unused: tuple[str, ...] = field(default=(), compare=False)
+    is_preference: bool = field(default=False, compare=False)
 
     def answers(self) -> list[int]:
         """The indices of the assistant's messages."""
@@ -65,13 +57,14 @@ def parse_conversation(record: Any, location: str) -> Conversation:
 
     A `prompt` and its `completion`, or an `instruction` (with its `input` after an empty line) and its `output`, become
     a user's and an assistant's message, and `system` the first message. Raises UsageError, with the location, for a
-    value that is not an object with the right keys, for a key in REFUSED, for a message with an unknown role or weight,
-    for one without text that is neither a tool's message nor a tool call, and for a lone surrogate.
+    value that is not an object with the right keys, for a key that is refused, for a message with an unknown role or
+    weight, for one without text that is neither a tool's message nor a tool call, and for a lone surrogate.
     """
     if not isinstance(record, dict):
         raise UsageError(f"{location}: expected an object with 'messages', but found {describe_value(record)}.")
     record = {key: value for key, value in record.items() if value is not None}
-    refuse_keys(record, REFUSED, location)
+    both = {"chosen", "rejected"} <= record.keys()  # with `messages` of their own beside them, as in UltraFeedback
+    refuse_keys({**record, "rejected": None} if both else record, REFUSED_IN_CONVERSATIONS, location)
     entries, used = _entries_of(record, location)
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_MESSAGES:
         raise UsageError(
@@ -126,13 +119,6 @@ def _text_under(record: dict[str, Any], key: str, keys: tuple[str, ...], locatio
     if not text.strip():
         raise UsageError(f"{location}: {key!r} is empty; give it a text, or leave the line out.")
     return text
-
-
-def refuse_keys(values: dict[str, Any], refused: dict[str, str], location: str) -> None:
-    """Raise UsageError, with the location and advice, for a key that is not supported."""
-    for key, advice in refused.items():
-        if values.get(key) not in (None, [], {}):
-            raise UsageError(f"{location}: {key!r} is not supported; {advice}.")
 
 
 def parse_message(entry: Any, location: str) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class ChatCorpus(RecordCorpus):
                     kept += [] if known is None else [known]
                 if len(kept) == self.documents_per_record:
                     yield from kept
+                else:
+                    self._leave_out(location)
 
     @classmethod
     def parse(cls, record: Any, location: str) -> tuple[Conversation, ...]:

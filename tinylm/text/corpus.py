@@ -13,7 +13,7 @@ import itertools
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -46,11 +46,13 @@ from tinylm.text.readers import (
     table_columns,
     text_of_record,
 )
+from tinylm.text.refused_keys import refuse_keys, refused_in_texts
 
 STANDARD_INPUT = "-"
 EXCERPT_CHARACTERS = 1 << 10  # length of an excerpt in `CorpusStats.sample`
 MAX_EXCERPTS = 1 << 7
 CHUNK_OVERHEAD = 64  # characters that a chunk in memory counts in addition: the bytes of a short string
+MAX_NAMED_RECORDS = 3
 MAX_KEPT_CHARACTERS = 1 << 24  # of a text that is read once; a longer one is read again by each stage
 MAX_CHECKED_BYTES = 1 << 30  # of files that are read to their ends after an error, to list all that cannot be read
 
@@ -84,6 +86,8 @@ class Corpus:
     _kept: list[str | None] = field(default_factory=list, init=False, repr=False, compare=False)
     # The number of carriage returns in the files, under this key; set by `stream`.
     _counts: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
+    # The places of the first records that `drop_unknown` leaves without a text that they need.
+    _left_out: dict[str, None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     kind: ClassVar[str] = "text"
     documents_per_record: ClassVar[int] = 1
@@ -96,7 +100,8 @@ class Corpus:
         first chunk: its file, with the line, element or row if the file has several documents.
 
         Raises UsageError for a file that cannot be read, for bytes that are not valid in the encoding, for damaged
-        compressed data, for invalid JSON and for records without a text.
+        compressed data, for invalid JSON, for records without a text and, unless the `format` is jsonl, for those with
+        a key that is refused.
         """
         if self._kept and progress is no_progress and started is _no_name:
             yield from self._kept
@@ -122,7 +127,7 @@ class Corpus:
         for file in self.files:
             name = display_name(file)
             if self.has_records(file):
-                for location, record in records(file, self.encoding, [self.text_key], progress):
+                for location, record in self._records(file, [self.text_key], progress):
                     yield location, self._with_line_feeds([text_of_record(record, location, self.text_key)])
                 continue
             chunks = self._with_line_feeds(decoded_chunks(file, self.encoding, progress))
@@ -139,6 +144,14 @@ class Corpus:
             self._counts["\r"] += chunk.count("\r")
             yield decoder.decode(chunk)
         yield decoder.decode("", final=True)
+
+    def _records(self, file: Path, columns: Sequence[str], progress: Progress) -> Iterator[tuple[str, Any]]:
+        """As `records`. Unless the `format` is jsonl, raises UsageError for keys that are refused beside texts."""
+        refused = {} if self.format == "jsonl" else refused_in_texts(self.text_key)
+        for location, record in records(file, self.encoding, columns, progress, tuple(refused)):
+            if isinstance(record, dict):
+                refuse_keys(record, refused, location)
+            yield location, record
 
     def scan(self, progress: Progress = no_progress) -> "CorpusStats":
         """The statistics of the stream. `progress` and errors as for `stream`; a BadFilesError is about all files that
@@ -211,6 +224,15 @@ class Corpus:
             except BadFilesError as error:
                 bad.append(SkippedFile(str(file.parent), file, BAD, problem=str(error)))
         return bad
+
+    def _leave_out(self, location: str) -> None:
+        if len(self._left_out) < MAX_NAMED_RECORDS:
+            self._left_out[location] = None
+
+    @property
+    def left_out(self) -> list[str]:
+        """The places of the first records that have been left out for unknown characters, at most MAX_NAMED_RECORDS."""
+        return list(self._left_out)
 
     def has_records(self, file: Path) -> bool:
         """Whether the file is read as JSONL, a JSON array, Parquet, or CSV or TSV with the column `text_key`."""

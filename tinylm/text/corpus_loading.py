@@ -1,6 +1,7 @@
 """Load, split and encode the texts that a user names, with progress and reports of skipped files and characters."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from tinylm.system.files import resolve_links, temporary_folder
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import LAYOUTS
 from tinylm.text.chat_corpus import ChatCorpus
+from tinylm.text.chat_tokens import FIRST
 from tinylm.text.compression import SPOOL_FILE, content_suffix, display_name
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, RecordCorpus, document_end, find_corpus
 from tinylm.text.corpus_encoding import (
@@ -47,9 +49,10 @@ from tinylm.text.file_selection import (
     is_html,
     reject_json,
 )
-from tinylm.text.labels import LABEL_KEY, LabelCorpus, has_labels, with_labels
+from tinylm.text.labels import LABEL_KEY, LabelCorpus, LabelTokens, describe_labels, has_labels, with_labels
 from tinylm.text.readers import is_table, table_columns
 from tinylm.text.run_tokens import encode_again, find_run_corpus, reopen_part
+from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.token_files import TokenFolder, encode_in_memory
 from tinylm.text.tokenizer import Tokenizer, describe_characters
 
@@ -62,7 +65,11 @@ RECORD_KEYS = {  # phrases for messages: the JSON keys of the kinds of corpus to
     "chat": f"conversations has the keys {LAYOUTS}",
     "preferences": "preferences has the keys 'prompt', 'chosen' and 'rejected'",
 }
+NAMES_OF_RECORDS = {"text": "documents", "labels": "texts", "chat": "conversations"} | {
+    kind: kind for kind in ("pairs", "preferences")
+}
 MAX_LISTED_KEYS = 10
+MAX_COMPARED = 1 << 26  # tokens of a training text whose records are compared with those for validation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,6 +354,12 @@ def handle_unknown_characters(
     with reporter.counting("reading", sum(part.size for part in parts), "bytes") as advance:
         remaining = drop_unknown_characters(split, tokenizer, advance)
     _report_dropped(unknown_characters, split.characters - remaining.characters, reporter)
+    for part, before, after in (
+        (remaining.corpus, split.stats, remaining.stats),
+        (remaining.val_corpus, split.val_stats, remaining.val_stats),
+    ):
+        if part is not None and before is not None and after is not None:
+            _report_left_out(part, before, after, reporter)
     return remaining
 
 
@@ -355,6 +368,18 @@ def _report_dropped(characters: str, count: int, reporter: Reporter) -> None:
         f"Skipped {counted(count, 'character')} of the text without an id, "
         f"{counted(len(characters), 'different one')} ({describe_characters(characters)})."
     )
+
+
+def _report_left_out(corpus: Corpus, before: CorpusStats, after: CorpusStats, reporter: Reporter) -> None:
+    """Name the records that no longer have a text that they need, once unknown characters are skipped."""
+    total, left = (stats.documents // corpus.documents_per_record for stats in (before, after))
+    if left < total:
+        others = "; ..." if total - left > len(corpus.left_out) else ""
+        places = f" ({'; '.join(corpus.left_out)}{others})" if corpus.left_out else ""
+        reporter.warn(
+            f"{total - left:,} of {total:,} {NAMES_OF_RECORDS[corpus.kind]} are left out, since a text of theirs has "
+            f"no other characters{places}."
+        )
 
 
 def encode_text(
@@ -376,7 +401,41 @@ def encode_text(
             raise
     if piped:
         (staging / SPOOL_FILE).unlink()
+    tokens, _ = encoded
+    if split.labels:
+        note, warnings = describe_labels(split.labels, LabelTokens(tokens.train), LabelTokens(tokens.val))
+        reporter.note(f"{split.corpus.name} has {note}.")
+        for warning in warnings:
+            reporter.warn(warning)
+    _report_repeated(split, tokens, tokenizer, reporter)
     return encoded
+
+
+def _report_repeated(split: SplitCorpus, tokens: TokenFolder, tokenizer: Tokenizer, reporter: Reporter) -> None:
+    """Count the records for validation that are training records, too. The labels of texts may differ."""
+    if not split.corpus.is_records or len(tokens.train) > MAX_COMPARED:
+        return
+    val = list(_records(tokens.val, split.corpus, tokenizer.end_of_text_id))
+    repeated = set(val).intersection(_records(tokens.train, split.corpus, tokenizer.end_of_text_id))
+    if count := sum(record in repeated for record in val):
+        name = NAMES_OF_RECORDS[split.corpus.kind]
+        reporter.note(
+            f"{count:,} of {len(val):,} {name} for validation are training {name}, too, and do not show what the model "
+            "learns beyond these; leave out duplicates."
+        )
+
+
+def _records(tokens: Tokens, corpus: Corpus, end_of_text_id: int) -> Iterator[bytes]:
+    """The ids of each record of one part, without labels."""
+    codes = np.asarray(tokens)
+    if isinstance(corpus, RecordCorpus):
+        starts = np.flatnonzero(codes & FIRST)
+    else:
+        starts = np.append(0, np.flatnonzero(codes[:-1] == end_of_text_id) + 1)
+    edges = [*starts[:: corpus.documents_per_record].tolist(), len(codes)]
+    for start, stop in itertools.pairwise(edges):
+        separated = not isinstance(corpus, RecordCorpus) and codes[stop - 1] == end_of_text_id
+        yield codes[start : stop - (separated or corpus.kind == LabelCorpus.kind)].tobytes()
 
 
 def encode_recorded_text(
@@ -523,4 +582,5 @@ def known_text(
     remaining = corpus.scan()
     require_text(corpus, remaining)
     _report_dropped(unknown_characters, stats.characters - remaining.characters, reporter)
+    _report_left_out(corpus, stats, remaining, reporter)
     return corpus, stats

@@ -38,6 +38,7 @@ from tinylm.text.tokenizer import Tokenizer
 
 LABEL_KEY = "label"
 EXAMINED_RECORDS = 16
+MAX_LISTED = 20  # labels in a message
 
 
 class LabelledText(NamedTuple):
@@ -72,13 +73,15 @@ class LabelCorpus(RecordCorpus):
     def labelled_texts(self, progress: Progress = no_progress) -> Iterator[tuple[str, LabelledText]]:
         """Yield the location and the content of each record; those that `drop_unknown` leaves empty are skipped.
 
-        Raises UsageError as `parse_labelled_text` and `records`.
+        Raises UsageError as `parse_labelled_text` and `_records`.
         """
         for file in self.files:
-            for location, record in records(file, self.encoding, (self.text_key, LABEL_KEY), progress):
+            for location, record in self._records(file, (self.text_key, LABEL_KEY), progress):
                 text, label = parse_labelled_text(record, location, self.text_key)
                 if known := text if self.drop_unknown is None else self.drop_unknown(text):
                     yield location, LabelledText(known, label)
+                else:
+                    self._leave_out(location)
 
     def examples(self, progress: Progress = no_progress) -> Iterator[NumberedText]:
         """Yield the texts with the numbers of their labels. Raises UsageError for one that is not in `labels`."""
@@ -233,3 +236,31 @@ class LabelTokens(ChatTokens):
             f"{cut:,} of {len(self):,} {name} texts are cut to the context of {context} tokens (the longest has "
             f"{self.lengths.max() - 1})."
         ]
+
+
+def describe_labels(labels: Sequence[str], train: LabelTokens, val: LabelTokens) -> tuple[str, list[str]]:
+    """A phrase with the labels and their numbers of texts, and warnings of labels without training texts and of labels
+    that are equal but for case and blanks.
+    """
+    trained = np.bincount(train.numbers(), minlength=len(labels))
+    counts = dict(zip(labels, (trained + np.bincount(val.numbers(), minlength=len(labels))).tolist(), strict=True))
+
+    def listed(some: Sequence[str]) -> str:
+        named = ", ".join(f"{label!r} ({counts[label]:,})" for label in some[:MAX_LISTED])
+        return named + (f" and {len(some) - MAX_LISTED:,} others" if len(some) > MAX_LISTED else "")
+
+    warnings = []
+    if absent := [label for label, count in zip(labels, trained, strict=True) if not count]:
+        warnings.append(
+            f"The model learns never to predict labels without a training text: {listed(absent)}. Give them some, or "
+            "leave out their texts for validation."
+        )
+    alike: dict[str, list[str]] = {}
+    for label in labels:
+        alike.setdefault("".join(label.split()).casefold(), []).append(label)
+    if groups := [some for some in alike.values() if len(some) > 1]:
+        warnings.append(
+            f"Labels that are equal but for case and blanks count as different ones: "
+            f"{'; '.join(map(listed, groups[:MAX_LISTED]))}. Write alike what means the same."
+        )
+    return f"{len(labels):,} labels, with their numbers of texts: {listed(labels)}", warnings

@@ -50,26 +50,29 @@ class PairCorpus(Corpus):
         or record that is not a pair, and for a file that cannot be read.
         """
         for file in self.files:
-            for pair in self._pairs_of(file, progress):
+            for location, pair in self._pairs_of(file, progress):
                 if self.drop_unknown is not None:
                     pair = Pair(*(self.drop_unknown(side).strip() for side in pair))
                 if all(pair):
                     yield pair
+                else:
+                    self._leave_out(location)
 
-    def _pairs_of(self, file: Path, progress: Progress) -> Iterator[Pair]:
+    def _pairs_of(self, file: Path, progress: Progress) -> Iterator[tuple[str, Pair]]:
         if self.has_records(file):
             for location, record in records(file, self.encoding, Pair._fields, progress):
-                yield _from_record(record, location)
+                yield location, _from_record(record, location)
             return
         chunks = decoded_chunks(file, self.encoding, progress)
         first = next(chunks, "")
         chunks = itertools.chain([first], chunks)
         if is_json(first):
             for location, record in json_records(chunks, display_name(file)):
-                yield _from_record(record, location)
+                yield location, _from_record(record, location)
         else:
             for number, line in numbered_lines(chunks, display_name(file)):
-                yield _from_tsv(line, f"{display_name(file)}, line {number}")
+                location = f"{display_name(file)}, line {number}"
+                yield location, _from_tsv(line, location)
 
     def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
         for pair in self.pairs(progress):

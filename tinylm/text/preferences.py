@@ -12,9 +12,10 @@ import numpy as np
 from tinylm.config.validation import describe_value, require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.batches import Batch
-from tinylm.text.chat import REFUSED, Conversation, parse_conversation, parse_message, refuse_keys
+from tinylm.text.chat import Conversation, parse_conversation, parse_message
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import ChatTokens
+from tinylm.text.refused_keys import REFUSED, refuse_keys
 from tinylm.text.sharded_tokens import Tokens
 
 ANSWERS = ("chosen", "rejected")
@@ -106,7 +107,7 @@ class PreferenceCorpus(ChatCorpus):
     kind: ClassVar[str] = "preferences"
     documents_per_record: ClassVar[int] = 2
     tokens_type: ClassVar[type[ChatTokens]] = PreferenceTokens
-    keys: ClassVar[tuple[str, ...]] = ("prompt", *ANSWERS, "system", "tools")
+    keys: ClassVar[tuple[str, ...]] = ("prompt", *ANSWERS, "system", "tools", *REFUSED)
 
     def __post_init__(self) -> None:
         require(self.train_on == "assistant", "`train_on` is for conversations; of preferences, both answers count.")
@@ -128,7 +129,8 @@ def parse_preference(record: Any, location: str) -> tuple[Conversation, Conversa
     The prompt is a text or a list of messages, and so is each answer. An answer that is a list may begin with the
     messages of the prompt; without a `prompt`, it is the messages that both lists begin with.
 
-    Raises UsageError, with the location, for anything else, and as `parse_conversation`.
+    Raises UsageError, with the location, for anything else, for answers to different questions, and as
+    `parse_conversation`.
     """
     if not isinstance(record, dict):
         raise UsageError(f"{location}: expected an object with 'chosen', but found {describe_value(record)}.")
@@ -147,10 +149,20 @@ def parse_preference(record: Any, location: str) -> tuple[Conversation, Conversa
         prompt = chosen[: (*equal, False).index(False)]
     if not any(message["role"] == "user" for message in prompt):
         raise UsageError(f"{location}: the prompt has no message of the user; both answers need the same question.")
-    return (
+    sides = (
         _conversation(record, prompt, chosen, f"{location}, 'chosen'"),
         _conversation(record, prompt, rejected, f"{location}, 'rejected'"),
     )
+    for one, other in zip(*(side.messages for side in sides), strict=False):
+        if one != other:  # what follows may differ too: it answers the answers
+            if not one["role"] == other["role"] == "assistant":
+                raise UsageError(
+                    f"{location}: 'chosen' and 'rejected' answer different messages, "
+                    f"{describe_value(one['content'])} and {describe_value(other['content'])}; give both the same "
+                    "prompt."
+                )
+            break
+    return sides
 
 
 def _messages(value: Any, role: str, location: str) -> list[dict[str, Any]]:
@@ -171,4 +183,11 @@ def _conversation(record: dict[str, Any], prompt: list[Any], answer: list[Any], 
     conversation = parse_conversation({"messages": [*unscored, *answer], **others}, location)
     if not answer or conversation.messages[-1]["role"] != "assistant":
         raise UsageError(f"{location}: there is no answer of the assistant at the end, after the prompt.")
-    return replace(conversation, unused=tuple(name for name in record if name not in PreferenceCorpus.keys))
+    if prompt[-1]["role"] == "assistant" and answer[0]["role"] == "assistant":
+        raise UsageError(
+            f"{location}: the prompt ends with an answer of the assistant, and another one follows; write the "
+            "beginning of an answer into 'chosen' and into 'rejected'."
+        )
+    return replace(
+        conversation, is_preference=True, unused=tuple(name for name in record if name not in PreferenceCorpus.keys)
+    )

@@ -22,6 +22,7 @@ from tinylm.text.compression import (
     no_progress,
 )
 from tinylm.text.encodings import encoding_of
+from tinylm.text.refused_keys import REJECTED, refuse_keys
 
 SIGNATURE = b"PAR1"  # the first bytes of a file
 BATCH_ROWS = 256  # converted to Python values at a time
@@ -38,11 +39,13 @@ def parquet_columns(file: Path) -> tuple[str, ...]:
         return tuple(table.schema_arrow.names)
 
 
-def parquet_rows(file: Path, columns: Sequence[str], progress: Progress) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the location of each row, for messages, and its values in those of `columns` that the file has.
+def parquet_rows(
+    file: Path, columns: Sequence[str], progress: Progress, also: Sequence[str] = ()
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the location of each row, for messages, and its values in those of `columns` and `also` that the file has.
 
-    Null values within lists and structs are left out, since Parquet fills them in. `progress` receives numbers of bytes
-    in proportion to the rows read.
+    Numbers of a class that the `datasets` library has written become its name. Null values within lists and structs are
+    left out, since Parquet fills them in. `progress` receives numbers of bytes in proportion to the rows read.
 
     Raises BadFilesError for a file that cannot be read or is not Parquet, and UsageError for one that has none of the
     columns, and if pyarrow is not installed.
@@ -55,14 +58,45 @@ def parquet_rows(file: Path, columns: Sequence[str], progress: Progress) -> Iter
             found = ", ".join(map(str, names))[:200]
             advice = "name the column of the text with `text_key`" if len(columns) == 1 else "leave the file out"
             raise UsageError(f"{file}: no column {' or '.join(map(repr, columns))} (found: {found}); {advice}.")
+        present += [name for name in also if name in names]
+        classes = _class_names(table.schema_arrow.metadata or {})
         total = table.metadata.num_rows
         for group in range(table.num_row_groups):
             for batch in table.iter_batches(BATCH_ROWS, row_groups=[group], columns=present):
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"{file}, row {number}", {name: _without_nulls(value) for name, value in row.items()}
+                    location = f"{file}, row {number}"
+                    for name in classes.keys() & row.keys():
+                        row[name] = _class_name(row[name], classes[name], f"{location}: {name!r}")
+                    yield location, {name: _without_nulls(value) for name, value in row.items()}
                 progress(size * number // total - done)
                 done = size * number // total
+
+
+def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
+    """The names of the classes, in the order of their numbers, by column: the ClassLabels of `datasets`."""
+    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        found = {
+            name: feature.get("names")
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+        return {
+            name: names
+            for name, names in found.items()
+            if isinstance(names, list) and all(isinstance(entry, str) for entry in names)
+        }
+    return {}
+
+
+def _class_name(number: Any, names: list[str], subject: str) -> Any:
+    """The name of a class; `None` for -1, which means none. Raises UsageError for a number without a name."""
+    if type(number) is not int:
+        return number
+    if not -1 <= number < len(names):
+        raise UsageError(f"{subject} is {number}, and the file names {len(names)} classes, from 0 on; correct it.")
+    return None if number == -1 else names[number]
 
 
 def _without_nulls(value: Any) -> Any:
@@ -127,7 +161,8 @@ def table_texts(
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the location of each row of CSV or TSV after the first, and its texts in those of `columns` that it has.
 
-    The separator is the comma, semicolon or tab that occurs most often in the first line; in TSV, the tab.
+    The separator is the comma, semicolon or tab that occurs most often in the first line; in TSV, the tab. Blanks
+    around the fields do not count if a name in the first line has some.
 
     Raises BadFilesError, with the location, for a row with another number of fields than the first, for invalid quotes
     and for a field or line of more than MAX_FIELD characters, and as `decoded_chunks` does.
@@ -152,7 +187,10 @@ def _table_rows(chunks: Iterator[str], file: Path) -> Iterator[tuple[str, list[s
     first = next(lines, "")
     separator = "\t" if content_suffix(file) == ".tsv" else max(",;\t", key=first.count)
     csv.field_size_limit(MAX_FIELD)
-    reader = csv.reader(itertools.chain([first], lines), delimiter=separator, strict=True)
+    is_padded = any(name != name.strip(" ") for name in first.rstrip("\r\n").split(separator))
+    # Otherwise, a quote after a blank would be a part of the field.
+    dialect: dict[str, Any] = {"delimiter": separator, "strict": True, "skipinitialspace": is_padded}
+    reader = csv.reader(itertools.chain([first], lines), **dialect)
     while True:
         start = reader.line_num + 1
         try:
@@ -162,7 +200,7 @@ def _table_rows(chunks: Iterator[str], file: Path) -> Iterator[tuple[str, list[s
         except csv.Error as error:
             raise BadFilesError(f"{name}, from line {start}: invalid CSV ({error}); correct it.") from None
         if row:
-            yield f"{name}, line {start}", row
+            yield f"{name}, line {start}", [field.strip(" ") for field in row] if is_padded else row
 
 
 def _whole_lines(chunks: Iterator[str], name: str) -> Iterator[str]:
@@ -346,16 +384,18 @@ def _invalid_json_error(error: Exception, location: str, advice: str = "") -> Ba
     return BadFilesError(f"{location}: invalid JSON ({reason}){advice}.")
 
 
-def records(file: Path, encoding: str, columns: Sequence[str], progress: Progress) -> Iterator[tuple[str, Any]]:
+def records(
+    file: Path, encoding: str, columns: Sequence[str], progress: Progress, also: Sequence[str] = ()
+) -> Iterator[tuple[str, Any]]:
     """Yield the location and the value of each record of a file of JSONL, a JSON array, Parquet, CSV or TSV.
 
-    columns: the columns to read from Parquet, CSV and TSV. `progress` and errors as for
-    `decoded_chunks`, `json_records`, `parquet_rows` and `table_texts`.
+    columns: the columns to read from Parquet, CSV and TSV. also: further ones, if the file has them. `progress` and
+    errors as for `decoded_chunks`, `json_records`, `parquet_rows` and `table_texts`.
     """
     if is_parquet(file):
-        return parquet_rows(file, columns, progress)
+        return parquet_rows(file, columns, progress, also)
     if is_table(file):
-        return table_texts(file, encoding, columns, progress)
+        return table_texts(file, encoding, (*columns, *also), progress)
     return json_records(decoded_chunks(file, encoding, progress), display_name(file))
 
 
@@ -367,6 +407,8 @@ def text_of_record(record: Any, location: str, text_key: str) -> str:
     if isinstance(record, str):
         return require_encodable(record, location)
     if not isinstance(record, dict) or text_key not in record:
+        if isinstance(record, dict):
+            refuse_keys(record, REJECTED, location)
         keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
         pairs = isinstance(record, dict) and {"source", "target"} <= record.keys()
         advice = 'read pairs with `format="pairs"`' if pairs else "name the key with `text_key`"

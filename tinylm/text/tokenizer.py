@@ -7,6 +7,7 @@ are faster than the library and give the same ids. Other tokenizers encode with 
 import functools
 import hashlib
 import json
+import random
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,6 +41,13 @@ MAX_TRAINED_WORD = 128
 # Characters of a word that are encoded together: gigatoken takes 0.4 s for them, and holds the interpreter lock.
 MAX_ENCODED_WORD = 1 << 19
 SPLIT_SEARCH = 1 << 12  # characters at the end of a text in which a safe split point is searched
+PROBED_TOKENS = 64  # per text that two tokenizers are compared on
+# Contractions, runs of digits, of blanks and of line breaks, underscores, ligatures, marks and several scripts.
+PROBE = (
+    "It's IT'S we'll 1 12 123 1234567 1,234.5 a1b2\t\tx  y   z \n\n  \n\r\n(a)[b]... !?-- snake_case HTTPServer "
+    "\u00a0\u3000\u00c0 e\u0301 \ufb01 \uff21 \u01c5 \u6771\u4eac \u0e2a\u0e27\u0e31 \u0928\u092e\u0938\u094d\u0924 "
+    "\u00bd \u0663 \U0001f469\u200d\U0001f4bb"
+)
 LONG_TEXT = 1 << 16  # characters; the library encodes longer texts without the interpreter lock
 
 
@@ -83,6 +91,41 @@ class Tokenizer:
         self.kind = "char" if self._table is not None else "bpe" if self._gigatoken is not None else "other"
         pre_tokenizer = spec["pre_tokenizer"] or {"use_regex": False}
         self._splits_at_spaces = bool(pre_tokenizer.get("use_regex", True)) and added_tokens_are_special(spec)
+
+    def has_ids_of(self, other: "Tokenizer") -> bool:
+        """Whether another tokenizer gives the same ids to a text and to the ends and the beginnings of documents.
+
+        Their files may differ, as those of a run and of its exports do: in steps without effect, in the notation of
+        merges, and in the tokens that end generated text. So the vocabularies and the special tokens are compared, and
+        the ids of texts of all tokens in random order and of PROBE, on which the usual pre-tokenizers differ.
+        """
+        if self.sha256 == other.sha256:
+            return True
+        one, two = (
+            (
+                *(tokenizer._library.get_vocab(), tokenizer.end_of_text_id, tokenizer.bos_id),
+                *(set(tokenizer.added_tokens), set(tokenizer.control_tokens)),
+            )
+            for tokenizer in (self, other)
+        )
+        return one == two and all(map(functools.partial(self._encodes_as, other), self._probes()))
+
+    def _probes(self) -> Iterator[str]:
+        """Short texts that together have each token next to random other ones, with and without spaces."""
+        tokens = [self.decode([i]) for i in random.Random(0).sample(range(self.vocab_size), self.vocab_size)]
+        for separator in ("", " "):
+            for start in range(0, len(tokens), PROBED_TOKENS):
+                yield separator.join(tokens[start : start + PROBED_TOKENS])
+        yield PROBE
+
+    def _encodes_as(self, other: "Tokenizer", text: str) -> bool:
+        if self.kind == "char":
+            text = text.translate(dict.fromkeys(map(ord, self.unknown_characters(text))))
+        ids = self.encode(text)
+        try:
+            return np.array_equal(ids, other.encode(text)) and self.decode(ids) == other.decode(ids)
+        except UsageError:  # characters without an id
+            return False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: the copy in another process uses the same encoder."""

@@ -294,7 +294,7 @@ def load_start(request: TrainingRequest, source: Path | None, teachers: Sequence
     settings, loaded = request.settings, open_model(source)
     if isinstance(settings, TrainSettings):
         loaded.network.float()
-        if teachers and loaded.tokenizer.sha256 != teachers[0].tokenizer.sha256:
+        if teachers and not teachers[0].tokenizer.has_ids_of(loaded.tokenizer):
             raise UsageError(f"{source} and its teacher {teachers[0].path} have different tokenizers.")
         return TrainedModel.of(loaded, source, f"The tokenizer of {source}", extend_vocab=settings.extend_vocab)
     adapter = _adapter_config(settings, loaded, source)

@@ -135,13 +135,13 @@ def test_a_stop_sequence_in_the_prompt_is_ignored(run: Path) -> None:
 
 def test_the_end_of_text_token_ends_a_sample(run: Path) -> None:
     """At temperature 9, every token is sampled now and then. The end token counts, with its log-probability."""
-    options = ("-p", "sea", "--no-echo", "-n", 60, "-t", 9, "--num-samples", 8, "--seed", 0, "--logprobs", 1, "--json")
+    options = ("-p", "sea", "--no-echo", "-n", 12, "-t", 9, "--num-samples", 16, "--seed", 0, "--logprobs", 1, "--json")
     found = records(run_ok("sample", "-m", run, *options))
     model = tinylm.load(run, device="cpu")
     assert "end" in {record["finish_reason"] for record in found}
     for record in found:
         ends = record["finish_reason"] == "end"
-        assert ends or record["tokens"] == 60
+        assert ends or record["tokens"] == 12
         assert len(record["text"]) == record["tokens"] - ends
         ids = [token["id"] for token in record["logprobs"]]
         assert len(ids) == record["tokens"] and (ids[-1] == model.tokenizer.end_of_text_id) == ends

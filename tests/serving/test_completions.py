@@ -131,17 +131,18 @@ def test_log_probabilities_of_a_prompt_and_its_answer_are_those_of_the_logits(
 
 def test_scores_of_completions_have_the_texts_and_places_of_their_tokens(serve: Callable[[Tokenizer], Served]) -> None:
     """A character of several tokens has all of them, as bytes; tokens of SentencePiece keep their leading space."""
-    request = {"prompt": TEXT, "max_tokens": 0, "logprobs": 0, "echo": True}
+    text = f"{TEXT}日"
+    request = {"prompt": text, "max_tokens": 0, "logprobs": 0, "echo": True}
     answer = serve(BYTES).whole(request)
-    assert answer["choices"][0]["text"] == TEXT and answer["choices"][0]["finish_reason"] == "length"
+    assert answer["choices"][0]["text"] == text and answer["choices"][0]["finish_reason"] == "length"
     found = answer["choices"][0]["logprobs"]
     spelled = b"".join(
         bytes.fromhex(token[6:].replace("\\x", "")) if token.startswith("bytes:") else token.encode()
         for token in found["tokens"]
     )
-    assert spelled == TEXT.encode() and any(token.startswith("bytes:\\x") for token in found["tokens"])
+    assert spelled == text.encode() and any(token.startswith("bytes:\\x") for token in found["tokens"])
     for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
-        assert token.startswith("bytes:") or TEXT[offset:].startswith(token)
+        assert token.startswith("bytes:") or text[offset:].startswith(token)
     found = serve(LLAMA2).whole({**request, "prompt": "the cat"})["choices"][0]["logprobs"]
     assert found["tokens"][0] == "<bos>" and "".join(found["tokens"][1:]) == " the cat"
     assert found["text_offset"][:2] == [0, 0] and found["text_offset"][-1] < len("the cat")

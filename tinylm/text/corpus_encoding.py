@@ -109,8 +109,8 @@ class SplitCorpus:
     @property
     def characters(self) -> int:
         """Number of characters of training and validation text; a text that is both counts once."""
-        own = self.val_stats is not None and not self.validates_on_itself
-        return self.stats.characters + (self.val_stats.characters if own else 0)
+        own = None if self.validates_on_itself else self.val_stats
+        return self.stats.characters + (own.characters if own is not None else 0)
 
     @property
     def alphabet(self) -> str:

@@ -153,6 +153,10 @@ def test_the_loss_before_training_is_of_few_tokens_which_tell_how_long_the_last_
     bench.run()
     assert [event.tokens for event in bench.reported(Evaluated)] == [16, None]
     assert 95 <= clock.now - 1000 <= 105
+    slow = clock.bench(100, 0.5, 1, 1, validation_size=16, eval_tokens=64, eval_every=40, started=clock.now)
+    slow.run()
+    last = slow.reported(Evaluated)[1:]
+    assert len(last) >= 2 and slow.state.eval_tokens == 40  # 10 s for 10 batches
     many = stop_at(0, validation_size=9000, eval_tokens=36_000)
     assert many.reported(Evaluated)[0].tokens == 4096
 

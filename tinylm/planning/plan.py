@@ -120,6 +120,8 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
     settings |= {"sequence_length": sequence_length, "checkpoint_activations": memory_plan.checkpointing}
     budget, steps = request.effective_budget, run_length.steps
     evaluation = evaluation_seconds(machine, request, config, steps, settings)
+    if budget.time is not None:  # with their time, there are fewer steps and evaluations
+        evaluation *= budget.time / (budget.time + evaluation)
     return Plan(
         model=config if context is None else replace(config, context=context),
         training=TrainingConfig(**{**settings, "batch_size": batch_size, "micro_batch": micro_batch, "budget": budget}),

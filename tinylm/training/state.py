@@ -39,6 +39,7 @@ class TrainerState:
     micro_batch: sequences per forward pass; halved each time memory runs out
     best_loss, best_step: lowest validation loss of trained weights, and its step; val_loss: the last one
     evals_since_best: evaluations since the lowest loss; last_eval_step: step of the last evaluation, or -1
+    eval_tokens: validation tokens per evaluation; 0 if they are those of the configuration
     loss_sum, metrics, n_targets: loss in nats and metrics, summed over targets since the last log line, and the number
         of targets
     skipped_steps: consecutive steps that fp16 loss scaling skipped; scaler: state of the GradScaler
@@ -56,6 +57,7 @@ class TrainerState:
     val_loss: float | None = None
     evals_since_best: int = 0
     last_eval_step: int = -1
+    eval_tokens: int = 0
     loss_sum: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
     n_targets: int = 0
@@ -89,7 +91,7 @@ class TrainerState:
     def _check_numbers(self) -> None:
         """Raise ValueError for a number of the wrong type or range. A state may come from an untrusted source."""
         _check_number("micro_batch", self.micro_batch, int, 1)
-        for name in ("step", "best_step", "evals_since_best", "n_targets", "skipped_steps"):
+        for name in ("step", "best_step", "evals_since_best", "eval_tokens", "n_targets", "skipped_steps"):
             _check_number(name, getattr(self, name), int, 0)
         _check_number("last_eval_step", self.last_eval_step, int, -1)
         for name in ("seconds", "setup_seconds", "step_seconds", "eval_seconds", "save_seconds"):

@@ -21,6 +21,7 @@ from tinylm.machine.device import autocast, empty_cache, mark, runs_ahead
 from tinylm.objectives.loss import LanguageModel, Objective
 from tinylm.objectives.tasks import Task
 from tinylm.planning.memory import evaluation_rows
+from tinylm.planning.recipes import MAX_EVALUATION_SHARE
 from tinylm.text.batches import Batch, prefetch
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
 from tinylm.training.execution import GraphedModel
@@ -439,15 +440,22 @@ class Trainer:
         self._throughput.exclude(state.eval_seconds)
 
     def _evaluate_untrained(self) -> None:
-        """Report the loss before the first step, on few tokens, and estimate the duration of an evaluation from it."""
-        state = self.state
+        """Report the loss before the first step, on few tokens, and estimate the duration of an evaluation from it.
+
+        If the machine is so much slower than planned that an evaluation would take more than MAX_EVALUATION_SHARE of a
+        time budget, all evaluations have fewer tokens.
+        """
+        state, budget = self.state, self.config.budget.time
         start = time.monotonic()
-        found = self._validation_loss(min(FIRST_TOKENS, max(1, self.config.eval_tokens // 4)), self.check_stop)
+        found = self._validation_loss(min(FIRST_TOKENS, max(1, self._eval_tokens // 4)), self.check_stop)
         state.last_eval_step = 0
         self.report(Evaluated(0, found.loss, False, self._seconds(), metrics=found.metrics, tokens=found.tokens))
         seconds = time.monotonic() - start
-        state.eval_seconds = seconds * self._targets_in(self.config.eval_tokens) / found.tokens
         self._throughput.exclude(seconds)
+        state.eval_seconds = seconds * self._targets_in(self._eval_tokens) / found.tokens
+        if budget is not None:
+            state.eval_tokens = max(1, self._tokens_within(MAX_EVALUATION_SHARE * budget))
+            state.eval_seconds = seconds * self._targets_in(self._eval_tokens) / found.tokens
 
     def _keep_last_step(self) -> None:
         """After a stop, keep the weights of the last step if none were evaluated so far, or if the last ones are kept:
@@ -471,11 +479,10 @@ class Trainer:
             state.best_loss, state.best_step = state.val_loss, state.step
 
     def _brief_loss(self) -> EvaluationLoss | None:
-        """The loss on as many tokens as take about half of STOP_SECONDS; `None` if these are less than a row, and
-        if the loss is not finite, or not found within STOP_SECONDS and the memory.
+        """The loss on as many tokens as take about half of STOP_SECONDS; `None` if these are less than a row, and if it
+        is not finite, or not found within STOP_SECONDS and the memory.
         """
-        per_target = self._slowdown() * self.state.eval_seconds / self._targets_in(self.config.eval_tokens)
-        tokens = self.ranks.first(max(1, int(0.5 * STOP_SECONDS / max(per_target, 1e-9))))
+        tokens = self._tokens_within(0.5 * STOP_SECONDS / self._slowdown())
         end = time.monotonic() + STOP_SECONDS
 
         def check() -> None:
@@ -483,16 +490,23 @@ class Trainer:
                 raise StopTraining
 
         with contextlib.suppress(StopTraining, TinyLMError):
-            if not self.ranks.first(per_target * self._targets_in(tokens) > STOP_SECONDS):
-                return self._validation_loss(tokens, check)
+            return self._validation_loss(tokens, check) if tokens else None
         return None
+
+    def _tokens_within(self, seconds: float) -> int:
+        """The `eval_tokens` of an evaluation that is expected to take at most `seconds`; 0 if a row takes longer."""
+        share = self.ranks.first(seconds / max(self.state.eval_seconds, 1e-9))
+        tokens, targets = int(min(1.0, share) * self._eval_tokens), share * self._targets_in(self._eval_tokens)
+        while tokens and self._targets_in(tokens) > targets:  # the tokens may be more than those of the text
+            tokens = tokens * 4 // 5
+        return tokens
 
     def _validate(self) -> tuple[EvaluationLoss, bool]:
         """Compute the validation loss, and save the weights for inference if they are better, or if the last ones are
         kept; returns the loss, and whether it is the lowest so far.
         """
         state = self.state
-        found = self._validation_loss(self.config.eval_tokens, self.check_stop)
+        found = self._validation_loss(self._eval_tokens, self.check_stop)
         best = state.best_loss is None or found.loss < state.best_loss
         if best:
             state.best_loss, state.best_step = found.loss, state.step
@@ -501,6 +515,10 @@ class Trainer:
         state.val_loss = found.loss
         return found, best
 
+    @property
+    def _eval_tokens(self) -> int:
+        return self.state.eval_tokens or self.config.eval_tokens
+
     def _targets_in(self, max_tokens: int) -> int:
         """Number of targets that are scored in an evaluation on about `max_tokens`."""
         return sum(batch.n_targets for batch in self._validation_batches(max_tokens))
@@ -508,7 +526,7 @@ class Trainer:
     def _validation_batches(self, max_tokens: int) -> Iterator[Batch]:
         rows = evaluation_rows(self.state.micro_batch, self.config.checkpoint_activations)
         rows = min(default_batch_size(self.config.sequence_length or self.model.context), rows)
-        return self.task.validation_batches(rows, min(max_tokens, self.config.eval_tokens))
+        return self.task.validation_batches(rows, max_tokens)
 
     def _validation_loss(self, max_tokens: int, check: Callable[[], None]) -> EvaluationLoss:
         """The loss on about `max_tokens` validation tokens. `check` is called after each batch, and may raise

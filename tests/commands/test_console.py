@@ -118,8 +118,8 @@ def test_a_terminal_breaks_messages_and_lines_at_spaces_with_an_indent() -> None
 
 def test_a_wrapped_line_is_indented_by_its_label_unless_a_word_needs_the_columns() -> None:
     assert wrap("text:  one two three", 12, 7) == "text:  one\n       two\n       three"
-    assert wrap("text:  one seventeen", 12, 7) == "text:  one\n   seventeen"
-    assert wrap("text:      eleven-long", 20, 11) == "text:\n         eleven-long"
+    assert wrap("text:  one seventeen", 12, 7) == "text:  one\n  seventeen"
+    assert wrap("text:      eleven-long", 20, 11) == "text:\n    eleven-long"
     assert wrap("name  日本 日本 日本", 12, 6) == "name  日本\n      日本\n      日本"  # of two columns each
     assert wrap("/" + "x" * 29 + " a b c d", 12) == "/" + "x" * 29 + " a b c\n  d"  # the terminal breaks the long word
     assert wrap("", 12) == "" and wrap("  a", 12) == "  a"

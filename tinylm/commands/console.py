@@ -342,7 +342,7 @@ def wrap(text: str, columns: int, indent: int = 2, start: int = 0) -> str:
     A word that is longer is left to the terminal. A command at the end of a message stays on one line or goes on after
     a backslash, so that it can be copied.
 
-    indent: columns before each line but the first, or fewer if a word needs them. start: columns before the text.
+    indent: columns before each line but the first; 4 or 2 where a word does not fit. start: columns before the text.
     """
 
     def keep(match: re.Match[str]) -> str:
@@ -351,7 +351,7 @@ def wrap(text: str, columns: int, indent: int = 2, start: int = 0) -> str:
 
     words = re.findall("( *)([^ ]+)", _COMMAND.sub(keep, text))
     sizes = [cell_len(word.replace(_KEPT, " ").replace(_CONTINUED, " \\")) for _, word in words]
-    indent = max(2, min(indent, columns - max(sizes, default=0)))
+    indent = next((wide for wide in (indent, 4) if wide + max(sizes, default=0) <= columns), 2)
     lines, column = [""], start
     for (space, word), size in zip(words, sizes, strict=True):
         if column + len(space) > indent and column + len(space) + size > columns:

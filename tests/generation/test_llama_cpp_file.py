@@ -73,9 +73,9 @@ def opened(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[Any]:
-    """The arguments of each call of `load`, which opens a model's own files."""
-    calls, load = [], loading.load
-    monkeypatch.setattr(loading, "load", lambda *args, **options: (calls.append(args), load(*args, **options))[1])
+    """The arguments of each call of `_load`, which opens a model's own files."""
+    calls, load = [], loading._load
+    monkeypatch.setattr(loading, "_load", lambda *args, **options: (calls.append(args), load(*args, **options))[1])
     return calls
 
 

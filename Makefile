@@ -1,5 +1,6 @@
 # make demo    trains on data/corpus.txt for at most two minutes and prints a sample
 # make test    runs the tests that take less than seconds each, on all cores
+# make test-bf16    runs those whose results can depend on the number format, with bf16 as the one that auto chooses
 # make test-all    runs the others as well: slow tests, faults, and the wheel with each extra
 # make test-gpu    runs the tests that need a CUDA device; make test-slow runs their code on the CPU
 # make lint    runs ruff and mypy

@@ -49,6 +49,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory, machine_profile: Path
     shutil.copytree(machine_profile, cache)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINYLM_CACHE", str(cache))
+        patch.delenv("TINYLM_TEST_DTYPE", raising=False)  # AUTO_DTYPE has it; commands warn of unknown variables
         yield
 
 

@@ -80,7 +80,7 @@ def test_before_the_first_step_the_loss_is_log_2_also_if_the_base_was_trained_wi
     kind: str, dtype: str, preferences: Path, here: Path
 ) -> None:
     """The model and its reference then compute the same numbers, so that every margin is 0, also in 16 bits."""
-    chats = [{"prompt": r["prompt"], "completion": r["rejected"]} for r in RECORDS]
+    chats = [{"prompt": r["prompt"], "completion": r[key]} for r in RECORDS for key in ("chosen", "rejected")]
     run_ok("train", write_lines(here / "chats.jsonl", chats), "--out", "model", *SHORT, "--dropout", 0.3)
     start = ("finetune-lora", "-m", "model") if kind == "lora" else ("train", "--init-from", "model")
     run_ok(*start, preferences, "--out", "dpo", "--dtype", dtype, *FIXED, "--steps", 1, "--batch-size", 60)

@@ -300,7 +300,8 @@ class RunConfig:
     """The content of `config.json`.
 
     format: version of the file format. version: of tinylm. created: time in ISO 8601.
-    data: `None` for an imported model. training, runtime: `None` for an imported or merged model.
+    data: `None` for an imported model. training: `None` for an imported or merged model. runtime: `None` for an
+        imported one; of a merged one, that of the adapter, for the number format of its losses.
     adapter: set if the run holds an adapter instead of the weights of a model.
     teachers: the models whose predictions the run learned from.
     family: the family (Hugging Face's model type) of an imported model, whose weights keep their dtype.

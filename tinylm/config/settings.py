@@ -155,8 +155,7 @@ class DeviceSettings:
     dtype: Annotated[
         str,
         Setting(
-            "Floating-point format; auto: by the device; of losses, that of training or of 16-bit weights; of "
-            "samples, that of the weights (default: auto).",
+            "Number format; auto: that of the run's training or of 16-bit weights, else by the device (default: auto).",
             Panel.MACHINE,
             metavar="|".join(("auto", *DTYPES)),
         ),

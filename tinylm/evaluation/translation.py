@@ -38,8 +38,8 @@ def evaluate_pairs(
     search: exact match rate and, with sacrebleu, BLEU and chrF.
 
     text: encoded pairs. Pairs longer than the context are left out of the loss, and longer sources are cut for beam
-    search. dtype: autocast dtype for the loss; on a GPU, also dtype of the weights for beam search, which on a CPU is
-    that of generation, fp32. ranks: the processes that share the work; all return the same result.
+    search. dtype: autocast dtype for the loss, and dtype of the weights for beam search. ranks: the processes that
+    share the work; all return the same result.
 
     Raises UsageError if no pair fits the context, and for `bleu_tokenize` without sacrebleu.
     """
@@ -63,7 +63,7 @@ def evaluate_pairs(
 
     references = [tokenizer.decode(pairs.target(index)) for index in range(len(pairs))]
     sources = [pairs.source(index)[: model.context - 1].tolist() for index in range(len(pairs))]
-    converted = model if dtype == "fp32" or model.device.type == "cpu" else copy.deepcopy(model).to(DTYPES[dtype])
+    converted = model if dtype == "fp32" else copy.deepcopy(model).to(DTYPES[dtype])
     # Batches of sources are assigned to the ranks in turns.
     owners = [number // SOURCES_PER_BATCH % ranks.size for number in range(len(sources))]
     own = [source for source, owner in zip(sources, owners, strict=True) if owner == ranks.launch.rank]

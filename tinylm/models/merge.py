@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tinylm.adapters.adapter import Replacement
 from tinylm.adapters.lora import check_merged, merge_lora, probe_logits
-from tinylm.config.run import AdapterConfig, DataConfig, RunConfig
+from tinylm.config.run import AdapterConfig, DataConfig, RunConfig, RuntimeConfig
 from tinylm.config.validation import check_choice
 from tinylm.errors import NotMergeableError, TinyLMError, UsageError
 from tinylm.formats.peft import adapter_digest, is_adapter_folder
@@ -94,6 +94,7 @@ def merge_adapter(
             data=merged.data,
             merged=merged.history.digests,
             merged_steps=merged.history.steps,
+            runtime=source.runtime or base.runtime,
             unmerged_digest=merged.unmerged_digest,
         )
         run = RunDirectory.create(out, new, merged.tokenizer)
@@ -130,11 +131,12 @@ def _check_rounding(tensors: dict[str, Tensor], difference: float, change: float
 
 @dataclass(frozen=True)
 class _Source:
-    """An adapter to merge. config: `None` for a PEFT adapter, which records no step and no validation loss."""
+    """An adapter to merge. config, runtime: `None` for a PEFT adapter, which records no step and no validation loss."""
 
     path: Path
     config: AdapterConfig | None
     digest: str
+    runtime: RuntimeConfig | None = None
     step: int | None = None
     val_loss: float | None = None
 
@@ -145,8 +147,9 @@ class _Source:
             return cls(path, None, adapter_digest(path))
         if config.kind != "lora":
             raise NotMergeableError(path, config.kind)
-        saved = read_weights(path, read_adapter_config(path)[0])
-        return cls(path, config, saved.digest, saved.step, saved.val_loss)
+        run = read_adapter_config(path)[0]
+        saved = read_weights(path, run)
+        return cls(path, config, saved.digest, run.runtime, saved.step, saved.val_loss)
 
     def load_base(self, model: Path | None) -> LoadedModel:
         """Load the base model. Raises the errors of `load_base_model` and `load_foreign_base`."""

@@ -151,7 +151,7 @@ def training_memory(
         in_blocks = block_parameters(config)
         outside = parameters - in_blocks
         gathered_size = size if frozen or not on_cpu else 4  # bytes per weight of a block: see `shard_model`
-        gathered = (size if frozen else 4) * outside
+        gathered = 4 * outside
         gathered += round(recipes.GATHERED_BLOCKS * gathered_size * in_blocks / blocks(config))
         if not frozen:
             casts = casts if on_cpu else min(casts, size * outside)

@@ -59,7 +59,6 @@ STRIDE = (
 )
 RANDOM_STREAM = 2**32 - 1  # llama.cpp replaces it by a random one
 MICRO_BATCH = 256  # tokens that are computed at a time; 512 take 4 to 10 % longer per token
-EMBEDDED = 512  # tokens of a text that can be embedded
 FORCING_BIAS = 1e4  # of a token that is generated whatever its logit
 SLOT_UNIT = 256  # llama.cpp rounds the size of a cache up to a multiple of it
 SMALL_FILE = 8 << 20  # bytes; a second thread speeds up single tokens of larger models only
@@ -85,8 +84,7 @@ class LlamaCpp:
     file: a GGUF file that tinylm wrote, whose tokens are the numbers of their ids (`write_numbers`). context: context
     length of the model. vocab_size: number of ids of the tokenizer. rows: number of rows of the embedding; those above
     the tokenizer's ids are never sampled. is_exact: whether all weights have 32 bits; keys and values then have them,
-    too. samples, slots: rows at a time and tokens of each that are reserved at once; more are at need. embeds: whether
-    `embed` can be called.
+    too. samples, slots: rows at a time and tokens of each that are reserved at once; more are at need.
 
     Raises UsageError outside the main thread, since llama.cpp replaces signal handlers that only that can restore.
     Raises TinyLMError, and deletes the file, if llama.cpp cannot open it.
@@ -102,12 +100,10 @@ class LlamaCpp:
         *,
         samples: int = 1,
         slots: int = USUAL_SLOTS,
-        embeds: bool = False,
     ) -> None:
         self.file = file
         self._context = context
         self.is_exact = is_exact
-        self._embeds = embeds
         self.excluded = list(range(vocab_size, rows))  # ids that are never sampled
         self._samples = self._slots = 0
         self._server: list[Any] = []  # one or none: a list, so that the finalizer can empty it
@@ -225,17 +221,6 @@ class LlamaCpp:
             scored += found
         return scored
 
-    def embed(self, rows: Sequence[Sequence[int]], encoding_format: str) -> dict[str, Any]:
-        """llama.cpp's answer with the mean of the last layer's outputs for each row of ids: `data` with `embedding`.
-
-        encoding_format: float or base64. Raises UsageError for a request that llama.cpp refuses, and TinyLMError if it
-        fails.
-        """
-        request = {"input": [list(row) for row in rows], "encoding_format": encoding_format}
-        answer: dict[str, Any] = self._server[0].handle_embeddings(request)
-        _checked(answer, "data")
-        return answer
-
     def _tokens(self, request: dict[str, Any]) -> Iterator[Token]:
         """Yield the tokens of all rows as llama.cpp generates them.
 
@@ -304,10 +289,6 @@ class LlamaCpp:
         parameters.n_ctx = samples * -(-slots // SLOT_UNIT) * SLOT_UNIT
         parameters.n_ubatch = MICRO_BATCH
         parameters.cache_ram_mib = parameters.n_ctx_checkpoints = 0  # of earlier requests, up to 8 GiB
-        parameters.embedding = self._embeds
-        if self._embeds:
-            parameters.n_ubatch = EMBEDDED  # a longer text has no embedding
-            parameters.pooling_type = library.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
         cores = free_cores()
         parameters.cpuparams.n_threads = 1 if self.file.stat().st_size < SMALL_FILE else cores
         parameters.cpuparams_batch.n_threads = cores  # of several tokens at a time

@@ -129,14 +129,6 @@ class Completions:
         model = {"id": self.name, "object": "model", "created": self._created, "owned_by": "tinylm"}
         return {"object": "list", "data": [{**model, "max_model_len": self._context}]}
 
-    def embeddings(self, body: Any) -> dict[str, Any]:
-        """The answer to a request for embeddings. Raises UsageError for one that cannot be answered."""
-        require(isinstance(body, dict), f"The request is {describe_value(body)}; it must be a JSON object.")
-        prompts = self._prompts(body.get("input", ""), PromptPolicy(unknown=body.get("unknown") or "error"))
-        answer = self._engine.embed([prompt.start for prompt in prompts], body.get("encoding_format") or "float")
-        tokens = sum(len(prompt.start) for prompt in prompts)
-        return {**answer, "model": self.name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
-
     def parse(self, body: Any, *, is_chat: bool) -> CompletionRequest:
         """The request in a JSON value. Raises UsageError for one that cannot be answered."""
         require(isinstance(body, dict), f"The request is {describe_value(body)}; it must be a JSON object.")

@@ -13,12 +13,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.llama_cpp import Conversion, LlamaCpp
 from tinylm.kernels.process import share_heaps
 from tinylm.serving.completions import Completions
-from tinylm.serving.server_config import ServerConfig
+from tinylm.serving.server_config import ServerConfig, is_loopback
 from tinylm.text.answer_spans import chat_format
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ def start_server(name: str, model: Conversion, load: "Callable[[], Model]", conf
         *(model.file, context, tokenizer.vocab_size, model.rows, model.is_exact),
         samples=config.parallel,
         slots=slots,
-        embeds=True,
     )
     engine.close_socket()
     template = model.config.tokenizer.chat_template
@@ -130,12 +130,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer a request with a body of JSON."""
-        completions = self.server.completions
         self._answer(
             {
                 "/v1/completions": lambda: self._complete(is_chat=False),
                 "/v1/chat/completions": lambda: self._complete(is_chat=True),
-                "/v1/embeddings": lambda: self._send_json(completions.embeddings(self._read_json())),
             }
         )
 
@@ -146,6 +144,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if path not in answers:
                 raise RequestError(HTTPStatus.NOT_FOUND, f"There is no {self.command} {path[:100]} here.")
+            self._require_host()
             if path not in ("/", "/health"):
                 self._require_key()
             answers[path]()
@@ -155,6 +154,21 @@ class Handler(BaseHTTPRequestHandler):
             self._send_error(HTTPStatus.BAD_REQUEST, str(error))
         except TinyLMError as error:
             self._send_error(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+
+    def _require_host(self) -> None:
+        """Without a key, refuse names of other hosts: a page of another site whose name leads to this address (DNS
+        rebinding) could read the answers.
+        """
+        if self.server.api_key is not None:
+            return
+        try:
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+        except ValueError:
+            host = ""
+        if not is_loopback(host) and host != self.server.server_address[0]:
+            raise RequestError(
+                HTTPStatus.FORBIDDEN, "The Host of the request is not this machine; use its address, or an API key."
+            )
 
     def _require_key(self) -> None:
         key = self.server.api_key

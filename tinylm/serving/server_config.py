@@ -45,11 +45,12 @@ class ServerConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         require(self.api_key != "", "`api_key` is empty; give a key, or leave it out.")
-        if self.api_key is None and not _is_loopback(self.host):
+        if self.api_key is None and not is_loopback(self.host):
             raise UsageError(f"`host` {self.host} can be reached from other machines; give an `api_key` as well.")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine: localhost, or a loopback address."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"

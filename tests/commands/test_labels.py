@@ -117,18 +117,41 @@ def test_classify_prints_a_label_per_text_from_words_lines_and_json(encoder: Pat
     with_blank = records(run_ok("classify", "-", "-m", encoder, "--json", stdin="\na happy day"))
     assert with_blank[0] == {"text": "", "label": None} and with_blank[1]["label"] == "good"
     alone = records(run_ok("classify", RECORDS[7]["text"], "-m", encoder, "--json"))
-    assert list(alone[0]) == ["text", "label", "probability", "probabilities"]
+    assert list(alone[0]) == ["text", "label", "probability", "probabilities", "cut"]
     assert alone[0]["probabilities"] == pytest.approx(found[7]["probabilities"], rel=1e-4)  # beside longer texts
     assert run_ok("classify", "-", "-m", encoder, stdin="").stdout == ""
+
+
+def test_answers_before_a_bad_line_are_printed_and_with_json_those_after_it_too(encoder: Path, here: Path) -> None:
+    lines = ['{"id": 1, "text": "a happy day"}', "{", '{"id": 3}', '{"id": 4, "text": "the day was awful"}']
+    (here / "texts.jsonl").write_text("\n".join(lines))
+    plain = tinylm("classify", "-m", encoder, "-f", "texts.jsonl")
+    assert (plain.exit_code, plain.stdout) == (2, "good\n") and "texts.jsonl, line 2: invalid JSON" in plain.stderr
+    found = tinylm("classify", "-m", encoder, "-f", "texts.jsonl", "--json")
+    assert found.exit_code == 1 and "2 of 4 lines have no label" in found.stderr
+    first, bad, without_text, last = map(json.loads, found.stdout.splitlines())
+    assert (first["id"], first["label"], last["id"], last["label"]) == (1, "good", 4, "bad")
+    assert list(bad) == list(without_text) == ["error"] and "line 3" in without_text["error"]
+    binary = tinylm("classify", "-m", encoder, "-", stdin=b"a happy day\n\xff\n")
+    assert (binary.exit_code, binary.stdout) == (2, "good\n") and "line 2: byte 0xFF at offset 0" in binary.stderr
+
+
+def test_texts_that_are_cut_at_the_context_are_counted(encoder: Path, here: Path) -> None:
+    (here / "long.txt").write_text("a happy day\n" + "a happy day " * api.load(encoder).network.context + "\n")
+    found = run_ok("classify", "-m", encoder, "-f", "long.txt", "--json")
+    assert [record["cut"] for record in records(found)] == [False, True]
+    assert "1 text is longer than the context of" in found.stderr
 
 
 def test_classify_explains_what_it_cannot_read(encoder: Path, decoder: Path, labels: Path) -> None:
     classify = ("classify", "-m", encoder)
     assert_error(tinylm(*classify, "-", "--format", "jsonl", stdin='{"txt": 1}'), 2, "line 1", "no text under 'text'")
     assert_error(tinylm(*classify, "-", "--format", "jsonl", stdin="x"), 2, "line 1", "invalid JSON")
-    assert_error(tinylm(*classify, "-", stdin=b"good\n\xff\n"), 2, "line 2: byte 0xFF at offset 0 is not UTF-8")
     assert_error(tinylm(*classify, "good", "--format", "jsonl"), 2, "--format jsonl is for its lines")
     assert_error(tinylm(*classify, "-", "good"), 2, "Standard input is read if - is the only text")
+    assert_error(tinylm(*classify), 2, "Give the texts, - for standard input, or a file with --file")
+    assert_error(tinylm(*classify, "good", "-f", "labels.jsonl"), 2, "or a file with --file")
+    assert_error(tinylm(*classify, "-f", "missing"), 2, "Cannot read --file missing: No such file")
     assert_error(tinylm(*classify, "good", "--text-key", "x"), 2, "--text-key is for --format jsonl")
     assert "also a path" in run_ok(*classify, "labels.jsonl").stderr
     run_ok("train", labels, "--format", "jsonl", "--out", "lm", *SMALL, *FIXED)
@@ -144,6 +167,8 @@ def test_characters_outside_the_vocabulary_are_skipped_or_an_error(labels: Path,
     assert_error(
         tinylm("classify", "-m", "char", "天", "--unknown", "error"), 2, "Text 1 has characters", "--unknown skip"
     )
+    mixed = tinylm("classify", "-m", "char", "天", "a day", "--unknown", "error", "--json")
+    assert mixed.exit_code == 1 and "天" in records(mixed)[0]["error"] and records(mixed)[1]["label"]
     assert run_ok("classify", "-m", "char", "天", "a day").stdout.startswith("\n")
     with pytest.raises(UsageError, match="A text is empty, or has no character that is in the vocabulary"):
         api.load("char").classify(["a day", "天"])
@@ -257,7 +282,9 @@ def test_an_exported_classifier_has_the_probabilities_of_transformers(preset: st
 
 def test_what_has_no_place_for_labels_refuses_a_classifier(encoder: Path, decoder: Path) -> None:
     assert_error(tinylm("export", encoder, "--to", "hf", "--out", "hf"), 2, "`architecture` 'encoder'")
-    assert_error(tinylm("export", decoder, "--to", "gguf", "--out", "a.gguf"), 2, "is a classifier, which GGUF cannot")
+    gguf = ("--to", "gguf", "--out", "a.gguf")
+    assert_error(tinylm("export", decoder, *gguf), 2, "is a classifier, which GGUF cannot represent; choose --to hf.")
+    assert_error(tinylm("export", encoder, *gguf), 2, "for --to hf, train one with --architecture decoder.")
 
 
 def test_the_report_has_the_confusion_table(encoder: Path, here: Path) -> None:

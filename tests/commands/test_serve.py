@@ -81,7 +81,14 @@ def test_a_base_model_completes_texts_and_survives_what_clients_send(model: Path
         port = address.rpartition(":")[2]
         for host in (f"localhost:{port}", f"[::1]:{port}", "127.0.0.1"):
             assert call(address, "/v1/models", Host=host)[0] == 200, host
-        for host in ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", "", "[", "localhost.evil"):
+        for host in (
+            "evil.example",
+            f"evil.example:{port}",
+            f"127.0.0.1.evil.example:{port}",
+            "",
+            "[",
+            "localhost.evil",
+        ):
             for path in ("/", "/health", "/v1/models"):
                 assert call(address, path, Host=host)[0] == 403, host
         assert "it continues what you write" in call(address, "/")[1]

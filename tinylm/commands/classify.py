@@ -1,22 +1,27 @@
 """tinylm classify: the label of each text, by a classifier."""
 
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
 from tinylm.commands.console import Console
 from tinylm.commands.option_groups import option, with_option_groups
 from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions
-from tinylm.commands.streams import stdin_lines
+from tinylm.commands.streams import arriving_lines
 from tinylm.config.settings import DeviceSettings
 from tinylm.config.validation import Panel, check_choice
-from tinylm.errors import UsageError
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import counted
 from tinylm.run_directory.layout import path_exists
+
+if TYPE_CHECKING:
+    from tinylm.text.tokenizer import Tokenizer
 
 STANDARD_INPUT = "-"
 FORMATS = ("text", "jsonl")
@@ -27,7 +32,7 @@ EXAMPLES = r"""Examples:
 tinylm classify -m checkpoints/mail "You have won a prize"
     The label of a text.
 
-tinylm classify - --json < texts.txt
+tinylm classify -f texts.txt --json
     A text per line, a JSON object with all probabilities for each.
 
 tinylm classify - --format jsonl --json < texts.jsonl
@@ -39,9 +44,13 @@ tinylm classify - --format jsonl --json < texts.jsonl
 class ClassifyOptions:
     """How texts are read."""
 
+    file: Annotated[
+        Path | None, option("File with a text per line; - for standard input.", Panel.DATA, "FILE", "--file", "-f")
+    ] = None
     format: Annotated[
-        str, option("Lines of standard input: a text each, or JSON (default: text).", Panel.DATA, "text|jsonl")
-    ] = "text"
+        str | None,
+        option("Lines of the input: a text each, or JSON (default: JSON in .jsonl files).", Panel.DATA, "text|jsonl"),
+    ] = None
     text_key: Annotated[str | None, option("Key of the text in JSONL (default: text).", Panel.DATA, "KEY")] = None
     unknown: Annotated[
         str,
@@ -50,18 +59,21 @@ class ClassifyOptions:
 
 
 class Entry(NamedTuple):
-    """A text to classify. name: for messages. others: what its JSON object has besides."""
+    """A text to classify. fields: what its record has besides the label. known: the text without characters outside the
+    vocabulary; empty with a problem, which is why there is no text to classify.
+    """
 
-    name: str
-    text: str
-    others: dict[str, Any]
+    fields: dict[str, Any]
+    known: str
+    problem: str | None = None
 
 
 @with_option_groups
 def classify(
     texts: Annotated[
-        list[str], typer.Argument(help="Texts, or - for a text per line of standard input.", show_default=False)
-    ],
+        list[str] | None,
+        typer.Argument(help="Texts, or - for a text per line of standard input.", show_default=False),
+    ] = None,
     model: ModelOption = None,
     adapter: AdapterOption = None,
     *,
@@ -70,60 +82,107 @@ def classify(
     output: OutputOptions,
 ) -> None:
     """Print the label of each text, by a model that was trained on texts with labels."""
-    from tinylm.generation.classify import without_unknown
     from tinylm.models.load import load
 
     console = output.console()
-    check_choice("format", options.format, FORMATS)
-    check_choice("unknown", options.unknown, ("error", "skip"))
+    words = texts or []
+    _check(words, options, console)
     loaded = load(model, adapters=list(adapter or ()), **vars(machine), reporter=console)
-    start, count = time.monotonic(), 0
-    for entries in _batches(_entries(texts, options, console)):
-        known = [without_unknown(entry.text, loaded.tokenizer, options.unknown, entry.name) for entry in entries]
-        found = iter(loaded.classify([text for text in known if text.strip()]))
-        results = [next(found) if text.strip() else None for text in known]
-        for entry, result in zip(entries, results, strict=True):
-            if console.as_json:
-                fields = {"label": None} if result is None else vars(result)
-                console.record({**entry.others, "text": entry.text, **fields})
+    start, count, cut, problems = time.monotonic(), 0, 0, 0
+    for entries in _batches(_entries(words, options, loaded.tokenizer, goes_on=console.as_json)):
+        found = iter(loaded.classify([entry.known for entry in entries if entry.known.strip()]))
+        results = [next(found) if entry.known.strip() else None for entry in entries]
+        for entry, result in zip(entries, results, strict=True) if console.as_json else ():
+            answer = {"label": None} if result is None else vars(result)
+            console.record(entry.fields | (answer if entry.problem is None else {"error": entry.problem}))
         if not console.as_json:
             console.result("".join(f"{result.label if result else ''}\n" for result in results), end="")
         count += len(entries)
+        cut += sum(result is not None and result.cut for result in results)
+        problems += sum(entry.problem is not None for entry in entries)
+    if cut:
+        longer = "text is longer" if cut == 1 else "texts are longer"
+        console.warn(f"{cut:,} {longer} than the context of {loaded.network.context:,} tokens; the rest did not count.")
     seconds = time.monotonic() - start
     console.note(f"{counted(count, 'text')} in {seconds:.2f} s, {count / max(seconds, 1e-9):,.0f} per second.")
+    if problems:
+        raise TinyLMError(f"{problems:,} of {counted(count, 'line')} have no label; see 'error' in their records.")
 
 
-def _entries(texts: list[str], options: ClassifyOptions, console: Console) -> Iterator[list[Entry]]:
-    """Yield the texts of the command line, or those of standard input, as many at a time as have arrived."""
-    if options.format == "text" and options.text_key is not None:
+def _check(texts: list[str], options: ClassifyOptions, console: Console) -> None:
+    """Raise UsageError for words and options that do not go together."""
+    if options.format is not None:
+        check_choice("format", options.format, FORMATS)
+    check_choice("unknown", options.unknown, ("error", "skip"))
+    reads_lines = options.file is not None or texts == [STANDARD_INPUT]
+    if bool(texts) == (options.file is not None):
+        raise UsageError("Give the texts, - for standard input, or a file with --file.")
+    if options.text_key is not None and _format(options) == "text":
         raise UsageError("--text-key is for --format jsonl; add that, or leave it out.")
-    if texts != [STANDARD_INPUT]:
-        if options.format == "jsonl" or STANDARD_INPUT in texts:
-            raise UsageError("Standard input is read if - is the only text, and --format jsonl is for its lines.")
-        for text in texts:
-            if text and path_exists(Path(text)):
-                console.warn(f"{text!r} is classified as a text, and is also a path; for a text per line: - < {text}")
-        yield [Entry(f"Text {number}", text, {}) for number, text in enumerate(texts, start=1)]
-        return
-    number = 0
-    for lines in stdin_lines():
-        entries = []
-        for line in lines:
-            number += 1
-            if line.strip() or options.format == "text":
-                entries.append(_entry(line, f"Standard input, line {number}", options))
+    if not reads_lines and (options.format == "jsonl" or STANDARD_INPUT in texts):
+        raise UsageError("Standard input is read if - is the only text, and --format jsonl is for its lines.")
+    for text in () if reads_lines else texts:
+        if text and path_exists(Path(text)):
+            console.warn(f"{text!r} is classified as a text, and is also a path; for a text per line: -f {text}")
+
+
+def _format(options: ClassifyOptions) -> str:
+    from tinylm.text.readers import JSONL_SUFFIXES
+
+    if options.format is None:
+        return "text" if options.file is None or options.file.suffix.lower() not in JSONL_SUFFIXES else "jsonl"
+    return options.format
+
+
+def _entries(
+    texts: list[str], options: ClassifyOptions, tokenizer: "Tokenizer", *, goes_on: bool
+) -> Iterator[list[Entry]]:
+    """Yield the texts of the command line, or those of a file or standard input, as many at a time as have arrived.
+
+    goes_on: whether a line without a text is an entry with a problem; if not, UsageError is raised after the texts
+        before it.
+    """
+    format = _format(options)
+
+    def read(lines: list[str], name: str, first: int) -> Iterator[list[Entry]]:
+        entries: list[Entry] = []
+        for number, line in enumerate(lines, start=first):
+            if not line.strip() and format == "jsonl":
+                continue
+            try:
+                entries.append(_entry(line, f"{name} {number}", format, options, tokenizer))
+            except UsageError as error:
+                if not goes_on:
+                    yield entries
+                    raise
+                entries.append(Entry({} if format == "jsonl" else {"text": line}, "", str(error)))
         yield entries
 
+    if options.file is None and texts != [STANDARD_INPUT]:
+        yield from read(texts, "Text", 1)
+        return
+    is_stdin = options.file is None or str(options.file) == STANDARD_INPUT
+    name, first = "Standard input" if is_stdin else str(options.file), 1
+    try:
+        with nullcontext(sys.stdin.buffer) if is_stdin else cast(Path, options.file).open("rb") as stream:
+            for lines in arriving_lines(stream, name):
+                yield from read(lines, f"{name}, line", first)
+                first += len(lines)
+    except OSError as error:
+        raise UsageError(f"Cannot read --file {name}: {error.strerror}.") from error
 
-def _entry(line: str, name: str, options: ClassifyOptions) -> Entry:
-    """The text of a line. Raises UsageError for JSON without a text."""
+
+def _entry(line: str, name: str, format: str, options: ClassifyOptions, tokenizer: "Tokenizer") -> Entry:
+    """The text of a line. Raises UsageError for JSON without a text, and for a text that cannot be encoded."""
+    from tinylm.generation.classify import without_unknown
     from tinylm.text.readers import parse_json_line, text_of_record
 
-    if options.format == "text":
-        return Entry(name, line, {})
-    record = parse_json_line(line, name)
-    others = {key: value for key, value in record.items() if key != "label"} if isinstance(record, dict) else {}
-    return Entry(name, text_of_record(record, name, options.text_key or "text"), others)
+    others: dict[str, Any] = {}
+    if format == "jsonl":
+        record = parse_json_line(line, name)
+        line = text_of_record(record, name, options.text_key or "text")
+        others = {key: value for key, value in record.items() if key != "label"}
+    return Entry({**others, "text": line}, without_unknown(line, tokenizer, options.unknown, name))
 
 
 def _batches(arrivals: Iterator[list[Entry]]) -> Iterator[list[Entry]]:

@@ -68,16 +68,15 @@ def read_stdin() -> bytes:
     raise UsageError(f"Standard input has more than {MAX_STDIN_BYTES >> 20} MB, too much for prompts; split it.")
 
 
-def stdin_lines() -> Iterator[list[str]]:
-    """Yield the lines of standard input, each time those that have arrived. Raises UsageError for text that is not
-    UTF-8 and for a line of more than MAX_LINE_BYTES.
+def arriving_lines(stream: Any, name: str) -> Iterator[list[str]]:
+    """Yield the lines of a binary stream, each time those that have arrived. Raises UsageError, after the lines before,
+    for text that is not UTF-8 and for a line of more than MAX_LINE_BYTES.
     """
-    stdin: Any = sys.stdin.buffer
     number, rest = 0, b""
     while True:
-        chunk = stdin.read1(READ_BYTES)
+        chunk = stream.read1(READ_BYTES)
         if chunk is None:  # it is non-blocking, and nothing has arrived yet
-            select.select([sys.stdin], [], [])
+            select.select([stream], [], [])
             continue
         *complete, rest = (rest + chunk).split(b"\n")
         if not chunk and rest:
@@ -88,9 +87,10 @@ def stdin_lines() -> Iterator[list[str]]:
             try:
                 lines.append(line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8"))
             except UnicodeDecodeError as error:
+                yield lines
                 raise UsageError(
-                    f"Standard input, line {number}: byte 0x{line[error.start]:02X} at offset {error.start} is not "
-                    "UTF-8; convert the text."
+                    f"{name}, line {number}: byte 0x{line[error.start]:02X} at offset {error.start} is not UTF-8; "
+                    "convert the text."
                 ) from None
         if lines:
             yield lines
@@ -98,7 +98,7 @@ def stdin_lines() -> Iterator[list[str]]:
             return
         if len(rest) > MAX_LINE_BYTES:
             raise UsageError(
-                f"Standard input, line {number + 1}, has more than {MAX_LINE_BYTES >> 20} MB, too much for a text."
+                f"{name}, line {number + 1}, has more than {MAX_LINE_BYTES >> 20} MB, too much for a text."
             )
 
 

@@ -22,12 +22,14 @@ BATCH_TOKENS = 4096  # with padding
 class Classified:
     """The likeliest label of a text.
 
-    probability: of this label. probabilities: of all labels, by label.
+    probability: of this label. probabilities: of all labels, by label. cut: whether the text is longer than the
+    context, so that its end did not count.
     """
 
     label: str
     probability: float
     probabilities: dict[str, float]
+    cut: bool
 
 
 def classify_texts(
@@ -39,11 +41,13 @@ def classify_texts(
 
     Raises UsageError for characters without an id.
     """
-    encoded = [ids_of(encode_labelled_text(text, 0, tokenizer))[:-1][: model.context] for text in texts]
+    encoded = [ids_of(encode_labelled_text(text, 0, tokenizer))[:-1] for text in texts]
+    cut = [len(ids) > model.context for ids in encoded]
+    encoded = [ids[: model.context] for ids in encoded]
     probabilities = np.zeros((len(texts), len(labels)))
     for rows in _batches(np.array([len(ids) for ids in encoded])):
         probabilities[rows] = _probabilities(model, [encoded[row] for row in rows], dtype)
-    return [_classified(labels, row) for row in probabilities]
+    return [_classified(labels, *pair) for pair in zip(probabilities, cut, strict=True)]
 
 
 def without_unknown(text: str, tokenizer: Tokenizer, unknown: str, name: str) -> str:
@@ -87,7 +91,7 @@ def _probabilities(model: Transformer, texts: Sequence[np.ndarray], dtype: str) 
     return logits.double().softmax(dim=1).cpu().numpy()
 
 
-def _classified(labels: Sequence[str], probabilities: np.ndarray) -> Classified:
+def _classified(labels: Sequence[str], probabilities: np.ndarray, cut: bool) -> Classified:
     best = int(probabilities.argmax())
     by_label = dict(zip(labels, probabilities.tolist(), strict=True))
-    return Classified(labels[best], by_label[labels[best]], by_label)
+    return Classified(labels[best], by_label[labels[best]], by_label, cut)

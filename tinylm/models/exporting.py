@@ -209,7 +209,9 @@ def export_model(
     _check_free(out, path, to, force)
     opened = open_model(path)
     if to == "gguf":
-        require(not opened.config.labels, f'{path} is a classifier, which GGUF cannot represent; choose `to="hf"`.')
+        is_decoder = opened.config.model.architecture == "decoder"
+        advice = 'choose `to="hf"`' if is_decoder else 'for `to="hf"`, train one with `architecture="decoder"`'
+        require(not opened.config.labels, f"{path} is a classifier, which GGUF cannot represent; {advice}.")
         exported = _foreign(opened)
         architecture = write_gguf(out, exported, dtype or DEFAULT_GGUF_DTYPE, name=run_of(path).stem)
         try:

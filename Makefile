@@ -14,7 +14,7 @@ VENV ?= .venv
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo browser test test-slow test-faults test-gpu test-all lint docs-check wheel-smoke wheel-check clean
+.PHONY: demo browser test test-bf16 test-slow test-faults test-gpu test-all lint docs-check wheel-smoke wheel-check clean
 
 demo: $(VENV)/installed
 	$(BIN)/tinylm train data/corpus.txt --out checkpoints/demo --time 90s --force
@@ -28,6 +28,14 @@ browser:
 
 test: $(VENV)/installed-test browser
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(MARKS)
+
+# Tests that compare numbers which were computed in the format that `auto` chose.
+NUMBERS := machine report test_api.py models/test_open.py generation/test_chat_session.py $(patsubst %,commands/test_%.py,\
+  adapters architectures chat_data distillation evaluate labels preferences train_resume)
+
+test-bf16: $(VENV)/installed-test
+	TINYLM_TEST_DTYPE=bf16 $(BIN)/python -m pytest --numprocesses auto --dist worksteal \
+	  -m 'not slow and not gpu and not faults and not browser' $(addprefix tests/,$(NUMBERS))
 
 test-slow: $(VENV)/installed-test
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'slow and not gpu'

@@ -184,14 +184,14 @@ class Corpus:
         Files after the first MAX_CHECKED_BYTES are not checked.
         """
         bad = [file for file in self.skipped if file.reason == BAD]
+        total = len(bad) + len(self.files)
         if self.skip_bad:  # all files have been checked
-            checked = len(bad) + len(self.files)
-            bad = [] if self.files else bad
+            checked, bad = total, [] if self.files else bad
         else:
             files = list(itertools.compress(self.files, _within(MAX_CHECKED_BYTES, self.files)))
             checked = len(bad) + len(files)
             bad = sorted([*bad, *self._bad_files(files)], key=lambda file: file.path)
-        is_skippable = not self.skip_bad and checked > len(bad)
+        is_skippable = not self.skip_bad and total > max(1, len(bad))
         if len(bad) < 2:
             return BadFilesError(bad[0].problem if bad else first, is_skippable)
         encoding = any("`encoding`" in file.problem for file in bad)

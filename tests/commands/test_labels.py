@@ -284,7 +284,7 @@ def test_what_has_no_place_for_labels_refuses_a_classifier(encoder: Path, decode
     assert_error(tinylm("export", encoder, "--to", "hf", "--out", "hf"), 2, "`architecture` 'encoder'")
     gguf = ("--to", "gguf", "--out", "a.gguf")
     assert_error(tinylm("export", decoder, *gguf), 2, "is a classifier, which GGUF cannot represent; choose --to hf.")
-    assert_error(tinylm("export", encoder, *gguf), 2, "for --to hf, train one with --architecture decoder.")
+    assert_error(tinylm("export", encoder, *gguf), 2, "for --to hf, train a decoder on the same texts.")
 
 
 def test_the_report_has_the_confusion_table(encoder: Path, here: Path) -> None:

@@ -210,7 +210,7 @@ def export_model(
     opened = open_model(path)
     if to == "gguf":
         is_decoder = opened.config.model.architecture == "decoder"
-        advice = 'choose `to="hf"`' if is_decoder else 'for `to="hf"`, train one with `architecture="decoder"`'
+        advice = 'choose `to="hf"`' if is_decoder else 'for `to="hf"`, train a decoder on the same texts'
         require(not opened.config.labels, f"{path} is a classifier, which GGUF cannot represent; {advice}.")
         exported = _foreign(opened)
         architecture = write_gguf(out, exported, dtype or DEFAULT_GGUF_DTYPE, name=run_of(path).stem)

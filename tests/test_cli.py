@@ -334,7 +334,7 @@ def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int
     message = stderr.splitlines()[-1]
     match = re.fullmatch(
         r"Stopped at step (\d+); the run is saved\. The validation loss of its last weights is (.*) bits per byte "
-        r"\((.*) nats per token\), on 199 tokens\. Resume it with: tinylm train --resume 'my run'",
+        r"\((.*) nats per token\), on 207 tokens\. Resume it with: tinylm train --resume 'my run'",
         message,
     )
     assert match, stderr
@@ -343,7 +343,7 @@ def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int
     assert same_tensors(here / "my run/model.safetensors", here / "my run/last/model.safetensors")
     assert json.loads(run_ok("eval", "--model", "my run", "--json").stdout)["loss"] == pytest.approx(last["val_loss"])
     shown = run_ok("info", "my run").stdout
-    assert f"({match[3]} nats per token), on 199 tokens where training was stopped, at step {match[1]}\n" in shown
+    assert f"({match[3]} nats per token), on 207 tokens where training was stopped, at step {match[1]}\n" in shown
     more = int(match[1]) + 2
     result = run_ok("train", "--resume", "my run", "--steps", more)
     assert f"at step {match[1]}" in result.stderr

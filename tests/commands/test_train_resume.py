@@ -108,9 +108,9 @@ OVERFIT = ("--steps", 30, "--eval-every", 5, "--lr", 3, "--schedule", "constant"
 
 
 def losses(run: Path) -> dict[int, float]:
-    """The validation losses in metrics.jsonl by step."""
+    """The validation losses of trained weights in metrics.jsonl by step."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return {line["step"]: line["val_loss"] for line in lines if "val_loss" in line}
+    return {line["step"]: line["val_loss"] for line in lines if "val_loss" in line and line["step"] > 0}
 
 
 def facts(here: Path, number: int) -> None:

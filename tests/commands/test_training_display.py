@@ -66,7 +66,7 @@ def test_progress_shows_best_loss_step_tokens_and_epochs(started: Started, monke
     """Regression: the loss of step 0 was shown as the current one until the end of a short run."""
     display, shown = displaying(monkeypatch)
     display(started)
-    display(Evaluated(0, 3.354, True, 0.1))
+    display(Evaluated(0, 3.354, False, 0.1, tokens=100))
     display(Stepped(1, 0.01))
     display(Logged(10, 0.1, 1.2345, 1e-3, 1.0, 12345.6, 0.5, {}))
     display(Stepped(11, 0.11))

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -82,15 +83,13 @@ class Bench:
         def validation_batches(rows: int, max_tokens: int) -> Iterator[Batch]:
             """At most `validation_size` batches of 4 targets, a power of 2, so that their mean is exact."""
             self.validation_rows = rows
-            return iter(
-                [next(random_batch(0, 4).split_windows(6).split(4))] * min(validation_size, -(-max_tokens // 4))
-            )
+            four = replace(random_batch(0, 1), mask=torch.arange(CONFIG.context)[None] < 4)
+            return iter([four] * min(validation_size, -(-max_tokens // 4)))
 
         def validation_objective(model: Decoder, batch: Batch) -> Loss:
             self.validating = True
-            return Loss(
-                batch.n_targets * torch.tensor(validate(), dtype=torch.float64), batch.n_targets, torch.zeros(())
-            )
+            total = batch.n_targets * torch.tensor(validate(), dtype=torch.float64)
+            return Loss(total, batch.n_targets, torch.zeros(()))
 
         def check() -> None:
             """Call the given function, except after a batch of an evaluation."""

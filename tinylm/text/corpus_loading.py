@@ -413,7 +413,7 @@ def encode_text(
 
 def _report_repeated(split: SplitCorpus, tokens: TokenFolder, tokenizer: Tokenizer, reporter: Reporter) -> None:
     """Count the records for validation that are training records, too. The labels of texts may differ."""
-    if not split.corpus.is_records or len(tokens.train) > MAX_COMPARED:
+    if not split.corpus.is_records or split.validates_on_itself or len(tokens.train) > MAX_COMPARED:
         return
     val = list(_records(tokens.val, split.corpus, tokenizer.end_of_text_id))
     repeated = set(val).intersection(_records(tokens.train, split.corpus, tokenizer.end_of_text_id))

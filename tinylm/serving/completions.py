@@ -221,7 +221,7 @@ class Completions:
 
     def _logit_bias(self, given: Any) -> list[tuple[int, float]]:
         """The biases of an object by id."""
-        entries = list(given.items()) if isinstance(given, dict) else [("", None)]
+        entries: list[tuple[str, Any]] = list(given.items()) if isinstance(given, dict) else [("", None)]
         for key, bias in entries:
             is_known = key.isdecimal() and len(key) < 10 and int(key) < self._tokenizer.vocab_size
             is_number = type(bias) in (int, float) and math.isfinite(bias)

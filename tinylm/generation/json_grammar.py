@@ -418,8 +418,8 @@ def _number_terminals(low: Bound | None, high: Bound | None, fraction: str) -> I
 
     fraction: a regex of what may follow the integer digits.
     """
-    negated = [bound and (EXACTLY.minus(Decimal(bound[0])), bound[1]) for bound in (high, low)]
-    for sign, least, most in (("", low, high), ("-", *negated)):
+    negated: list[Bound | None] = [bound and (EXACTLY.minus(Decimal(bound[0])), bound[1]) for bound in (high, low)]
+    for sign, (least, most) in (("", (low, high)), ("-", negated)):
         if least is None or least[0] < 0 or (sign and not least[0]):
             least = (0, bool(sign))
         if most is None or most[0] > least[0] or (most[0] == least[0] and not least[1] and not most[1]):

@@ -189,7 +189,7 @@ def _byte_tokens() -> Any:
 
 def string_grammar(schema: dict[str, Any], lengths: dict[str, int], place: str) -> str:
     """The strings with a pattern, a format or both: for a grammar. Raises UsageError if llguidance refuses them."""
-    keywords = {key: schema[key] for key in ("pattern", "format") if key in schema}
+    keywords: dict[str, Any] = {key: schema[key] for key in ("pattern", "format") if key in schema}
     parts = FORMATS.get(schema.get("format", ""), [])
     named = " with ".join(f"`{key}`" for key in keywords)
     return converted({"type": "string", **keywords, **lengths, "allOf": parts}, f"{named} at {place}")
@@ -297,7 +297,9 @@ def _exact(value: Any) -> Any:
         case int() | float() | Decimal():
             number = Decimal(repr(value)) if isinstance(value, float) else value
             is_short = not isinstance(number, Decimal) or (
-                number.is_finite() and max(map(abs, (number.adjusted(), number.as_tuple().exponent))) <= MAX_DIGITS
+                number.is_finite()
+                and abs(number.adjusted()) <= MAX_DIGITS
+                and len(number.as_tuple().digits) <= MAX_DIGITS
             )
             if not is_short or not -(10**MAX_DIGITS) < number < 10**MAX_DIGITS:
                 raise refusal(f"a number in it is not finite, or has more than {MAX_DIGITS} digits")

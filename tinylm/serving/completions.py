@@ -360,7 +360,7 @@ class Completions:
             put(Chunk(index, prompt.text, scores))
 
         # The answer
-        end_texts = () if request.json_schema else prompt.end_texts
+        end_texts = prompt.end_texts if request.json_schema is None else ()
         stream = TextStream(tokenizer, request.stop, prompt.end_ids, end_texts, context=prompt.start)
         room = self._context - len(prompt.start)
         max_tokens = room if request.max_tokens is None else min(room, request.max_tokens)

@@ -168,7 +168,7 @@ def test_a_result_loads_its_best_weights(here: Path) -> None:
     saved = safetensors.torch.load_file(here / "run/model.safetensors")
     assert all(torch.equal(tensor, saved[name]) for name, tensor in model.network.state_dict().items())
     assert sum(parameter.numel() for parameter in model.network.parameters()) == result.parameters
-    shown = f"Model('run': decoder, {result.parameters:,} parameters, 1 layers x width 16, context 16;\n"
+    shown = f"Model('run': decoder, {result.parameters:,} parameters, 1 layer x width 16, context 16;\n"
     assert repr(model) == shown + f"      char tokenizer, 28 ids; cpu in {model.config.runtime.dtype})"
     tinylm.finetune_lora("one.txt", "run", "lora", steps=1, dtype="fp32")
     lines = repr(tinylm.load("run", adapters=["lora=0.5"], quantize="int8")).splitlines()

@@ -68,7 +68,7 @@ def test_json_has_the_documented_keys_and_the_table_its_values(run: Path, text: 
     names = "nats per token,perplexity,bits per character,bits per byte,tokens scored,characters scored,bytes scored"
     assert [line.rpartition("  ")[0].strip() for line in lines] == names.split(",")
     assert lines[0].split()[-1] == f"{record['loss']:.4f}"
-    assert result.stderr.startswith("On cpu (1 threads): no GPU was found; fp32: as in training.\n")
+    assert result.stderr.startswith("On cpu (1 thread): no GPU was found; fp32: as in training.\n")
     assert run_ok("eval", "-m", run, text, "--quiet").stderr == ""
 
 

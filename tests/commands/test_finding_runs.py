@@ -104,8 +104,8 @@ def test_a_dry_run_works_whatever_exists_at_out_and_writes_nothing(line: str, sh
 def test_resuming_a_finished_run_names_the_option_that_continues_it(run: Path, here: Path) -> None:
     for number, (options, reason, more) in enumerate(
         (
-            ((), "all 200 steps are done", "--steps 400"),
-            (("--steps", 150), "all 150 steps are done", "--steps 400"),
+            ((), "the budget of 200 steps is used up", "--steps 400"),
+            (("--steps", 150), "the budget of 150 steps is used up", "--steps 400"),
             (("--patience", 1, "--steps", 300), "the last 3 evaluations brought no improvement", "--patience 6"),
         )
     ):

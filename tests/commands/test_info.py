@@ -50,7 +50,7 @@ def test_text_shows_size_losses_a_sample_and_commands_and_settings_with_all(run:
     bits = record["val_loss"] / math.log(2)  # a byte is a token
     for line in (
         f"  parameters           {record['parameters']:,}",
-        "  model                decoder, 1 layers x width 16, context 16",
+        "  model                decoder, 1 layer x width 16, context 16",
         f"  validation loss      {bits:.4f} bits per byte ({record['val_loss']:.4f} nats per token), the best, at step "
         f"{record['best_step']}",
         f"  settings:  tinylm info {path} --all",

@@ -36,7 +36,7 @@ def test_stdout_is_the_prompt_the_text_and_a_line_break(run: Path) -> None:
 
 def test_stderr_has_device_seed_and_speed(run: Path) -> None:
     stderr = run_ok("sample", "-m", run, "-n", 5, "--seed", 7, "--device", "cpu").stderr
-    assert stderr.startswith("On cpu (1 threads): requested; fp32: exact.\n") and "\nSeed 7.\n" in stderr
+    assert stderr.startswith("On cpu (1 thread): requested; fp32: exact.\n") and "\nSeed 7.\n" in stderr
     assert "tokens in " in stderr and stderr.endswith(" per second.\n")
     assert run_ok("sample", "-m", run, "-n", 5, "-q").stderr == ""
 

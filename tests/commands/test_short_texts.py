@@ -13,7 +13,7 @@ from tests.shell import records, run_ok, story
 from tinylm.config.run import MAX_SHORT_TEXT
 from tinylm.run_directory.loading import read_config
 
-SMALL = ("--layers", 1, "--heads", 2, "--width", 48)
+SMALL = ("--layers", 2, "--heads", 2, "--width", 48)
 RHYME = "the old man of the sea met a cold boat, quick as joy; a bed of fog was its home."
 
 

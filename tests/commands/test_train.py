@@ -58,7 +58,7 @@ def test_the_plan_is_printed_first(corpus: Path) -> None:
     titles = ("On", "tokenizer:", "text:", "model:", "batch:", "length:", "time:", "memory:")
     assert [line.split()[0] for line in lines[: len(titles)]] == list(titles)
     assert "cpu" in lines[0] and "requested" not in lines[0]
-    assert "1 layers, 2 heads, width 16, context 16" in lines[3]
+    assert "1 layer, 2 heads, width 16, context 16" in lines[3]
     best = next(number for number, line in enumerate(lines) if line.startswith("Best validation loss: "))
     assert "all steps are done" in lines[best - 1]
 
@@ -82,8 +82,8 @@ def test_validation_losses_have_bits_per_byte_that_models_with_different_tokeniz
     (here / "t.txt").write_text(text)
     (here / "old").mkdir()
     for tokenizer in ("char", "bpe"):
-        options = ("--tokenizer", tokenizer, "--steps", 2, "--eval-every", 1, *TINY, "--out", tokenizer, "--json")
-        *lines, last = records(run_ok("train", "t.txt", *options))
+        options = ("--tokenizer", tokenizer, "--steps", 2, "--eval-every", 1, *TINY, "--out", tokenizer)
+        *lines, last = records(run_ok("train", "t.txt", "--val-fraction", 0.1, *options, "--json"))
         encoder = load_model(here / tokenizer).tokenizer
         val = text[-int(len(text) * 0.1) :]
         ids = encoder.encode(val)
@@ -106,7 +106,7 @@ def test_the_last_lines_have_bits_per_byte_beside_those_of_baselines_and_only_on
     monkeypatch.setattr(training_display, "BASELINE_SHARE", math.inf)
     nats = r"\d\.\d{4} nats per token"
     for architecture, loss in (("decoder", rf"\d\.\d{{4}} bits per byte \({nats}\)"), ("encoder", nats)):
-        options = ("--architecture", architecture, "--steps", 1, *TINY, "--force")
+        options = ("--architecture", architecture, "--val-fraction", 0.1, "--steps", 1, *TINY, "--force")
         last_lines = run_ok("train", corpus, *options).stderr.splitlines()[-2:]
         best = [
             match[1] for line in last_lines if (match := re.fullmatch(rf"Best validation loss: ({loss}), .*", line))
@@ -253,5 +253,5 @@ def test_divergence_exits_with_3_and_keeps_the_last_weights_and_overfitting_warn
     load_model(here / "checkpoints/corpus")
     (here / "twice.txt").write_text("abcdefgh" * 30 + "hgfedcba" * 4)
     options = ("--steps", 60, "--eval-every", 20, "--lr", "0.05", "--warmup-steps", 0, *TINY)
-    result = run_ok("train", "twice.txt", *options, "--quiet")
+    result = run_ok("train", "twice.txt", "--val-fraction", 0.1, *options, "--quiet")
     assert "Warning: The validation loss rose from " in result.stderr

@@ -18,6 +18,7 @@ from tinylm.config.training import Budget, TrainingConfig
 from tinylm.distributed.launch import Launch
 from tinylm.distributed.ranks import Ranks
 from tinylm.errors import TinyLMError
+from tinylm.reporter import counted
 from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Evaluated, Logged, Sampled, Started, Stepped
 from tinylm.training.run import generate_sample
@@ -40,6 +41,11 @@ def test_a_sample_during_training_changes_no_state_and_compiles_nothing() -> Non
     with torch.no_grad():
         model.embedding.weight.fill_(float("nan"))
     assert generate_sample(model, tokenizer, config, 4) is None
+
+
+def test_one_is_singular_in_messages() -> None:
+    counts = [counted(number, "step") for number in (0, 1, 2, 1469)]
+    assert counts == ["0 steps", "1 step", "2 steps", "1,469 steps"]
 
 
 @pytest.fixture

@@ -12,7 +12,12 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinylm.evaluation.baselines import ORDER, compression_bits_per_byte, ngram_bits_per_byte
+from tinylm.evaluation.baselines import (
+    ORDER,
+    baseline_bits_per_byte,
+    compression_bits_per_byte,
+    ngram_bits_per_byte,
+)
 from tinylm.evaluation.translation import baseline_bleu, nearest_targets
 from tinylm.reporter import LogReporter
 from tinylm.text.tokenizer import train_char
@@ -53,6 +58,16 @@ def test_the_compressors_are_those_of_the_standard_library_at_their_highest_leve
             "gzip": 8 * len(gzip.compress(data, compresslevel=9)) / len(data),
             "xz": 8 * len(lzma.compress(data, preset=9)) / len(data),
         }
+
+
+def test_a_compressor_that_makes_the_text_larger_is_no_baseline() -> None:
+    """Regression: two bytes were said to have 240 bits per byte with xz, which are its header."""
+    tokenizer = train_char("ab")
+    for text, names in (("ab", set()), ("ab" * 15, {"gzip"}), ("ab" * 40, {"gzip", "xz"})):
+        ids = np.asarray(tokenizer.encode(text))
+        found = baseline_bits_per_byte(tokenizer, ids, ids, LogReporter())
+        assert found.keys() - {"order-5 characters"} == names
+        assert all(found[name] == compression_bits_per_byte(text)[name] < 8 for name in names)
 
 
 SENTENCES = st.lists(st.lists(st.sampled_from("abcde"), max_size=5).map(" ".join), min_size=1, max_size=8)

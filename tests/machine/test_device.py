@@ -106,7 +106,9 @@ def test_the_description_and_free_memory_of_a_device(monkeypatch: pytest.MonkeyP
     assert d.free_memory("cuda") == 123
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Big One")
     assert d.describe_device("cuda") == "cuda (Big One)"
-    assert d.describe_device("cpu") == f"cpu ({torch.get_num_threads()} threads)"
+    for threads, described in ((1, "1 thread"), (2, "2 threads")):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert d.describe_device("cpu") == f"cpu ({described})"
     assert d.describe_device("mps") == "mps"
 
 

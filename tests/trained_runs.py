@@ -9,6 +9,7 @@ from tests.shell import TINY, run_ok, story
 
 SOURCES = ["abc", "bca", "cab", "acb", "bac", "cba", "aab", "bbc", "cca", "abb"]
 REVERSED = [(source, " ".join(reversed(source))) for source in SOURCES]
+HELD_OUT = ("--val-fraction", 0.1)  # the text is so short that it would be its own validation text
 SHAPE = ("--layers", 1, "--heads", 2, "--width", 32, "--batch-size", 10)
 BOTH = ("--architecture", "encoder-decoder", "--tokenizer", "char", *SHAPE, "--dropout", 0, "--label-smoothing", 0)
 
@@ -46,13 +47,13 @@ def trained(shelf: Path, name: str, *arguments: object) -> Path:
 def run(shelf: Path) -> Path:
     """A model of characters, trained for a second: enough that it hardly ever draws the end of text."""
     intervals = ("--steps", 200, "--lr", 0.02, "--eval-every", 50, "--log-every", 50)
-    return trained(shelf, "run", "train", shelf / "one.txt", *intervals, *TINY)
+    return trained(shelf, "run", "train", shelf / "one.txt", *HELD_OUT, *intervals, *TINY)
 
 
 @pytest.fixture(scope="session")
 def bpe_run(shelf: Path) -> Path:
     """A model with byte-level BPE, which is hardly trained, so that it generates invalid UTF-8."""
-    return trained(shelf, "bpe", "train", shelf / "one.txt", "--tokenizer", "bpe", "--steps", 3, *TINY)
+    return trained(shelf, "bpe", "train", shelf / "one.txt", *HELD_OUT, "--tokenizer", "bpe", "--steps", 3, *TINY)
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +66,8 @@ def adapter(run: Path, shelf: Path) -> Path:
 @pytest.fixture(scope="session")
 def encoder(shelf: Path) -> Path:
     """An encoder of characters."""
-    return trained(shelf, "enc", "train", shelf / "one.txt", "--architecture", "encoder", "--steps", 30, *TINY)
+    options = ("--architecture", "encoder", "--steps", 30)
+    return trained(shelf, "enc", "train", shelf / "one.txt", *HELD_OUT, *options, *TINY)
 
 
 @pytest.fixture(scope="session")

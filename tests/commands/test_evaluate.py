@@ -12,7 +12,7 @@ import torch
 
 import tinylm as tinylm_api
 from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
-from tests.trained_runs import trained
+from tests.trained_runs import HELD_OUT, trained
 from tinylm.evaluation.baselines import ngram_bits_per_byte
 from tinylm.run_directory.loading import load_model, read_config, summarise
 from tinylm.run_directory.metrics_log import read_metrics
@@ -289,7 +289,7 @@ COMPARED = "a b bits_per_byte_a bits_per_byte_b loss_a loss_b difference differe
 @pytest.fixture(scope="session")
 def other(shelf: Path) -> Path:
     """A model like `run`, trained on the same text for fewer steps."""
-    return trained(shelf, "other", "train", shelf / "one.txt", "--steps", 60, "--lr", 0.02, *TINY)
+    return trained(shelf, "other", "train", shelf / "one.txt", *HELD_OUT, "--steps", 60, "--lr", 0.02, *TINY)
 
 
 def compared(*arguments: object, **how: str | bytes) -> dict[str, object]:

@@ -172,7 +172,8 @@ def test_what_does_not_fit_preferences_is_an_error_before_training(model: Path, 
 
 
 def test_the_report_has_curves_of_accuracy_and_margin(model: Path, preferences: Path, here: Path) -> None:
-    run_ok("finetune-lora", preferences, "-m", model, "--out", "preferring", *FIXED)
+    held_out = ("--val-fraction", 0.1)
+    run_ok("finetune-lora", preferences, "-m", model, "--out", "preferring", *held_out, *FIXED)
     run_ok("report", "preferring", "--out", "page.html")
     page = (here / "page.html").read_text()
     data = json.loads(page.partition('type="application/json"')[2].partition(">")[2].partition("</script>")[0])

@@ -13,7 +13,7 @@ from tests.shell import records, run_ok, story
 from tinylm.config.run import MAX_SHORT_TEXT
 from tinylm.run_directory.loading import read_config
 
-SMALL = ("--layers", 2, "--heads", 2, "--width", 48)
+SMALL = ("--layers", 1, "--heads", 2, "--width", 48)
 RHYME = "the old man of the sea met a cold boat, quick as joy; a bed of fog was its home."
 
 
@@ -22,27 +22,17 @@ def plan(*arguments: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("length", [20, 80])
-def test_a_text_of_some_words_is_recited_from_its_beginning(length: int, here: Path) -> None:
+def test_a_text_of_some_words_is_recited_from_its_beginning(here: Path) -> None:
     """Regression: a text of 27 characters was trained on for one step, and its last tenth not at all."""
-    text = RHYME[:length]
-    (here / "t.txt").write_text(text)
+    (here / "t.txt").write_text(RHYME)
     said = run_ok("train", "t.txt", *SMALL).stderr
-    assert f"text:      {length} tokens to train on, the same to validate with\n" in said
+    assert f"text:      {len(RHYME)} tokens to train on, the same to validate with\n" in said
     assert "length:    500 steps, " in said
     assert "goal:      to learn so short a text by heart; --val-fraction 0.1 holds a part of it back" in said
     assert "this model" not in said, "baselines that were not made to learn it"
-    assert run_ok("sample", "-p", text[:4], "-n", length - 4, "-t", 0).stdout.rstrip("\n") == text
+    assert run_ok("sample", "-p", RHYME[:4], "-n", len(RHYME) - 4, "-t", 0).stdout.rstrip("\n") == RHYME
     (scored,) = records(run_ok("eval", "t.txt", "--json"))
     assert scored["bits_per_byte"] < 0.1
-
-
-def test_six_lines_are_all_learned(here: Path) -> None:
-    lines = ["rod", "sat", "yew", "ribs", "hound", "best"]
-    (here / "six.txt").write_text("\n".join(lines) + "\n")
-    run_ok("train", "six.txt", "--format", "lines", *SMALL)
-    sampled = run_ok("sample", "--num-samples", 60, "--seed", 1, "-n", 8).stdout.split()
-    assert set(sampled) >= set(lines) and sum(word in lines for word in sampled) > 0.9 * len(sampled)
 
 
 @pytest.mark.parametrize("number", [1, 6])

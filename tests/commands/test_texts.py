@@ -221,7 +221,7 @@ def test_unknown_characters_are_skipped_in_training_when_resuming_and_in_eval(ru
     (here / "unseen.txt").write_text(text)
     (here / "skipped.txt").write_text(skipped)
     count = len(text) - len(skipped)
-    message = f"{count} characters of the text that have no id, 2 different ones ('é' (U+00E9), 'ö' (U+00F6))"
+    message = f"{count} characters of the text without an id, 2 different ones ('é' (U+00E9), 'ö' (U+00F6))"
     options = ("--steps", 1, "--batch-size", 4, "--init-from", run, "--out")
     result = run_ok("train", "unseen.txt", *options, "new", "--unknown", "skip")
     assert f"Warning: Skipped {message}." in result.stderr

@@ -112,6 +112,8 @@ def measure_memorisation(
     )
     if training is not None and held_out is None:
         raise UsageError("`train_data` needs a held-out text beside it; name one.")
+    if held_out is None and model.data is not None and model.data.val_fingerprint == model.data.fingerprint:
+        raise UsageError(f"{model.path} was validated on its training text; name a held-out text.")
     with _documents(model, training, "train") as training_text, _documents(model, held_out, "val") as held_out_text:
         trained, unseen = (
             _passages(text, name, config, model.reporter)

@@ -95,7 +95,7 @@ ERRORS: dict[str, list[Row]] = {
         ("train abcd.txt", 2, "abcd.txt leaves 1 token for validation, and at least 2 are needed; give more text"),
         ("train short.txt --context 64", 2, "27 tokens ... needs 65 ... at most 26"),
         ("train latin.txt",
-         2, "latin.txt is not valid UTF-8 (byte 0xE9 at offset 1), and looks ... --encoding, for example cp1252"),
+         2, "latin.txt is not valid UTF-8 (byte 0xE9 at offset 1) ... looks ... such as cp1252 ... --encoding"),
         ("train cut.txt.gz", 2, "cut.txt.gz is damaged or not gzip data (it ends too early)"),
         ("train photos", 2, "The folder photos contains no text files (skipped: 1"),
         ("train bad.jsonl", 2, "bad.jsonl, line 2: invalid JSON"),

@@ -134,8 +134,6 @@ def test_files_that_cannot_be_read_are_one_error_with_the_command_that_leaves_th
     assert data.characters == sum(map(len, good.values()))
     shutil.rmtree(cache_root())
     run_ok("train", "--resume", "checkpoints/texts", "texts", "--steps", 2)
-    shown = run_ok("info", "checkpoints/texts", "--all").stdout
-    assert "*.log, none" in shown and "skip_bad" in shown.replace(" bad", "_bad")
     (whole,) = records(run_ok("eval", *(f"texts/{name}" for name in good), "--json"))
     (left,) = records(run_ok("eval", "texts", "--exclude", "*.log", "--skip-bad", "--json"))
     assert left == whole | {"text": "texts"}

@@ -90,7 +90,7 @@ class RuntimeConfig:
         check_choice("dtype", self.dtype, DTYPES)
 
 
-MAX_SHORT_TEXT = 15_000  # characters of a text that is learned by heart (decision 046)
+MAX_SHORT_TEXT = 15_000  # characters of a text that is learned by heart (decision 047)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -242,8 +242,10 @@ def make_batches(settings: Settings, context: int) -> np.ndarray[Any, Any]:
     home, reporter = settings.home, LogReporter()
     source = TextSource(paths=(str(home / "train.txt"),), val_data=str(home / "val.txt"))
     split = load_text(source, home, "text", reporter)
-    tokens, _ = encode_text(split, open_model(home / "model").tokenizer, home, reporter)
-    batches = map(Windows(tokens.train, context, settings.batch_size, seed=0).batch, range(settings.steps))
+    tokenizer = open_model(home / "model").tokenizer
+    tokens, _ = encode_text(split, tokenizer, home, reporter)
+    windows = Windows(tokens.train, context, settings.batch_size, 0, tokenizer.end_of_text_id)
+    batches = map(windows.batch, range(settings.steps))
     return np.stack([np.concatenate([batch.ids, batch.targets[:, -1:]], axis=1) for batch in batches])
 
 

@@ -70,7 +70,8 @@ def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
     torch.manual_seed(seed)
     config = read_config(run)
     assert config.data is not None
-    tokens = reopen_tokens(run, config.data, read_tokenizer(run, config))
+    tokenizer = read_tokenizer(run, config)
+    tokens = reopen_tokens(run, config.data, tokenizer)
     shape: dict[str, Any] = {"n_positions": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
     shape |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=config.model.vocab_size, **shape))
@@ -79,7 +80,7 @@ def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
     vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
-    windows = Windows(tokens.train, 64, 12, seed)
+    windows = Windows(tokens.train, 64, 12, seed, tokenizer.end_of_text_id)
     started, step = time.monotonic(), 0
     while (progress := (time.monotonic() - started) / seconds) < 1:
         batch = windows.batch(step)

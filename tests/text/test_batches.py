@@ -27,27 +27,31 @@ from tinylm.text.pairs import Pair, PairTokens, pair_evaluation_batches
 from tinylm.text.token_files import encode_stream
 from tinylm.text.tokenizer import train_char
 
+END = 0  # id of the end of the text
+
 
 @given(st.integers(1, 8), st.integers(0, 80), st.integers(1, 7), st.integers(0, 5))
-def test_an_epoch_of_few_windows_has_every_token_and_both_ends(
+def test_an_epoch_of_few_windows_goes_round_the_text_and_its_end_and_begins_anywhere(
     context: int, extra: int, batch_size: int, seed: int
 ) -> None:
     """Regression: of 1,000 tokens in windows of 256, the last 232 were in no epoch."""
-    tokens = np.arange(context + 1 + extra, dtype=np.uint16)
-    windows = Windows(tokens, context, batch_size, seed)
-    size = windows.windows_per_epoch
-    batches = [windows.batch(number) for number in range(-(-3 * size // batch_size))]
-    ids, targets = (torch.cat([getattr(batch, name) for batch in batches])[: 3 * size] for name in ("ids", "targets"))
-    assert size == (len(tokens) - 1) // context + 2
-    assert torch.equal(targets, ids + 1) and torch.equal(ids, ids[:, :1] + torch.arange(context))
-    for start in range(0, 3 * size, size):
-        assert set(targets[start : start + size].flatten().tolist()) == set(range(1, len(tokens)))
+    end = context + 1 + extra
+    ring = end + 1
+    windows = Windows(np.arange(end, dtype=np.uint16), context, batch_size, seed, end)
+    size, epochs = windows.windows_per_epoch, 20 * ring
+    batches = [windows.batch(number) for number in range(-(-epochs * size // batch_size))]
+    ids, targets = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("ids", "targets"))
+    assert size == -(-ring // context)
+    assert torch.equal(targets, (ids + 1) % ring) and torch.equal(ids, (ids[:, :1] + torch.arange(context)) % ring)
+    for start in range(0, epochs * size, size):
+        assert set(ids[start : start + size].flatten().tolist()) == set(range(ring))
+    assert set(ids[:, 0].tolist()) == set(range(ring))
 
 
 @given(st.integers(1, 8), st.integers(0, 80), st.integers(1, 7), st.integers(0, 5))
 def test_an_epoch_visits_every_window_once(context: int, extra: int, batch_size: int, seed: int) -> None:
     tokens = np.arange(100 * context + 1 + extra, dtype=np.uint16)
-    windows = Windows(tokens, context, batch_size, seed)
+    windows = Windows(tokens, context, batch_size, seed, END)
     n_windows = 3 * windows.windows_per_epoch
     rows = [row for n in range(-(-n_windows // batch_size)) for row in windows.batch(n).ids.tolist()][:n_windows]
     assert windows.windows_per_epoch == (len(tokens) - 1) // context - 1
@@ -61,25 +65,26 @@ def test_an_epoch_visits_every_window_once(context: int, extra: int, batch_size:
 
 def test_the_target_of_a_token_is_the_next_token_and_a_text_of_context_plus_one_tokens_has_a_window() -> None:
     tokens = np.random.default_rng(0).integers(0, 50, 100).astype(np.uint8)
-    batch = Windows(tokens, 7, 5, seed=1).batch(3)
+    batch = Windows(tokens, 7, 5, 1, END).batch(3)
     assert batch.ids.shape == batch.targets.shape == (5, 7)
     assert batch.ids.dtype == batch.targets.dtype == torch.int64 and batch.mask is None
-    sequences = {tuple(tokens[i : i + 8].tolist()) for i in range(93)}
+    ring = [*tokens.tolist(), END, *tokens[:7].tolist()]
+    sequences = {tuple(ring[i : i + 8]) for i in range(101)}
     for ids, targets in zip(batch.ids.tolist(), batch.targets.tolist(), strict=True):
         assert (*ids, targets[-1]) in sequences and ids[1:] == targets[:-1]
-    assert Windows(np.arange(5), 4, 1, seed=0).batch(7).ids.tolist() == [[0, 1, 2, 3]]
+    assert Windows(np.arange(5), 4, 1, 0, 5).batch(7).ids.shape == (1, 4)
     with pytest.raises(TinyLMError, match="4 tokens are too few for a window of 4"):
-        Windows(np.arange(4), 4, 1, seed=0)
+        Windows(np.arange(4), 4, 1, 0, END)
 
 
 def test_epochs_and_seeds_differ_in_offset_and_order() -> None:
     tokens = np.arange(1001, dtype=np.uint16)
-    windows = Windows(tokens, 10, 99, seed=0)
+    windows = Windows(tokens, 10, 99, 0, END)
     epochs = [windows.batch(n).ids for n in range(6)]
     assert len({int(epoch.min()) for epoch in epochs}) > 2
     assert len({tuple((epoch[:, 0] - epoch.min()).tolist()) for epoch in epochs}) == 6
-    assert not torch.equal(Windows(tokens, 10, 99, seed=1).batch(0).ids, epochs[0])
-    again = Windows(tokens, 10, 99, seed=0)  # a batch depends only on the seed and its number
+    assert not torch.equal(Windows(tokens, 10, 99, 1, END).batch(0).ids, epochs[0])
+    again = Windows(tokens, 10, 99, 0, END)  # a batch depends only on the seed and its number
     assert all(torch.equal(again.batch(n).ids, epochs[n]) for n in (4, 0, 2))
 
 
@@ -94,7 +99,7 @@ def test_batches_of_a_text_beyond_memory_are_found_by_their_number() -> None:
             return np.arange(part.start, part.stop).astype(np.uint16)
 
     tokens = cast("np.ndarray", Positions())
-    windows = Windows(tokens, 64, 4, seed=0)
+    windows = Windows(tokens, 64, 4, 0, END)
     last = windows.windows_per_epoch // 4 - 1
     starts = {int(windows.batch(number).ids[row, 0]) for number in (0, 1, last // 2, last) for row in range(4)}
     assert len(starts) == 16
@@ -167,13 +172,13 @@ def test_15_percent_are_targets_of_which_80_percent_are_masked_and_10_percent_ra
 
 
 def test_the_targets_are_the_text_and_the_masks_differ_between_epochs() -> None:
-    windows = MaskedWindows(TOKENS, 16, 4, seed=3, mask_id=MASK, vocab_size=V)
-    plain = Windows(TOKENS, 16, 4, seed=3)
+    windows = MaskedWindows(TOKENS, 16, 4, 3, END, mask_id=MASK, vocab_size=V)
+    plain = Windows(TOKENS, 16, 4, 3, END)
     for number in (0, 7, 1000):
         batch = windows.batch(number)
         assert batch.mask is not None and torch.equal(batch.targets, plain.batch(number).ids)
         assert torch.equal(batch.ids[~batch.mask], batch.targets[~batch.mask])
-        again = MaskedWindows(TOKENS, 16, 4, seed=3, mask_id=MASK, vocab_size=V).batch(number)
+        again = MaskedWindows(TOKENS, 16, 4, 3, END, mask_id=MASK, vocab_size=V).batch(number)
         assert torch.equal(batch.ids, again.ids) and torch.equal(batch.mask, again.mask)
     next_epoch = plain.windows_per_epoch // 4 * 4
     assert not torch.equal(windows.batch(0).mask, windows.batch(next_epoch).mask)

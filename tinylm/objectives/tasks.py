@@ -82,7 +82,9 @@ class NextToken:
         self._merges = torch.from_numpy(tokenizer.merges())
         self._val = tokens.val
         self._context = model.context
-        self.batch = Windows(tokens.train, model.context, training.batch_size, training.seed).batch
+        self.batch = Windows(
+            tokens.train, model.context, training.batch_size, training.seed, tokenizer.end_of_text_id
+        ).batch
         self.steps_per_epoch = len(tokens.train) / (training.batch_size * model.context)
 
     def objective(self, progress: float) -> Objective:
@@ -114,7 +116,7 @@ class MaskedToken:
         self._context = model.context
         self._masking = {"mask_id": tokenizer.mask_id, "vocab_size": tokenizer.vocab_size}
         self.batch = MaskedWindows(
-            tokens.train, model.context, training.batch_size, training.seed, **self._masking
+            tokens.train, model.context, training.batch_size, training.seed, tokenizer.end_of_text_id, **self._masking
         ).batch
         self.steps_per_epoch = len(tokens.train) / (training.batch_size * model.context)
 

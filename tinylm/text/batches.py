@@ -147,19 +147,19 @@ class Batch:
         return type(self)(*(None if tensor is None else function(tensor) for tensor in tensors))  # type: ignore[arg-type]
 
 
-FEW_WINDOWS = 100  # of fewer windows, the tokens outside of them are a part of the text that would be missed
+FEW_WINDOWS = 100  # fewer go round the text: the tokens outside of windows within it would be a part that is missed
 
 
 class Windows:
     """Training batches of windows of `context` tokens that do not overlap.
 
-    Each epoch starts at a random offset and has every window once, in pseudo-random order. If they are few, it also has
-    the tokens before the first window and after the last, in windows at the ends of the text, which overlap with those.
-    Batch number n depends only on the seed and n, so a resumed run continues with the same batches. Memory does not
-    depend on the number of windows. Raises TinyLMError for fewer than `context` + 1 tokens.
+    Each epoch starts at a random offset and has every window once, in pseudo-random order. A text of few windows is a
+    ring, which `end_id` closes: windows begin everywhere and have every token, and the text follows its end-of-text
+    token. Batch number n depends only on the seed and n, so a resumed run continues with the same batches. Memory does
+    not depend on the number of windows. Raises TinyLMError for fewer than `context` + 1 tokens.
     """
 
-    def __init__(self, tokens: Tokens, context: int, batch_size: int, seed: int) -> None:
+    def __init__(self, tokens: Tokens, context: int, batch_size: int, seed: int, end_id: int) -> None:
         if len(tokens) <= context:
             raise TinyLMError(
                 f"{len(tokens)} tokens are too few for a window of {context} and the token after it; give more text."
@@ -168,11 +168,13 @@ class Windows:
         self._context = context
         self._batch_size = batch_size
         self._seed = seed
-        self._n_targets = len(tokens) - 1
-        windows = self._n_targets // context
-        self._few = windows < FEW_WINDOWS
-        # One window fewer than would fit, to leave room for the offset; of few windows, one at each end in addition.
-        self.windows_per_epoch = windows + 2 if self._few else windows - 1
+        windows = (len(tokens) - 1) // context
+        self._ring = len(tokens) + 1 if windows < FEW_WINDOWS else None  # its length
+        if self._ring is None:
+            self.windows_per_epoch = windows - 1  # one fewer than would fit, to leave room for the offset
+        else:
+            self.windows_per_epoch = math.ceil(self._ring / context)  # of which two may overlap
+            self._tokens = np.resize([*tokens[: len(tokens)], end_id], self._ring + context)
         self._epoch = functools.lru_cache(maxsize=2)(self._epoch_order)
 
     def batch(self, number: int) -> Batch:
@@ -190,14 +192,12 @@ class Windows:
         """The index of the first token of the windows at `positions` in the order of an epoch: (N,) -> (N,)."""
         offset, order = self._epoch(epoch)
         starts = offset + order(positions) * self._context
-        if self._few:
-            starts = np.clip(starts - self._context, 0, self._n_targets - self._context)
-        return starts
+        return starts if self._ring is None else starts % self._ring
 
     def _epoch_order(self, epoch: int) -> tuple[int, Permutation]:
         """The index of the first token of an epoch, and the order of its windows."""
         rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-        offset = int(rng.integers(0, self._context, endpoint=True))
+        offset = int(rng.integers(0, self._context + 1 if self._ring is None else self._ring))
         return offset, Permutation(self.windows_per_epoch, [self._seed, epoch])
 
 
@@ -346,8 +346,10 @@ def mask_tokens(
 class MaskedWindows:
     """Training batches of the windows of `Windows`, masked at random. Batch number n depends only on the seed and n."""
 
-    def __init__(self, tokens: Tokens, context: int, batch_size: int, seed: int, mask_id: int, vocab_size: int) -> None:
-        self._windows = Windows(tokens, context, batch_size, seed)
+    def __init__(
+        self, tokens: Tokens, context: int, batch_size: int, seed: int, end_id: int, mask_id: int, vocab_size: int
+    ) -> None:
+        self._windows = Windows(tokens, context, batch_size, seed, end_id)
         self._seed = seed
         self._mask_id = mask_id
         self._vocab_size = vocab_size

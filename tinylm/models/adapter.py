@@ -253,7 +253,7 @@ def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> Load
             require_tied(model, base, spec.path)
         layers = add_adapter(model, adapter)
         load_adapter_tensors(layers, weights.tensors, spec.path)
-        dtype = config.runtime and config.runtime.dtype
+        dtype = None if config.runtime is None else config.runtime.dtype
         trained = (config.data, config.objective, dtype, config.tokenizer.chat_template, adapter.labels)
         loaded = LoadedAdapter(spec.path, layers, spec.scale, *trained)
     set_adapter_scale(loaded.layers, spec.scale)

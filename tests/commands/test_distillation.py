@@ -19,7 +19,7 @@ FIXED = (*TINY, "--steps", 8, "--eval-every", 4, "--save-every", 4, "--dropout",
 def text(here: Path) -> Path:
     (here / "text.txt").write_text(story(6000))
     for seed in (1, 2):
-        run_ok("train", "text.txt", "--out", f"teacher{seed}", "--seed", seed, "--steps", 100, *TINY)
+        run_ok("train", "text.txt", "--out", f"teacher{seed}", "--seed", seed, "--steps", 20, *TINY)
     return here / "text.txt"
 
 
@@ -62,7 +62,7 @@ def test_a_teacher_that_was_moved_is_found_by_its_weights_or_named_again(text: P
 def test_a_forged_run_that_names_an_unfitting_teacher_is_refused(text: Path, here: Path) -> None:
     """Its digest leads to another model of the user, or its objective has no teachers."""
     (here / "other.txt").write_text(story(3000).upper())
-    run_ok("train", "other.txt", "--out", "other", *TINY)
+    run_ok("train", "other.txt", "--out", "other", "--steps", 4, *TINY)
     run_ok("train", text, "--out", "student", "--teacher", "teacher1", *FIXED, "--steps", 4)
     config, digest = read_config(here / "student"), read_weights(here / "other", read_config(here / "other")).digest
     forged = TeacherConfig(path="/etc/other", digest=digest, parameters=1)
@@ -74,8 +74,8 @@ def test_a_forged_run_that_names_an_unfitting_teacher_is_refused(text: Path, her
 
 def test_teachers_that_cannot_be_used_are_errors_before_training(text: Path, here: Path) -> None:
     (here / "other.txt").write_text(story(3000).upper())
-    run_ok("train", "other.txt", "--out", "other", *TINY)
-    run_ok("train", text, "--out", "masked", "--architecture", "encoder", *TINY)
+    run_ok("train", "other.txt", "--out", "other", "--steps", 4, *TINY)
+    run_ok("train", text, "--out", "masked", "--architecture", "encoder", "--steps", 4, *TINY)
     run_ok("finetune-lora", text, "-m", "teacher1", "--out", "lora", "--steps", 2, "--batch-size", 2)
     for arguments, code, message in (
         (("--teacher", "teacher1", "--teacher", "other"), 2, "have different tokenizers; name teachers that share one"),

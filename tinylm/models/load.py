@@ -89,13 +89,8 @@ def _load(
     stored = weights_dtype(network)
     for_generation = chosen_dtype = choose_generation_dtype(dtype, chosen_device.value, stored)
     if not only_generates:
-<<<<<<< HEAD
         of_base = None if config.runtime is None else config.runtime.dtype
         recorded = loaded[0].dtype if loaded else of_base
-=======
-        own = None if config.runtime is None else config.runtime.dtype
-        recorded = loaded[0].dtype if loaded else own
->>>>>>> formats
         chosen_dtype = choose_loss_dtype(dtype, chosen_device.value, stored, recorded, reporter)
     note = (
         f"On {describe_device(chosen_device.value)}: {chosen_device.reason}; {chosen_dtype.value}: "

@@ -245,10 +245,11 @@ def test_ctrl_c_saves_a_run_that_can_be_resumed_or_before_the_first_leaves_no_fi
         trained(callbacks=[lambda event: isinstance(event, Started) and interrupt(event)])
     assert snapshot(here) == files
     before = signal.getsignal(signal.SIGINT)
-    result = trained(steps=50, callbacks=[lambda e: isinstance(e, Stepped) and e.step == 4 and interrupt(e)])
+    held_out = {"steps": 50, "val_fraction": 0.1}
+    result = trained(**held_out, callbacks=[lambda e: isinstance(e, Stepped) and e.step == 4 and interrupt(e)])
     assert (result.stopped_by, result.step, result.signal_number) == ("signal", 4, signal.SIGINT)
     assert (result.kept_step, result.best_step) == (4, 3)
-    early = trained("early", steps=50, callbacks=[lambda e: isinstance(e, Stepped) and e.step == 2 and interrupt(e)])
+    early = trained("early", **held_out, callbacks=[lambda e: isinstance(e, Stepped) and e.step == 2 and interrupt(e)])
     assert (early.kept_step, early.best_step, early.val_loss) == (2, 2, early.best_val_loss)
     assert same_tensors(here / "early/model.safetensors", here / "early/last/model.safetensors")
     assert signal.getsignal(signal.SIGINT) == before

@@ -318,7 +318,7 @@ def test_output_to_a_closed_stream_is_dropped(closed: str, stdout: str, here: Pa
 @posix
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int, code: int, here: Path) -> None:
-    options = ("--dtype", "fp32", "--dropout", "0.1", "--log-every", 1)
+    options = ("--dtype", "fp32", "--dropout", "0.1", "--log-every", 1, "--val-fraction", 0.1)
     # Settings that the plan would derive from the length, which differs between the two runs.
     options = ("--schedule", "constant", "--warmup-steps", 0, "--weight-decay", 0, "--mtp-weight", 0, "--tie", *options)
     options = ("--eval-every", 100, "--save-every", 100, *options, *TINY)

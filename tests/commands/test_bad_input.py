@@ -107,6 +107,8 @@ def test_a_disk_full_at_first_leaves_a_whole_run_or_nothing(here: Path, monkeypa
 
     def fill(descriptor: int) -> None:
         nonlocal calls
+        if os.fstat(descriptor).st_ino == here.stat().st_ino:  # flushed when the run is in place, and may fail
+            return
         calls += 1
         if calls > works:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

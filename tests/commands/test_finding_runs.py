@@ -128,5 +128,5 @@ def test_resuming_a_finished_run_names_the_option_that_continues_it(run: Path, h
     (here / "text.txt").write_text(story(1500))
     run_ok("train", "text.txt", "--epochs", 0.5, "--out", "half", *TINY)
     stderr = run_ok("train", "--resume", "half").stderr
-    assert "steps of --epochs 0.5 are done; --epochs 1 continues it." in stderr
+    assert "steps, is used up; --epochs 1 continues it." in stderr
     assert "finished" not in run_ok("train", "--resume", "half", "--epochs", 1).stderr

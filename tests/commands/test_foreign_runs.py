@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tests.machines import write_profile
 from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
+from tests.trained_runs import HELD_OUT
 from tinylm.errors import TinyLMError
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights
@@ -36,7 +37,7 @@ Forge = Callable[[Path], object]
 def piped(shelf: Path) -> Path:
     """A run that was trained on standard input, so that it contains its encoded text."""
     text = (shelf / "one.txt").read_bytes()
-    intervals = ("--steps", 4, "--eval-every", 2, "--log-every", 1, "--save-every", 2)
+    intervals = ("--steps", 4, "--eval-every", 2, "--log-every", 1, "--save-every", 2, *HELD_OUT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINYLM_CACHE", str(shelf / "cache"))
         write_profile(shelf / "cache")

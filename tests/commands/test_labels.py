@@ -237,7 +237,7 @@ def test_a_classifier_learns_further_and_a_language_model_becomes_one(
     assert one == pytest.approx(other, rel=1e-4)
     run_ok("finetune-lora", labels, "-m", "lora/../merged", "--out", "again", *FIXED)  # LoRA on a classifier
     assert read_config(here / "again").adapter.labels == ()
-    assert run_ok("classify", "--adapter", "again", "a happy day").stdout == "good\n"
+    assert run_ok("classify", "--adapter", "again", *texts).stdout == "bad\ngood\n"
     run_ok("finetune-lora", labels, "-m", "lm", "--out", "cut", *FIXED, *lora, "--steps", 20)
     run_ok("finetune-lora", "--resume", "cut", "--steps", 40)
     assert same_tensors(here / "lora/last/adapter.safetensors", here / "cut/last/adapter.safetensors")

@@ -30,7 +30,7 @@ def test_a_text_of_some_words_is_recited_from_its_beginning(here: Path) -> None:
     assert "length:    500 steps, " in said
     assert "goal:      to learn so short a text by heart; --val-fraction 0.1 holds a part of it back" in said
     assert "this model" not in said, "baselines that were not made to learn it"
-    assert run_ok("sample", "-p", RHYME[:4], "-n", len(RHYME) - 4, "-t", 0).stdout.rstrip("\n") == RHYME
+    assert run_ok("sample", "-p", RHYME[:8], "-n", len(RHYME) - 8, "-t", 0).stdout.rstrip("\n") == RHYME
     (scored,) = records(run_ok("eval", "t.txt", "--json"))
     assert scored["bits_per_byte"] < 0.1
 

@@ -104,7 +104,8 @@ def test_the_last_evaluation_is_part_of_the_last_save(corpus: Path, here: Path) 
     assert (state["last_eval_step"], state["best_step"], state["best_loss"]) == (6, *best)
 
 
-OVERFIT = ("--steps", 30, "--eval-every", 5, "--lr", 3, "--schedule", "constant", *TINY)  # the validation loss rises
+# The learning rate grows up to the end, so that the validation loss falls and then rises.
+OVERFIT = ("--steps", 30, "--eval-every", 5, "--lr", 3, "--schedule", "constant", "--warmup-steps", 30, *TINY)
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -188,7 +189,7 @@ def test_the_last_weights_of_a_model_are_named_by_their_folder(here: Path) -> No
 
 def test_the_last_weights_of_an_adapter_are_named_by_their_folder_and_can_be_a_base(run: Path, here: Path) -> None:
     (here / "facts.txt").write_text("the old man\n" * 400)
-    options = ("--format", "lines", "--steps", 8, "--eval-every", 2, "--lr", 0.1)
+    options = ("--format", "lines", "--steps", 8, "--eval-every", 2, "--lr", 0.1, "--val-fraction", 0.1)
     run_ok("finetune-lora", "facts.txt", "-m", run, "--out", "ad", *options)
     (scored,) = records(run_ok("eval", "--adapter", "ad/last", "-m", run, "--json"))
     assert scored["loss"] == pytest.approx(losses(here / "ad")[8], rel=1e-4)

@@ -76,6 +76,7 @@ def test_an_objective_of_the_tables_is_trained_and_reported(tmp_path: Path, monk
     for other in ("next-token", "distillation", "chat", "dpo"):  # the first objective that fits is the default
         monkeypatch.setitem(OBJECTIVES, other, OBJECTIVES[other]._replace(architectures=()))
     settings: dict[str, Any] = {**SHAPE, "batch_size": 4, "eval_every": 3, "steps": 3, "device": "cpu"}
+    settings["val_fraction"] = 0.1
     result = tinylm.train(tmp_path / "text", out=tmp_path / "run", **settings)
     resumed = tinylm.train(resume=result.run, steps=6)
     assert (result.step, resumed.step) == (3, 6)

@@ -346,7 +346,8 @@ def _describe_evaluations(plan: "Plan") -> str:
     from tinylm.planning.recipes import MAX_EVALUATION_SHARE
 
     share = plan.evaluation_seconds / max(plan.seconds, 1e-9)
-    return f", {share:.0%} of it for evaluations" if share > MAX_EVALUATION_SHARE else ""
+    is_long = plan.evaluation_seconds >= 1 and share > MAX_EVALUATION_SHARE
+    return f", {share:.0%} of it for evaluations" if is_long else ""
 
 
 def _plan_record(plan: "Plan", config: RunConfig, trainable_parameters: int) -> dict[str, Any]:

@@ -48,6 +48,7 @@ HEADER = "%llguidance {}\nstart: "
 
 
 def refusal(reason: str) -> UsageError:
+    """The error about a schema that cannot be used."""
     return UsageError(f"`json_schema` cannot be used: {reason}.")
 
 
@@ -247,6 +248,7 @@ def items_of(schema: dict[str, Any]) -> tuple[list[Schema], Schema]:
 
 
 def has_size(value: Any, schema: dict[str, Any], what: str) -> bool:
+    """Whether the length of a value is within the schema's bounds on its `what`: Length, Items or Properties."""
     return bool(schema.get(f"min{what}", 0) <= len(value) <= schema.get(f"max{what}", math.inf))
 
 

@@ -127,9 +127,8 @@ def load_text(
         split = split_corpus(corpus, val_corpus[0] if val_corpus else None, source.val_fraction, advance)
     for part in (corpus, *val_corpus):
         _report_conversations(part, reporter)
-    _report_line_ends(
-        split.stats.carriage_returns + (split.val_stats.carriage_returns if split.val_stats else 0), reporter
-    )
+    own = None if split.validates_on_itself else split.val_stats
+    _report_line_ends(split.stats.carriage_returns + (own.carriage_returns if own else 0), reporter)
     return split
 
 

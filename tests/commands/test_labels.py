@@ -114,6 +114,11 @@ def test_classify_prints_a_label_per_text_from_words_lines_and_json(encoder: Pat
     stdin = "".join(json.dumps({"id": record["id"], "text": record["text"]}) + "\n" for record in RECORDS)
     found = records(run_ok("classify", "-", "-m", encoder, "--format", "jsonl", "--json", stdin=stdin))
     assert [record["id"] for record in found] == list(range(90))
+    bare = records(run_ok("classify", "-", "-m", encoder, "--format", "jsonl", "--json", stdin='"a happy day"'))
+    assert (bare[0]["text"], bare[0]["label"]) == ("a happy day", "good")
+    keyed = ("--format", "jsonl", "--text-key", "body", "--json")
+    (kept,) = records(run_ok("classify", "-", "-m", encoder, *keyed, stdin='{"body": "a happy day", "text": "y"}'))
+    assert (kept["body"], kept["text"], kept["label"]) == ("a happy day", "y", "good")
     with_blank = records(run_ok("classify", "-", "-m", encoder, "--json", stdin="\na happy day"))
     assert with_blank[0] == {"text": "", "label": None} and with_blank[1]["label"] == "good"
     alone = records(run_ok("classify", RECORDS[7]["text"], "-m", encoder, "--json"))

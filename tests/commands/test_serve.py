@@ -63,7 +63,10 @@ def test_a_base_model_completes_texts_and_survives_what_clients_send(model: Path
     with server(model) as (process, address):
         request = {"prompt": "the old man", "max_tokens": 9, "temperature": 0}
         expected = tinylm.load(model).generate("the old man", max_tokens=9, temperature=0)
-        status, answer, headers = call(address, "/v1/completions", request, Origin="http://elsewhere.example")
+        status, answer, headers = call(address, "/v1/completions", request, Origin=f"http://{address}")
+        assert call(address, "/v1/completions", request, Origin="http://elsewhere.example")[0] == 403
+        assert call(address, "/v1/completions", request, Origin="null")[0] == 403
+        status, answer, headers = call(address, "/v1/completions", request)
         assert (status, answer["choices"][0]["text"], answer["model"]) == (200, expected, "run")
         assert "Access-Control-Allow-Origin" not in headers
         _, events, _ = call(address, "/v1/completions", request | {"stream": True})
@@ -77,6 +80,10 @@ def test_a_base_model_completes_texts_and_survives_what_clients_send(model: Path
         assert "".join(logprobs["tokens"]) == "the old man" + expected and logprobs["token_logprobs"][0] is None
         constrained = request | {"max_tokens": 60, "json_schema": SCHEMA}
         assert json.loads(call(address, "/v1/completions", constrained)[1]["choices"][0]["text"]) in SCHEMA["enum"]
+        huge = request | {"repeat_penalty": 1.1, "repeat_last_n": 2**31 - 1}  # as much memory was reserved
+        assert call(address, "/v1/completions", huge)[0] == 200
+        lines = [call(address, "/v1/completions", request | {"prompt": f"the old{end}man"}) for end in ("\n", "\r\n")]
+        assert lines[0][1]["choices"][0]["text"] == lines[1][1]["choices"][0]["text"]
         assert call(address, "/v1/models")[1]["data"][0]["id"] == "run"
         port = address.rpartition(":")[2]
         for host in (f"localhost:{port}", f"[::1]:{port}", "127.0.0.1"):
@@ -98,6 +105,8 @@ def test_a_base_model_completes_texts_and_survives_what_clients_send(model: Path
             request | {"prompt": "the " * 1000},
             request | {"grammar": "root ::= ("},
             {"prompt": {"a": 1}},
+            '{"prompt": "a", "temperature": 1' + "0" * 400 + "}",
+            request | {"samplers": ["top_k"]},
             {"prompt": "\ud800"},
             "[" * 100_000,
         ):

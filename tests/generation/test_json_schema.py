@@ -459,3 +459,16 @@ def test_the_command_prints_json_alone(tmp_path: Path) -> None:
         assert_error(shell(*arguments, "a"), 2, str(schema), reason)
     schema.unlink()
     assert_error(shell(*arguments, "a"), 2, f"Cannot read --json-schema {schema}: No such file")
+
+
+def test_a_schema_whose_combinations_multiply_is_refused_in_seconds() -> None:
+    names = [f"p{number}" for number in range(9)]
+    node = {"type": "object", "required": names, "properties": {name: {"$ref": "#/$defs/a"} for name in names}}
+    doubled = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(50)} | {"d50": {}}
+    x_is_doubled = {"enum": [{"x": 1}], "properties": {"x": {"$ref": "#/$defs/d0"}}}
+    for schema in (
+        {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}], "$defs": {"a": node}},
+        {**x_is_doubled, "$defs": doubled},
+    ):
+        with pytest.raises(UsageError, match="combines too many schemas"):
+            json_grammar(JSONSchema(schema))

@@ -221,7 +221,7 @@ def test_checkpointed_layers_store_their_inputs() -> None:
     assert memory_of(checkpointed=True).evaluation == memory_of().evaluation / 4
 
 
-@pytest.mark.parametrize(("gigabytes", "limit"), [(8, 2**27), (24, 24 * 2**23), (128, 2**30)])
+@pytest.mark.parametrize(("gigabytes", "limit"), [(8, 2**27), (24, 24 * 2**23), (128, 2**30), (288, 2**30)])
 def test_the_logits_of_a_chunk_grow_with_the_memory_of_the_gpu(
     gigabytes: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

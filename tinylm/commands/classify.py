@@ -177,12 +177,14 @@ def _entry(line: str, name: str, format: str, options: ClassifyOptions, tokenize
     from tinylm.generation.classify import without_unknown
     from tinylm.text.readers import parse_json_line, text_of_record
 
-    others: dict[str, Any] = {}
+    fields: dict[str, Any] = {"text": line}
     if format == "jsonl":
         record = parse_json_line(line, name)
         line = text_of_record(record, name, options.text_key or "text")
-        others = {key: value for key, value in record.items() if key != "label"}
-    return Entry({**others, "text": line}, without_unknown(line, tokenizer, options.unknown, name))
+        others = record if isinstance(record, dict) else {}
+        fields = {key: value for key, value in others.items() if key != "label"}
+        fields.setdefault("text", line)
+    return Entry(fields, without_unknown(line, tokenizer, options.unknown, name))
 
 
 def _batches(arrivals: Iterator[list[Entry]]) -> Iterator[list[Entry]]:

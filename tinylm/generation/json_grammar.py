@@ -133,6 +133,8 @@ class _Grammar:
                 for part in parts:
                     schema = self._merged(schema, part, place)
                 return self._value(schema, place, resolved)
+            if keyword == "oneOf":
+                self._schema.count(len(parts) ** 2)
             if keyword == "oneOf" and not all(self._differ(a, b) for a, b in itertools.combinations(parts, 2)):
                 raise refusal(
                     f"`oneOf` at {place} has schemas with common values, as far as can be seen, which is not "
@@ -308,6 +310,7 @@ class _Grammar:
                 case "type":
                     merged[keyword] = _common_types(a, b)
                 case "enum":
+                    self._schema.count(len(x) * len(y))
                     merged[keyword] = [value for value in x if any(same(value, other) for other in y)]
                 case "const":
                     return False
@@ -341,6 +344,7 @@ class _Grammar:
 
     def _differ(self, a: Schema, b: Schema, depth: int = 0) -> bool:
         """Whether no value is valid by both, as far as their types, constants and required names show."""
+        self._schema.count()
         for _ in range(depth, 10):
             a, b = (
                 self._schema.resolve(one["$ref"], "#") if isinstance(one, dict) and "$ref" in one else one

@@ -83,6 +83,7 @@ class JSONSampler:
         return allowed
 
     def _check(self, content: bytes) -> None:
+        self._schema.steps = 0
         try:
             is_valid = self._schema.is_valid(parse_exact_json(content.decode()), self._schema.root)
         except (ValueError, RecursionError) as error:

@@ -18,6 +18,8 @@ from tinylm.errors import UsageError
 Schema = Any  # a bool, or a dict of keywords
 Bound = tuple[int | Decimal, bool]  # and whether the bound itself is excluded
 MAX_DIGITS = 400  # of a number in a schema
+MAX_STEPS = 1_000_000  # of comparing parts of a schema, and values with them: seconds
+STEPS_PER_MATCHER = 20
 TYPES = ("null", "boolean", "number", "string", "array", "object", "integer")
 NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
@@ -94,6 +96,7 @@ class JSONSchema:
             self.root: Schema = _exact(schema)
             _check(self.root, "#")
             self._resolved: dict[str, Schema] = {}
+            self.steps = 0
         except RecursionError:
             raise refusal("it is nested too deeply") from None
 
@@ -118,8 +121,15 @@ class JSONSchema:
         self._resolved[reference] = found
         return found
 
+    def count(self, steps: int = 1) -> None:
+        """Raise UsageError after MAX_STEPS: combinations of schemas multiply."""
+        self.steps += steps
+        if self.steps > MAX_STEPS:
+            raise refusal("it combines too many schemas")
+
     def is_valid(self, value: Any, schema: Schema) -> bool:
         """Whether a value is valid by a part of the schema."""
+        self.count()
         if not schema or schema is True:
             return schema is not False
         kind, get = _type(value), schema.get
@@ -169,6 +179,7 @@ class JSONSchema:
         """Whether a string has the pattern and the format of a schema, as llguidance reads them."""
         if not schema.keys() & {"pattern", "format"}:
             return True
+        self.count(STEPS_PER_MATCHER)
         matcher = byte_matcher(HEADER + string_grammar(schema, {}, place))
         content = list(spelled(text).encode(errors="replace"))
         return bool(matcher.try_consume_tokens(content) == len(content) and matcher.is_accepting())

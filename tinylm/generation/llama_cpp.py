@@ -193,14 +193,17 @@ class LlamaCpp:
         if errors:
             raise errors[0]
 
-    def score(self, ids: Sequence[int], candidates: int, end_id: int) -> list[Token]:
-        """The ids after the first, each with its log-probability after those before it, and the likeliest candidates.
+    def score(
+        self, ids: Sequence[int], candidates: int, end_id: int, is_over: Callable[[], bool] = lambda: False
+    ) -> list[Token]:
+        """The ids after the first, each with its log-probability after those before it, and the likeliest candidates;
+        fewer once `is_over` returns true.
 
         llama.cpp reports log-probabilities of the tokens that it generates. Here it generates the ids, which a grammar
         forces. No grammar admits an end token, which a bias forces.
         """
         scored: list[Token] = []
-        while (start := len(scored) + 1) < len(ids):
+        while (start := len(scored) + 1) < len(ids) and not is_over():
             ends = itertools.chain((i for i in range(start, len(ids)) if ids[i] == end_id), [len(ids)])
             count = max(1, next(ends) - start)
             request: dict[str, Any] = {"prompt": list(ids[:start]), "max_tokens": count, "temperature": 0}
@@ -212,10 +215,12 @@ class LlamaCpp:
 
             def receive(token: Token, found: list[Token] = found) -> bool:
                 found.append(token)
-                return False
+                return is_over()
 
             self.complete({**request, "logprobs": max(1, candidates), "cache_prompt": False}, receive)
             found = [token for token in found if token.id is not None]
+            if is_over():
+                break
             if [token.id for token in found] != list(ids[start : start + count]):
                 raise TinyLMError("llama.cpp did not generate the tokens that were to be scored.")
             scored += found
@@ -226,7 +231,7 @@ class LlamaCpp:
 
         The request runs in a thread of its own, so that signals reach the main thread while it waits for a token.
         """
-        tokens: queue.SimpleQueue[Token | TinyLMError | None] = queue.SimpleQueue()
+        tokens: queue.SimpleQueue[Token | Exception | None] = queue.SimpleQueue()
         is_over = threading.Event()
 
         def receive(token: Token) -> bool:
@@ -236,7 +241,7 @@ class LlamaCpp:
         def run() -> None:
             try:
                 self.complete(request, receive)
-            except TinyLMError as error:
+            except Exception as error:
                 tokens.put(error)
             finally:
                 tokens.put(None)
@@ -245,7 +250,7 @@ class LlamaCpp:
         thread.start()
         try:
             while (token := tokens.get()) is not None:
-                if isinstance(token, TinyLMError):
+                if isinstance(token, Exception):
                     raise TinyLMError(f'llama.cpp failed: {token}; use `engine="torch"`.') from token
                 yield token
         finally:
@@ -517,7 +522,9 @@ def _is_intact(file: Path) -> bool:
         count = -(-file.stat().st_size // BLOCK)
         if not isinstance(recorded, list) or len(recorded) != count:
             return False
-        drawn = range(count) if count <= MAX_BLOCKS else {0, *random.sample(range(count), MAX_BLOCKS), count - 1}
+        drawn: Iterable[int] = range(count)
+        if count > MAX_BLOCKS:
+            drawn = {0, *random.Random().sample(range(count), MAX_BLOCKS), count - 1}
         return all(recorded[n] == found for n, found in zip(drawn, _checksums(file, drawn), strict=True))
     except (OSError, ValueError):
         return False

@@ -15,6 +15,7 @@ from tinylm.generation.llama_cpp import (
     Conversion,
     ConvertedModel,
     conversion_key,
+    import_llama_cpp,
     open_converted,
     take_cached,
 )
@@ -162,7 +163,7 @@ def open_for_serving(
         path = _find(path, reporter)
         key = conversion_key(path, "cpu", "auto", quantize)
         known = None if key is None else Conversion.read(key)
-        if known is not None and take_cached(known.file):
+        if known is not None and import_llama_cpp() is not None and take_cached(known.file):
             name, record = path.stem, known
             return name, record, load_again
     model = _load(path, adapters, "cpu", "auto", quantize, reporter, only_generates=True)

@@ -110,7 +110,7 @@ def classification_loss(
     losses = F.nll_loss(log_p, labels, reduction="none")  # (B,)
     if smoothing is not None:
         share = of_all_labels(smoothing)
-        losses = (1 - share.sum()) * losses - log_p @ share
+        losses = (1 - share.sum()) * losses - (log_p * share).sum(dim=1)
     if weights is not None:
         losses = of_all_labels(weights)[labels] * losses
     metrics = {"accuracy": (logits.argmax(dim=1) == labels).float().mean().detach()}

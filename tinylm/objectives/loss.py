@@ -27,6 +27,7 @@ MAX_LOGITS = 1 << 25
 MAX_FROZEN_LOGITS = 6 << 20
 # On a GPU, fewer chunks are faster (decision 041): one takes about a ninth of the memory of a large GPU.
 MIN_CUDA_LOGITS = 1 << 27
+MAX_CUDA_LOGITS = 1 << 30
 CUDA_BYTES_PER_LOGIT = 128
 
 
@@ -78,7 +79,7 @@ def max_logits(device: str, frozen: bool) -> int:
     """
     if device == "cuda":
         memory = torch.cuda.get_device_properties().total_memory if torch.cuda.is_available() else 0
-        return max(MIN_CUDA_LOGITS, memory // CUDA_BYTES_PER_LOGIT)
+        return min(MAX_CUDA_LOGITS, max(MIN_CUDA_LOGITS, memory // CUDA_BYTES_PER_LOGIT))
     return MAX_FROZEN_LOGITS if frozen else MAX_LOGITS
 
 

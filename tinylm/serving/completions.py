@@ -5,7 +5,6 @@ that a stream sends, so both have the same text.
 """
 
 import itertools
-import math
 import queue
 import secrets
 import threading
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tinylm.config.run import DataConfig
 from tinylm.config.validation import Range, describe_value, require
-from tinylm.errors import UsageError
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy, SamplingSettings, SpeedConfig
 from tinylm.generation.llama_cpp import LlamaCpp
 from tinylm.generation.prompts import EncodedPrompt, drop_unknown, empty_start, encode_conversation
@@ -51,6 +50,7 @@ REFUSED = {
     "suffix": "give the text before it as 'prompt'",
     "use_beam_search": "leave it out",
     "prompt_logprobs": "give 'logprobs' with 'echo'",
+    **dict.fromkeys(("dry_multiplier", "samplers", "min_keep", "min_tokens", "ignore_eos"), "leave it out"),
 }
 
 
@@ -103,7 +103,8 @@ class Completions:
     """Answers requests with a model. Several threads may do so at the same time.
 
     name: of the model, in answers. context: most tokens of a prompt and its answer. format: of conversations; `None`
-    for a model that continues the text of the messages. load: loads the model in torch, which generates JSON.
+    for a model that continues the text of the messages. load: loads the model in torch, which generates JSON. parallel:
+    number of answers that the engine computes at the same time.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Completions:
         context: int,
         format: ChatFormat | None,
         load: "Callable[[], Model]",
+        parallel: int = 1,
     ) -> None:
         self.name = name
         self.format = format
@@ -122,6 +124,7 @@ class Completions:
         self._load, self._created = load, int(time.time())
         self._model: Model | None = None
         self._torch = threading.Lock()  # for one request at a time
+        self._slots = threading.BoundedSemaphore(parallel)
         self._texts = TokenTexts(tokenizer)
 
     def models(self) -> dict[str, Any]:
@@ -146,8 +149,9 @@ class Completions:
             require(isinstance(text, str), "'stop' must be a text or a list of texts.")
         sampling = {key: body[key] for key in SAMPLING if key in body}
         for key, value in sampling.items():
-            is_number = type(value) in (int, float) and math.isfinite(value) and abs(value) < 1 << 31
-            require(is_number, f"{key!r} is {describe_value(value)}; it must be a number.")
+            require(_is_number(value, 1 << 31), f"{key!r} is {describe_value(value)}; it must be a number.")
+        if "repeat_last_n" in sampling:  # llama.cpp reserves memory for so many tokens
+            sampling["repeat_last_n"] = min(int(sampling["repeat_last_n"]), self._context)
         key = "max_completion_tokens" if is_chat and "max_completion_tokens" in body else "max_tokens"
         max_tokens = _whole(body, key, Range(-1, 1 << 53), -1)
         options = body.get("stream_options", {})
@@ -188,6 +192,8 @@ class Completions:
         """A text, which begins with the BOS token if the model's texts do, or ids, which are used as they are."""
         tokenizer = self._tokenizer
         if isinstance(given, str):
+            if self._data is not None and self._data.is_plain_text:  # whose lines end like those of the training text
+                given = given.replace("\r\n", "\n").replace("\r", "\n")
             text = drop_unknown(require_encodable(given, name), tokenizer, policy, name, SilentReporter())
             ids = [int(i) for i in tokenizer.encode(text)] if text else []
             begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
@@ -224,8 +230,10 @@ class Completions:
         entries: list[tuple[str, Any]] = list(given.items()) if isinstance(given, dict) else [("", None)]
         for key, bias in entries:
             is_known = key.isdecimal() and len(key) < 10 and int(key) < self._tokenizer.vocab_size
-            is_number = type(bias) in (int, float) and math.isfinite(bias)
-            require(is_known and is_number, "'logit_bias' must be an object from ids of tokens to numbers.")
+            require(
+                is_known and _is_number(bias, 1_000_000),
+                "'logit_bias' must be an object from ids of tokens to numbers.",
+            )
         return [(int(key), bias) for key, bias in entries]
 
     def join(self, request: CompletionRequest, chunks: Sequence[Chunk]) -> dict[str, Any]:
@@ -320,9 +328,9 @@ class Completions:
             except Exception as error:
                 chunks.put(error)
 
-        for index in range(count):
-            threading.Thread(target=run, args=(index,), daemon=True).start()
         try:
+            for index in range(count):
+                threading.Thread(target=run, args=(index,), daemon=True).start()
             while count:
                 try:
                     chunk = chunks.get(timeout=1)
@@ -333,6 +341,8 @@ class Completions:
                     raise chunk
                 count -= chunk.finish_reason is not None
                 yield chunk
+        except RuntimeError as error:  # no thread can be started
+            raise TinyLMError("The server has too many requests; try again later.") from error
         finally:
             is_over.set()
 
@@ -355,7 +365,8 @@ class Completions:
         if request.echo:
             scores: list[Score] = []
             if is_scored and prompt.ids:
-                following = self._engine.score(prompt.start, request.logprobs or 0, tokenizer.end_of_text_id)
+                candidates, end_id = request.logprobs or 0, tokenizer.end_of_text_id
+                following = self._engine.score(prompt.start, candidates, end_id, is_over.is_set)
                 scores = [score(token) for token in (Token(0, prompt.start[0]), *following)]
             put(Chunk(index, prompt.text, scores))
 
@@ -373,7 +384,7 @@ class Completions:
             return stream.finished or is_over.is_set()
 
         if max_tokens and request.json_schema is not None:
-            self._generate_json(request, index, max_tokens, receive)
+            self._generate_json(request, index, max_tokens, receive, is_over)
         elif max_tokens:
             settings: dict[str, Any] = {
                 **request.sampling,
@@ -384,17 +395,26 @@ class Completions:
             }
             if is_scored:
                 settings["logprobs"] = max(1, request.logprobs or 0)
-            self._engine.complete(settings, receive)
+            with self._slots:  # a request that waits in llama.cpp's queue cannot be abandoned
+                if not is_over.is_set():
+                    self._engine.complete(settings, receive)
         rest = stream.finish()
         put(Chunk(index, rest, (), "stop" if stream.finished else "length", stream.tokens))
 
     def _generate_json(
-        self, request: CompletionRequest, index: int, max_tokens: int, receive: Callable[[Token], bool]
+        self,
+        request: CompletionRequest,
+        index: int,
+        max_tokens: int,
+        receive: Callable[[Token], bool],
+        is_over: threading.Event,
     ) -> None:
         """As `LlamaCpp.complete`, for JSON, which torch generates."""
         prompt, config = request.prompts[index // request.n], _json_config(request, max_tokens)
         config = replace(config, seed=config.seed + index % request.n)
         with self._torch:
+            if is_over.is_set():
+                return
             if self._model is None:
                 model = self._load()
                 model.prepare_generation(SpeedConfig(engine="torch"))
@@ -450,6 +470,11 @@ def _choice(
     index: int, content: dict[str, Any], scores: dict[str, Any] | None, finish_reason: str | None
 ) -> dict[str, Any]:
     return {"index": index, **content, "logprobs": scores, "finish_reason": finish_reason}
+
+
+def _is_number(value: Any, limit: int) -> bool:
+    """Whether a JSON value is a number below the limit. NaN and infinities are not."""
+    return type(value) in (int, float) and -limit < value < limit
 
 
 def _whole(body: Mapping[str, Any], key: str, limits: Range, default: int) -> int:

@@ -59,7 +59,8 @@ def start_server(name: str, model: Conversion, load: "Callable[[], Model]", conf
     format = None if template is None else chat_format(template, tokenizer)
     if format is not None:
         format.template.compile()
-    server.completions = Completions(name, engine, tokenizer, model.config.data, slots, format, load)
+    data = model.config.data
+    server.completions = Completions(name, engine, tokenizer, data, slots, format, load, config.parallel)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 
@@ -154,10 +155,12 @@ class Handler(BaseHTTPRequestHandler):
             self._send_error(HTTPStatus.BAD_REQUEST, str(error))
         except TinyLMError as error:
             self._send_error(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+        except RecursionError:
+            self._send_error(HTTPStatus.BAD_REQUEST, "The request is nested too deeply.")
 
     def _require_host(self) -> None:
-        """Without a key, refuse names of other hosts: a page of another site whose name leads to this address (DNS
-        rebinding) could read the answers.
+        """Without a key, refuse pages of other sites, which could make the server compute, and names of other hosts:
+        a page whose name leads to this address (DNS rebinding) could read the answers.
         """
         if self.server.api_key is not None:
             return
@@ -169,6 +172,9 @@ class Handler(BaseHTTPRequestHandler):
             raise RequestError(
                 HTTPStatus.FORBIDDEN, "The Host of the request is not this machine; use its address, or an API key."
             )
+        origin = self.headers.get("Origin")
+        if origin is not None and origin.partition("://")[2].lower() != self.headers.get("Host", "").lower():
+            raise RequestError(HTTPStatus.FORBIDDEN, "Pages of other sites may not send requests; use an API key.")
 
     def _require_key(self) -> None:
         key = self.server.api_key

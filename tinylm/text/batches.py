@@ -174,7 +174,7 @@ class Windows:
             self.windows_per_epoch = windows - 1  # one fewer than would fit, to leave room for the offset
         else:
             self.windows_per_epoch = math.ceil(self._ring / context)  # of which two may overlap
-            self._tokens = np.resize([*tokens[: len(tokens)], end_id], self._ring + context)
+            self._tokens = np.resize(np.append(tokens[: len(tokens)].astype(np.int64), end_id), self._ring + context)
         self._epoch = functools.lru_cache(maxsize=2)(self._epoch_order)
 
     def batch(self, number: int) -> Batch:

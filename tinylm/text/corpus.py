@@ -221,7 +221,7 @@ class Corpus:
                     content = decoded_chunks(file, self.encoding, no_progress)
                 for _ in content:
                     pass
-            except BadFilesError as error:
+            except UsageError as error:
                 bad.append(SkippedFile(str(file.parent), file, BAD, problem=str(error)))
         return bad
 

@@ -4,6 +4,8 @@ The first bytes of a file show whether it is text, text in another encoding, or 
 """
 
 import codecs
+import contextlib
+import functools
 import itertools
 import re
 from contextlib import closing
@@ -48,9 +50,18 @@ _MIN_UTF16_BYTES = 8  # in fewer, zeros at every second position, or none, may b
 def encoding_of(file: Path, named: str) -> str:
     """The encoding of a text file: that of its byte-order mark, else UTF-8, else `named`.
 
-    Text is UTF-8 if its first chunk that is not ASCII is, up to fewer invalid bytes than valid characters. Raises
-    UsageError as `decompressed_chunks`.
+    Text is UTF-8 if its first chunk that is not ASCII is, up to fewer invalid bytes than valid characters. A file is
+    read once for this, until it changes. Raises UsageError as `decompressed_chunks`.
     """
+    state = None
+    with contextlib.suppress(OSError):  # reading it raises an error that says which
+        status = file.stat()
+        state = status.st_size, status.st_mtime_ns
+    return _encoding_of(file, named, state)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _encoding_of(file: Path, named: str, state: tuple[int, int] | None) -> str:
     head = read_head(file)
     for mark, name in _BYTE_ORDER_MARKS:
         if head.startswith(mark) and is_text(head[: len(head) // 4 * 4], name):

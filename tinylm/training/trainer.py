@@ -446,6 +446,8 @@ class Trainer:
         time budget, all evaluations have fewer tokens.
         """
         state, budget = self.state, self.config.budget.time
+        if budget is not None:
+            self._validation_loss(1, self.check_stop)  # one row: loads weights and kernels, and is not timed
         start = time.monotonic()
         found = self._validation_loss(min(FIRST_TOKENS, max(1, self._eval_tokens // 4)), self.check_stop)
         state.last_eval_step = 0
@@ -464,13 +466,15 @@ class Trainer:
         The state changes only after it was saved, so that a resumed run continues as if it had not been stopped.
         """
         state = self.state
-        if state.step in (0, state.last_eval_step) or (state.best_loss is not None and self.config.keep == "best"):
+        is_evaluated = state.best_loss is not None and (
+            self.config.keep == "best" or state.step == state.last_eval_step
+        )
+        if state.step == 0 or is_evaluated:
             return
         with self._weights_for_inference():
             found = self._brief_loss()
             state.val_loss = None if found is None else found.loss
-            if found is not None or state.best_loss is not None:  # otherwise, `_save` has kept these weights
-                self.store.save_best(self.model, state.step, state.val_loss)
+            self.store.save_best(self.model, state.step, state.val_loss)
             if found is not None:
                 event = Evaluated(state.step, found.loss, False, self._seconds(), metrics=found.metrics)
                 self.report(replace(event, tokens=found.tokens))
@@ -489,7 +493,9 @@ class Trainer:
             if self.ranks.first(time.monotonic() > end):
                 raise StopTraining
 
-        with contextlib.suppress(StopTraining, TinyLMError):
+        # Of several ranks, one may fail alone, and the others would wait for it.
+        failures = (StopTraining, TinyLMError if self.ranks.size == 1 else DivergedError)
+        with contextlib.suppress(*failures):
             return self._validation_loss(tokens, check) if tokens else None
         return None
 

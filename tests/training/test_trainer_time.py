@@ -232,7 +232,7 @@ def test_time_for_the_last_save_is_kept_while_saves_are_written_in_a_thread(monk
 def test_throughput_excludes_evaluations_and_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step has 36 tokens and takes 0.5 s."""
     clock = Clock(monkeypatch)
-    bench = clock.bench(50, 0.5, 9, 7, log_every=10)
+    bench = clock.bench(70, 0.5, 9, 7, log_every=10)
     bench.run()
     found = [event.tokens_per_second for event in bench.reported(Logged)]
     assert len(found) >= 2 and found == pytest.approx([72.0] * len(found))

@@ -446,14 +446,16 @@ class Trainer:
         time budget, all evaluations have fewer tokens.
         """
         state, budget = self.state, self.config.budget.time
+        begin = time.monotonic()
         if budget is not None:
             self._validation_loss(1, self.check_stop)  # one row: loads weights and kernels, and is not timed
         start = time.monotonic()
         found = self._validation_loss(min(FIRST_TOKENS, max(1, self._eval_tokens // 4)), self.check_stop)
         state.last_eval_step = 0
         self.report(Evaluated(0, found.loss, False, self._seconds(), metrics=found.metrics, tokens=found.tokens))
-        seconds = time.monotonic() - start
-        self._throughput.exclude(seconds)
+        end = time.monotonic()
+        seconds = end - start
+        self._throughput.exclude(end - begin)
         state.eval_seconds = seconds * self._targets_in(self._eval_tokens) / found.tokens
         if budget is not None:
             state.eval_tokens = max(1, self._tokens_within(MAX_EVALUATION_SHARE * budget))

@@ -11,7 +11,7 @@ import torch
 from tests.formats.test_gguf_writer import own_model
 from tests.published import published
 from tinylm.config.run import SpecialTokens
-from tinylm.errors import UsageError
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.llama_cpp import LlamaCpp
@@ -281,3 +281,22 @@ def test_json_of_a_schema_is_generated_as_by_sample(serve: Callable[[Tokenizer],
             prompt = {"messages": [{"role": "user", "content": "the"}]} if is_chat else {"prompt": "the"}
             texts, _ = served.streamed({**prompt, **format, "max_tokens": 40, "n": 2}, is_chat)
             assert all(json.loads(text) in schema["enum"] for text in texts)
+
+
+def test_a_failure_of_the_engine_is_not_called_too_many_requests(
+    serve: Callable[[Tokenizer], Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(BYTES)
+    with monkeypatch.context() as patch:
+        patch.setattr(served.completions, "_generate", fail)
+        with pytest.raises(RuntimeError, match="the engine broke"):
+            served.whole({"prompt": TEXT, "max_tokens": 2})
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", fail)
+        with pytest.raises(TinyLMError, match="too many requests; try again later"):
+            served.whole({"prompt": TEXT, "max_tokens": 2})
+    assert served.whole({"prompt": TEXT, "max_tokens": 2})["choices"][0]["text"]
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("the engine broke")

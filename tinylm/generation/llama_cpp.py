@@ -241,7 +241,7 @@ class LlamaCpp:
         def run() -> None:
             try:
                 self.complete(request, receive)
-            except Exception as error:
+            except Exception as error:  # raised again below, in the thread that waits for a token
                 tokens.put(error)
             finally:
                 tokens.put(None)

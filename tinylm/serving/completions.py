@@ -325,12 +325,15 @@ class Completions:
         def run(index: int) -> None:
             try:
                 self._generate(request, index, chunks.put, is_over)
-            except Exception as error:
+            except Exception as error:  # raised again below, in the thread of the request
                 chunks.put(error)
 
         try:
             for index in range(count):
-                threading.Thread(target=run, args=(index,), daemon=True).start()
+                try:
+                    threading.Thread(target=run, args=(index,), daemon=True).start()
+                except RuntimeError as error:  # the system has no thread left
+                    raise TinyLMError("The server has too many requests; try again later.") from error
             while count:
                 try:
                     chunk = chunks.get(timeout=1)
@@ -341,8 +344,6 @@ class Completions:
                     raise chunk
                 count -= chunk.finish_reason is not None
                 yield chunk
-        except RuntimeError as error:  # no thread can be started
-            raise TinyLMError("The server has too many requests; try again later.") from error
         finally:
             is_over.set()
 

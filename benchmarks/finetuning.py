@@ -38,12 +38,12 @@ from torch import Tensor, nn
 from training import number_formats, products, share_of_product_rate
 
 from tinylm.config.model import ModelConfig
+from tinylm.jobs.reading import ModelReader, TextSource, encode_text, load_text
 from tinylm.machine.device import choose_device
 from tinylm.models.exporting import export_model
 from tinylm.models.open import open_model
 from tinylm.reporter import LogReporter
 from tinylm.text.batches import Windows
-from tinylm.text.corpus_loading import TextSource, encode_text, load_text
 from tinylm.text.tokenizer import train_bpe
 
 SMOLLM2: dict[str, Any] = {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "rope_theta": 1e5}
@@ -241,7 +241,7 @@ def make_batches(settings: Settings, context: int) -> np.ndarray[Any, Any]:
     """The token ids that tinylm trains on with seed 0: (steps, B, T + 1)."""
     home, reporter = settings.home, LogReporter()
     source = TextSource(paths=(str(home / "train.txt"),), val_data=str(home / "val.txt"))
-    split = load_text(source, home, "text", reporter)
+    split = load_text(source, home, ModelReader(), reporter)
     tokenizer = open_model(home / "model").tokenizer
     tokens, _ = encode_text(split, tokenizer, home, reporter)
     windows = Windows(tokens.train, context, settings.batch_size, 0, tokenizer.end_of_text_id)

@@ -30,10 +30,10 @@ from measure import describe_machine, run_tinylm, table
 
 from tinylm.config.duration import parse_duration
 from tinylm.config.training import MUON_OPTIMIZERS, mean_share
+from tinylm.jobs.run_tokens import reopen_tokens
 from tinylm.planning.cost import muon_flops, training_flops
 from tinylm.run_directory.loading import read_config, read_tokenizer, summarise
 from tinylm.text.batches import Windows, evaluation_batches
-from tinylm.text.run_tokens import reopen_tokens
 
 
 def learn(text: Path, words: Sequence[str], seed: int, run: Path) -> dict[str, float]:

@@ -7,7 +7,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import tinylm
-from tinylm.config.run import CORPUS_KINDS
+from tinylm.config.jobs import DATA_KINDS
 
 HOME = Path(tinylm.__file__).parent
 LEVELS = tuple(
@@ -18,6 +18,9 @@ commands
 report serving
 training analysis
 models
+jobs.labels jobs.preferences jobs.masked jobs.distillation
+jobs.text jobs.pairs jobs.chat
+jobs
 evaluation
 generation
 adapters
@@ -30,7 +33,7 @@ errors reporter
 """.strip().splitlines()
 )
 # Modules with the tables of kinds of data, and with what follows from a kind.
-KINDS_OF_DATA = ("tinylm.config.run", "tinylm.text.", "tinylm.objectives.", "tinylm.evaluation.")
+KINDS_OF_DATA = ("tinylm.config.run", "tinylm.text.", "tinylm.jobs.")
 MODULES = {".".join(path.relative_to(HOME.parent).with_suffix("").parts): path for path in sorted(HOME.rglob("*.py"))}
 
 
@@ -49,8 +52,9 @@ def imports(path: Path) -> set[str]:
 
 def level(module: str) -> int:
     """The level of a module of tinylm by its dotted name, counted from the top; an error if it has none."""
-    package = module.split(".")[1]
-    return next(index for index, packages in enumerate(LEVELS) if package in packages)
+    _, *names = module.split(".")
+    packages = {".".join(names[:2]), names[0]}  # a folder of a job, or else a package
+    return next(index for index, level in enumerate(LEVELS) if level & packages)
 
 
 def own_imports(module: str) -> set[str]:
@@ -124,7 +128,7 @@ def compared_kinds(source: str) -> list[str]:
 
     def is_literal(node: ast.AST) -> bool:
         parts = [*ast.walk(node)]
-        values = {part.value for part in parts if isinstance(part, ast.Constant)} & {*CORPUS_KINDS}
+        values = {part.value for part in parts if isinstance(part, ast.Constant)} & {*DATA_KINDS}
         return bool(values) or any(
             ast.unparse(p).endswith("Corpus.kind") for p in parts if isinstance(p, ast.Attribute)
         )

@@ -92,7 +92,11 @@ def test_eval_scores_answers_or_everything_and_refuses_options_of_plain_text(mod
     assert everything["tokens"] > record["tokens"]
     assert "tokens scored" in run_ok("eval", "-m", model).stdout
     for options in (("--stride", 4), ("--baselines",)):
-        assert_error(tinylm("eval", pairs, "-m", model, *options), 2, f"{options[0]} is for plain text, not for conv")
+        assert_error(
+            tinylm("eval", pairs, "-m", model, *options),
+            2,
+            f"{options[0]} is for decoders of plain text and distillation, not for conv",
+        )
 
 
 def test_an_adapter_keeps_the_template_that_it_was_trained_with(model: Path, pairs: Path, here: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_forged_run_that_names_an_unfitting_teacher_is_refused(text: Path, her
     forged = TeacherConfig(path="/etc/other", digest=digest, parameters=1)
     RunDirectory(here / "student").write_config(dataclasses.replace(config, teachers=(forged,)))
     assert_error(tinylm("train", "--resume", "student", "--steps", 5), 2, "other has another vocabulary than the model")
-    with pytest.raises(UsageError, match="has teachers if its objective is distillation, and only then"):
+    with pytest.raises(UsageError, match="has teachers if its objective learns from them, and only then"):
         dataclasses.replace(config, teachers=())
 
 
@@ -91,7 +91,7 @@ def test_teachers_that_cannot_be_used_are_errors_before_training(text: Path, her
         (
             ("--teacher-weight", 0.2),
             2,
-            "Distillation needs a model to learn from, --teacher",
+            "--teacher-weight is for distillation, not for decoders of plain text",
         ),
         (("--teacher", "teacher1", "--objective", "next-token"), 2, "--teacher fixes --objective"),
         (("--teacher", "teacher1", "--label-smoothing", 0.1), 2, "--teacher fixes --label-smoothing"),
@@ -101,7 +101,11 @@ def test_teachers_that_cannot_be_used_are_errors_before_training(text: Path, her
             2,
             "is a teacher, which is never written to",
         ),
-        (("--objective", "distillation"), 2, "Distillation needs a model to learn from"),
+        (
+            ("--objective", "distillation"),
+            2,
+            "--objective distillation needs a model to learn from; name it with --teacher",
+        ),
         (("--teacher", "teacher1", "--init-from", "other"), 2, "have different tokenizers"),
     ):
         options = ("--steps", 2) if "--init-from" in arguments else FIXED

@@ -13,7 +13,7 @@ import torch
 import tinylm as tinylm_api
 from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
 from tests.trained_runs import HELD_OUT, trained
-from tinylm.evaluation.baselines import ngram_bits_per_byte
+from tinylm.jobs.text.baselines import ngram_bits_per_byte
 from tinylm.run_directory.loading import load_model, read_config, summarise
 from tinylm.run_directory.metrics_log import read_metrics
 

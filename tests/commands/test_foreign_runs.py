@@ -21,11 +21,11 @@ from tests.machines import write_profile
 from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
 from tests.trained_runs import HELD_OUT
 from tinylm.errors import TinyLMError
+from tinylm.jobs.run_tokens import reopen_tokens
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights
 from tinylm.run_directory.metrics_log import iterate_metrics
 from tinylm.run_directory.weights import read_header, read_tensors, write_tensors, write_weights
-from tinylm.text.run_tokens import reopen_tokens
 from tinylm.training.state import TrainerState
 
 DEEP = "[" * 100_000 + "]" * 100_000

@@ -189,7 +189,11 @@ def test_data_and_models_that_do_not_fit_each_other_are_errors(
     run_ok("train", "brace.json", "--format", "text", "--out", "brace", *SMALL, *FIXED)  # is not parsed
     assert_error(tinylm("train", "plain.txt", "--teacher", decoder), 2, "decoder is a classifier")
     assert_error(tinylm("compare", decoder, decoder, "plain.txt"), 2, "Only models of text are compared")
-    assert_error(tinylm("train", labels, "--tie"), 2, "--tie is for models of text")
+    assert_error(
+        tinylm("train", labels, "--tie"),
+        2,
+        "--tie is for plain text, pairs, conversations and preferences, not for texts with",
+    )
     mixed = here / "mixed"
     mixed.mkdir()
     (mixed / "plain.txt").write_text("Some words.\n" * 30)
@@ -309,7 +313,7 @@ def test_forged_labels_are_refused(encoder: Path, here: Path) -> None:
         (["bad", "x" * 201], "more than 200 characters"),
         (["bad", "go\nod"], "a line break"),
         (many, "There are 1,010 labels"),
-        ([], "has labels if its objective is classification"),
+        ([], "has labels if its objective predicts them"),
     ):
         with pytest.raises(TinyLMError, match=sentence):
             RunConfig.from_json(json.loads(json.dumps({**values, "model": {**values["model"], "labels": labels}})))

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 import tinylm as api
 from tests.commands.test_chat_data import SHORT, write_lines
 from tests.shell import assert_error, records, run_ok, same_tensors, tinylm
+from tinylm.jobs.preferences.corpus import parse_preference
 from tinylm.run_directory.loading import read_config
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.run_directory.weights import write_weights
 from tinylm.text.answer_spans import chat_format
-from tinylm.text.preferences import parse_preference
 
 FIXED = ("--steps", 8, "--eval-every", 4, "--save-every", 4, "--log-every", 1, "--batch-size", 4, "--lr", 0.003)
 FIXED += ("--schedule", "constant", "--warmup-steps", 0)
@@ -154,14 +154,17 @@ def test_what_does_not_fit_preferences_is_an_error_before_training(model: Path, 
         (("train", preferences), "Preferences train an existing model; name it with --init-from"),
         (
             ("finetune-lora", preferences, "-m", model, "--objective", "chat"),
-            "--objective chat is for chat, and the data",
+            "--objective chat is for conversations, and this is preferences",
         ),
         (
             ("finetune-lora", preferences, "-m", model, "--label-smoothing", 0.1),
-            "--label-smoothing is for the prediction",
+            "--label-smoothing is for decoders of plain text",
         ),
         (("finetune-lora", preferences, "-m", model, "--dpo-beta", 0), "--dpo-beta"),
-        (("eval", preferences, "-m", model, "--stride", 4), "--stride is for plain text, not for preferences"),
+        (
+            ("eval", preferences, "-m", model, "--stride", 4),
+            "--stride is for decoders of plain text and distillation, not for preferences",
+        ),
     ):
         assert_error(tinylm(*arguments), 2, message)
     same = write_lines(here / "same.jsonl", [{"prompt": "Say 1", "chosen": "1!", "rejected": "1!"}] * 20)

@@ -18,9 +18,10 @@ from tests.variants import small
 from tinylm.config import model
 from tinylm.config import run as run_config
 from tinylm.config import training as training_config
+from tinylm.config.jobs import JOBS, data_kinds, objective_for
 from tinylm.config.model import ARCHITECTURES, ROPE_SCALINGS, ModelConfig, RopeScaling
 from tinylm.config.run import AdapterConfig, DataConfig, RunConfig, RuntimeConfig, SpecialTokens, TokenizerConfig
-from tinylm.config.training import OBJECTIVES, Budget, TrainingConfig, corpora_of, objective_for
+from tinylm.config.training import Budget, TrainingConfig
 from tinylm.config.validation import Range, check_settings, from_json, limits_of, non_defaults
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.transformer.build import build_empty_model, build_model
@@ -321,11 +322,11 @@ def test_every_valid_run_configuration_is_equal_after_json(changes: list[tuple[s
 
 def test_the_preferred_objective_is_chosen_if_it_fits_and_parts_that_do_not_fit_are_an_error() -> None:
     for architecture in ARCHITECTURES:
-        assert corpora_of(architecture)[0] == ("pairs" if architecture == "encoder-decoder" else "text")
-        for kind in corpora_of(architecture):
-            chosen = OBJECTIVES[objective_for(architecture, kind)]
-            assert chosen.corpus == kind and architecture in chosen.architectures
-        assert corpora_of(architecture, is_classifier=True) == (("labels",) if "-" not in architecture else ())
+        assert data_kinds(architecture)[0] == ("pairs" if architecture == "encoder-decoder" else "text")
+        for kind in data_kinds(architecture):
+            chosen = JOBS[objective_for(architecture, kind)]
+            assert chosen.data == kind and architecture in chosen.architectures
+        assert data_kinds(architecture, has_labels=True) == (("labels",) if "-" not in architecture else ())
     assert objective_for("decoder", "chat", "chat") == "chat"
     assert objective_for("decoder", "text", "chat") == "next-token"
     with pytest.raises(UsageError, match='`architecture="encoder"` cannot be trained on pairs'):
@@ -335,12 +336,12 @@ def test_the_preferred_objective_is_chosen_if_it_fits_and_parts_that_do_not_fit_
             dataclasses.replace(VALID, training=training(objective=objective))
     for growth, kind, length, message in (
         (3, "text", None, "must be 1, 2 or 4"),
-        (2, "chat", None, "is for plain text"),
+        (2, "chat", None, "is for plain text, not for conversations"),
         (4, "text", 6, "must divide"),
     ):
-        chosen = training(objective=objective_for("decoder", kind), sequence_growth=growth, sequence_length=length)
+        chosen = {"objective": objective_for("decoder", kind), "sequence_growth": growth, "sequence_length": length}
         with pytest.raises(UsageError, match=f"`sequence_growth` .*{message}"):
-            dataclasses.replace(VALID, data=dataset(kind=kind), training=chosen)
+            dataclasses.replace(VALID, data=dataset(kind=kind), training=training(**chosen))
 
 
 def test_an_integer_is_read_as_a_float() -> None:

@@ -12,9 +12,10 @@ from tests.training.trainer_bench import rows_at_most, watched
 from tests.variants import randomised, small
 from tinylm.errors import TinyLMError
 from tinylm.evaluation.loop import EvaluationLoss, evaluate_loss
-from tinylm.evaluation.text import masked_losses_and_accuracy
+from tinylm.jobs.masked.evaluation import masked_losses_and_accuracy
+from tinylm.jobs.masked.windows import masked_evaluation_batches
 from tinylm.objectives.loss import next_token
-from tinylm.text.batches import evaluation_batches, masked_evaluation_batches
+from tinylm.text.batches import evaluation_batches
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
 

@@ -10,8 +10,8 @@ from tests.shell import story
 from tests.thread_ranks import in_ranks
 from tests.trained_runs import pairs_file
 from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.jobs.reading import TextSource
 from tinylm.models.load import load
-from tinylm.text.corpus_loading import TextSource
 
 
 def check(model: Path, source: TextSource | None, **settings: Any) -> None:
@@ -49,7 +49,7 @@ def test_ranks_share_conversations(run: Path, tmp_path: Path) -> None:
 def test_ranks_share_pairs_and_their_translation(
     translator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("tinylm.evaluation.translation", "tinylm.generation.translate"):
+    for module in ("tinylm.jobs.pairs.evaluation", "tinylm.jobs.pairs.translate"):
         monkeypatch.setattr(f"{module}.SOURCES_PER_BATCH", 2)
     source = TextSource(paths=(str(pairs_file(tmp_path / "pairs.tsv")),), format="pairs")
     check(translator, source, batch_size=2, beams=EvaluationConfig.beams)

@@ -12,17 +12,20 @@ from tests.shell import story
 from tests.text.test_chat_batches import random_tokens
 from tests.variants import randomised, small
 from tinylm.distributed.ranks import ONE_RANK
-from tinylm.evaluation.baselines import baseline_bits_per_byte
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import TextLosses, text_losses
-from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, first_bytes, first_pairs, ratio_interval
-from tinylm.evaluation.text import evaluate_chat, evaluate_masked, evaluate_text
-from tinylm.evaluation.translation import evaluate_pairs
-from tinylm.objectives.loss import next_token_losses, sequence_to_sequence_losses
+from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, ratio_interval
+from tinylm.jobs.chat.evaluation import evaluate_chat
+from tinylm.jobs.chat.tokens import ChatRows
+from tinylm.jobs.job import EvaluationTokens
+from tinylm.jobs.masked.evaluation import evaluate_masked
+from tinylm.jobs.pairs.corpus import PairTokens, pair_evaluation_batches
+from tinylm.jobs.pairs.evaluation import evaluate_pairs, first_pairs
+from tinylm.jobs.pairs.task import sequence_to_sequence_losses
+from tinylm.jobs.text.baselines import baseline_bits_per_byte
+from tinylm.jobs.text.evaluation import evaluate_text, first_bytes
+from tinylm.objectives.loss import next_token_losses
 from tinylm.reporter import LogReporter
-from tinylm.text.chat_tokens import ChatRows
-from tinylm.text.corpus_loading import EvaluationTokens
-from tinylm.text.pairs import PairTokens, pair_evaluation_batches
 from tinylm.text.tokenizer import train_bpe, train_char
 from tinylm.transformer.build import build_model
 

@@ -12,7 +12,7 @@ from tests.variants import randomised, small
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.sampler import Sampler
 from tinylm.generation.torch_engine import generate
-from tinylm.generation.translate import BeamSearchConfig, beam_search, encode_sources
+from tinylm.jobs.pairs.translate import BeamSearchConfig, beam_search, encode_sources
 from tinylm.transformer.architectures import EncoderDecoder
 from tinylm.transformer.build import build_model
 from tinylm.transformer.kv_cache import Cache
@@ -107,7 +107,7 @@ class ScriptedDecoder:
 @pytest.mark.parametrize("beams", [1, 2, 3])
 def test_short_and_unlikely_targets_do_not_end_the_search(beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 2 or 3 beams, three short hypotheses end before the likely one."""
-    monkeypatch.setattr("tinylm.generation.translate.encode_sources", lambda *inputs, repeats: ScriptedDecoder())
+    monkeypatch.setattr("tinylm.jobs.pairs.translate.encode_sources", lambda *inputs, repeats: ScriptedDecoder())
     (found,) = beam_search(translator(0), [[1]], 0, BeamSearchConfig(beams=beams), 9)
     assert (found.tokens, found.ended) == ([1, 1, 1], True)
     assert found.score == pytest.approx(4 * math.log(0.98) / ((5 + 4) / 6), rel=1e-5)

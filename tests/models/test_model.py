@@ -19,12 +19,12 @@ from tests.shell import records, run_ok, snapshot, story
 from tinylm.adapters.adapter import adapter_layers
 from tinylm.cli import app
 from tinylm.errors import UsageError
-from tinylm.evaluation import translation
 from tinylm.evaluation.result import Evaluation
 from tinylm.generation.generation_config import SpeedConfig
+from tinylm.jobs.pairs import evaluation as translation
+from tinylm.jobs.pairs.corpus import pair_evaluation_batches
 from tinylm.models.model import Model
 from tinylm.run_directory.loading import load_model
-from tinylm.text.pairs import pair_evaluation_batches
 
 PROMPT = "the old man"
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands
@@ -308,7 +308,7 @@ WRONG_USES: list[tuple[str, str, Settings, str]] = [
     ("translator", "generate", {"prompt": "abc", "top_k": 3}, "leave out `top_k`"),
     ("run", "evaluate", {"text": "a", "stride": 17}, "`stride` is 17; it must be from 1 to the model's context, 16."),
     ("run", "evaluate", {"text": "a", "sequence_length": 4, "stride": 5}, "must be from 1 to `sequence_length`, 4."),
-    ("run", "evaluate", {"text": "a", "beams": 2}, "`beams` is for encoder-decoder models"),
+    ("run", "evaluate", {"text": "a", "beams": 2}, "`beams` is for pairs, not for this model"),
     ("run", "evaluate", {"text": "a", "bleu_tokenize": "14b"}, "'14b'; it must be one of: 13a, none"),
     ("run", "evaluate", {"text": "a", "files": "b.txt"}, "Files and a text contradict each other"),
     ("run", "evaluate", {"files": "no such file.txt"}, "There is no file or folder 'no such file.txt'"),

@@ -10,9 +10,9 @@ import torch
 from tests import reference_parts
 from tests.variants import randomised, small
 from tinylm.config.training import Budget, TrainingConfig
-from tinylm.objectives.classification import POOLING, Classification, classification_loss, label_logits
-from tinylm.text.chat_tokens import CODES_PER_ID, FIRST, SCORED, ChatRows
-from tinylm.text.labels import LabelTokens
+from tinylm.jobs.chat.tokens import CODES_PER_ID, FIRST, SCORED, ChatRows
+from tinylm.jobs.labels.corpus import LabelTokens
+from tinylm.jobs.labels.loss import POOLING, Classification, classification_loss, label_logits
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import train_char
 from tinylm.transformer.build import build_model

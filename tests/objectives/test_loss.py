@@ -10,10 +10,12 @@ from torch import Tensor
 from tests import reference, reference_parts
 from tests.variants import randomised, small
 from tinylm.config.model import ModelConfig
+from tinylm.jobs.masked.task import masked_token
+from tinylm.jobs.pairs.task import sequence_to_sequence
 from tinylm.kernels.process import prepare_compiler
 from tinylm.machine.device import can_compile
 from tinylm.objectives import loss as module
-from tinylm.objectives.loss import Loss, masked_token, next_token, next_two_tokens, sequence_to_sequence
+from tinylm.objectives.loss import Loss, next_token, next_two_tokens
 from tinylm.text.batches import Batch
 from tinylm.transformer.architectures import Decoder, Output
 from tinylm.transformer.build import build_model

@@ -14,12 +14,12 @@ from tests.text.test_chat_batches import random_tokens
 from tests.variants import randomised, small
 from tinylm.adapters.adapter import without_adapters
 from tinylm.config.run import AdapterConfig
+from tinylm.jobs.chat.tokens import ChatRows
+from tinylm.jobs.preferences.corpus import PreferenceTokens
+from tinylm.jobs.preferences.loss import dpo
 from tinylm.models.adapter import add_adapter
 from tinylm.objectives import loss as loss_module
 from tinylm.objectives.loss import LanguageModel
-from tinylm.objectives.preferences import dpo
-from tinylm.text.chat_tokens import ChatRows
-from tinylm.text.preferences import PreferenceTokens
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
 

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from tests.variants import randomised, small
-from tinylm.config.training import OBJECTIVES, Budget, TrainingConfig
-from tinylm.evaluation.task_kinds import TASKS, make_task
-from tinylm.objectives import tasks
+from tinylm.config.jobs import JOBS
+from tinylm.config.training import Budget, TrainingConfig
+from tinylm.jobs.job import load_job
+from tinylm.jobs.text import task as tasks
 from tinylm.text.batches import Batch, undo_merges
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import train_bpe, train_char
@@ -23,16 +24,12 @@ SETTINGS: dict[str, Any] = {"batch_size": 2, "micro_batch": 2, "lr": 0.1, "min_l
 SETTINGS["budget"] = Budget(steps=1)
 
 
-def test_every_objective_has_a_task() -> None:
-    assert TASKS.keys() == OBJECTIVES.keys()
-
-
 def test_the_weight_of_the_token_after_the_next_falls_linearly_to_0_at_60_percent() -> None:
     tokenizer = train_char("abc")
     config = small(vocab_size=tokenizer.vocab_size, context=8)
     training = TrainingConfig(mtp_weight=0.4, **SETTINGS)
     tokens = np.array([0, 1, 2, 1] * 20, dtype=np.uint16)
-    task = make_task(TokenFolder(Path("unused"), tokens, tokens), tokenizer, config, training)
+    task = load_job("next-token").task(TokenFolder(Path("unused"), tokens, tokens), tokenizer, config, training)
     model = randomised(build_model(config)).double().eval()
     batch = task.batch(3)
     with torch.no_grad():
@@ -54,7 +51,7 @@ def test_undone_merges_leave_the_text_as_it_is_and_end_at_60_percent() -> None:
     ids = np.asarray(tokenizer.encode(text), dtype=np.uint16)
     config = small(vocab_size=tokenizer.vocab_size, context=16)
     training = TrainingConfig(bpe_dropout=0.4, **SETTINGS)
-    task = make_task(TokenFolder(Path("unused"), ids, ids), tokenizer, config, training)
+    task = load_job("next-token").task(TokenFolder(Path("unused"), ids, ids), tokenizer, config, training)
     seen: list[Batch] = []
 
     class Recorded(torch.nn.Module):
@@ -81,7 +78,7 @@ def test_the_probability_of_undoing_merges_falls_linearly(monkeypatch: pytest.Mo
     ids = np.asarray(tokenizer.encode("the old man and the sea " * 9), dtype=np.uint16)
     config = small(vocab_size=tokenizer.vocab_size, context=8)
     training = TrainingConfig(bpe_dropout=0.4, **SETTINGS)
-    task = make_task(TokenFolder(Path("unused"), ids, ids), tokenizer, config, training)
+    task = load_job("next-token").task(TokenFolder(Path("unused"), ids, ids), tokenizer, config, training)
     rates: list[float] = []
     monkeypatch.setattr(tasks, "undo_merges", lambda batch, merges, rate: rates.append(rate) or batch)
     for progress in (0.0, 0.15, 0.3, 0.45, 0.6):
@@ -120,25 +117,28 @@ def test_merges_are_undone_with_the_given_probability_on_average() -> None:
     assert share.std().item() == pytest.approx(0.4 / 12**0.5, abs=0.05)  # each row has its own, uniform from 0 to 0.4
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", JOBS)
 def test_the_objective_of_a_task_computes_the_loss_of_its_batches(objective: str) -> None:
-    architecture = OBJECTIVES[objective].architectures[0]
+    architecture = JOBS[objective].architectures[0]
     tokenizer = train_char("abc").with_mask_token()
     sides: dict[str, Any] = {"encoder_layers": 1} if architecture == "encoder-decoder" else {}
-    if OBJECTIVES[objective].has_labels:
+    if JOBS[objective].has_labels:
         sides = {"labels": ("a", "b"), "tie": False}
     config = small(architecture=architecture, vocab_size=tokenizer.vocab_size, context=8, **sides)
     training = TrainingConfig(objective=objective, **SETTINGS)
     end = tokenizer.end_of_text_id
     pairs = np.array([0, 1, end, 2, 1, end] * 20, dtype=np.uint16)
-    if OBJECTIVES[objective].is_chat:  # two conversations of two and four tokens, of which one and two are scored
+    if JOBS[objective].data in (
+        "chat",
+        "preferences",
+    ):  # two conversations of two and four tokens, of which one and two are scored
         pairs = np.array([5, 6, 9, 4, 14, 10] * 20, dtype=np.uint16)
-    if OBJECTIVES[objective].has_labels:  # texts of two and one tokens with the labels 1 and 0
+    if JOBS[objective].has_labels:  # texts of two and one tokens with the labels 1 and 0
         pairs = np.array([5, 8, 6, 9, 2] * 20, dtype=np.uint16)
     model, other = (randomised(build_model(config), seed).eval() for seed in range(2))
     frozen = {"dpo": {"reference": lambda: contextlib.nullcontext(other)}, "distillation": {"teachers": [other]}}
     folder = TokenFolder(Path("unused"), pairs, pairs)
-    task = make_task(folder, tokenizer, config, training, **frozen.get(objective, {}))
+    task = load_job(objective).task(folder, tokenizer, config, training, **frozen.get(objective, {}))
     first, again = task.batch(3), task.batch(3)
     assert torch.equal(first.ids, again.ids) and torch.equal(first.targets, again.targets)
     with torch.no_grad():

@@ -8,10 +8,10 @@ import numpy as np
 
 from tests.machines import machine
 from tinylm.config.run import AdapterConfig, DataConfig
+from tinylm.jobs.pairs.sizes import PairContexts, PairSizes
 from tinylm.machine.measure import Machine
 from tinylm.planning.plan import Plan, plan_training
-from tinylm.planning.plan_request import PairShape, PlanRequest
-from tinylm.text.pairs import PairContexts
+from tinylm.planning.plan_request import PlanRequest
 
 
 def data(train_tokens: int) -> DataConfig:
@@ -38,7 +38,7 @@ def planned_pairs(train: list[int], val: Sequence[int] = (10,), **choices: Any) 
     pairs = dataclasses.replace(data(20 * len(train)), kind="pairs", train_pairs=len(train), val_records=100)
     contexts = PairContexts(np.array(train), np.array(val))
     return planned(
-        **{"data": pairs, "shape": PairShape(contexts), "model": {"architecture": "encoder-decoder"}, **choices}
+        **{"data": pairs, "sizes": PairSizes(contexts), "model": {"architecture": "encoder-decoder"}, **choices}
     )
 
 

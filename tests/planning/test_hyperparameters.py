@@ -21,10 +21,12 @@ from tinylm.config.presets import PRESETS, SIZES, make_model_config
 from tinylm.config.run import ADAPTER_KINDS
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import UsageError
+from tinylm.jobs.chat.sizes import ChatSizes
 from tinylm.planning import recipes
 from tinylm.planning.cost import matrix_parameters
 from tinylm.planning.hyperparameters import choose_learning_rate, choose_weight_decay, evaluation_speed
-from tinylm.planning.plan_request import ChatShape, PlanRequest, TextShape
+from tinylm.planning.plan_request import PlanRequest
+from tinylm.planning.sizes import Sizes
 from tinylm.training.optimizer import learning_rate
 
 
@@ -72,7 +74,7 @@ def test_modern_models_are_trained_by_muon_and_only_targets_of_pairs_are_smoothe
     for others in ({"adapter": adapter()}, {"model": {"architecture": "encoder-decoder", "preset": "original"}}):
         assert planned_pairs([10], **others).training.optimizer != "muon"
     assert planned().training.label_smoothing == 0
-    assert planned_pairs([10]).training.label_smoothing == recipes.PAIR_LABEL_SMOOTHING
+    assert planned_pairs([10]).training.label_smoothing == 0.1
     assert planned_pairs([10], training={"label_smoothing": 0.0}).training.label_smoothing == 0
 
 
@@ -159,7 +161,7 @@ def test_only_new_modern_decoders_of_text_with_a_small_vocabulary_predict_the_to
     assert planned(model={"architecture": "encoder"}).training.mtp_weight == 0
     assert planned(base=small(vocab_size=100)).training.mtp_weight == 0
     assert planned_pairs([10]).training.mtp_weight == 0
-    message = "`mtp_weight` is for decoders that are trained on plain text"
+    message = "`mtp_weight` is for decoders of plain text, not for"
     with pytest.raises(UsageError, match=message):
         planned(model={"architecture": "encoder"}, training={"mtp_weight": 0.5})
     with pytest.raises(UsageError, match=message):
@@ -178,7 +180,7 @@ def test_bpe_dropout_is_for_new_decoders_that_see_a_text_of_bpe_tokens_often() -
     assert planned(budget=often["budget"]).training.bpe_dropout == 0
     with pytest.raises(UsageError, match="`bpe_dropout` is for a BPE tokenizer, and this one is of kind char"):
         planned(training={"bpe_dropout": 0.1})
-    with pytest.raises(UsageError, match="`bpe_dropout` is for decoders"):
+    with pytest.raises(UsageError, match="`bpe_dropout` is for decoders of plain text, not for encoders"):
         planned(**often, model={"architecture": "encoder"}, training={"bpe_dropout": 0.1})
 
 
@@ -237,11 +239,11 @@ def test_evaluations_take_at_most_a_tenth_of_a_time_budget_or_have_the_smallest_
 def test_evaluations_count_the_time_of_tokens_that_are_not_scored() -> None:
     """Texts of 200 tokens with one label each: 2,048 tokens would be 2,048 texts."""
     labels = SimpleNamespace(n_scored=5000, lengths=np.full(5000, 200))
-    shape = ChatShape(cast(Any, labels), cast(Any, labels))
+    shape = ChatSizes(cast(Any, labels), cast(Any, labels))
     assert shape.validation_size(data(1), 100) == (5000, 500_000)
-    assert TextShape().validation_size(data(1), 100) == (1000, 1000)
+    assert Sizes().validation_size(data(1), 100) == (1000, 1000)
     on, config = machine(), small()
-    text, label = (PlanRequest(data=data(1000), vocab_size=100, shape=shape) for shape in (TextShape(), shape))
+    text, label = (PlanRequest(data=data(1000), vocab_size=100, sizes=sizes) for sizes in (Sizes(), shape))
     ratio = evaluation_speed(on, text, config) / evaluation_speed(on, label, config)
     assert ratio == pytest.approx(min(200, config.context))
 

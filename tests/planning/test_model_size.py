@@ -13,6 +13,7 @@ from tests.variants import small
 from tinylm.config.presets import PRESETS, SHORT_CONTEXTS, SIZES, make_model_config
 from tinylm.config.training import Budget
 from tinylm.errors import UsageError
+from tinylm.jobs.pairs.sizes import PairSizes
 from tinylm.planning import recipes
 from tinylm.planning.cost import matrix_parameters
 from tinylm.planning.plan import choose_dropout, choose_sizes, training_tokens
@@ -130,7 +131,7 @@ def test_a_modern_decoder_has_an_untied_output_layer_in_a_short_run() -> None:
 def test_new_models_have_dropout_in_proportion_to_epochs_times_parameters_per_token_unless_it_is_chosen() -> None:
     """Decision 014: a 1,500th, at most 0.2. Decision 040, for pairs: a 500th, at most 0.3. Below 0.04 it is 0."""
     assert [choose_dropout(recipes.DROPOUT, 10, per_token) for per_token in (5, 15, 1000)] == [0, 0.1, 0.2]
-    assert [choose_dropout(recipes.PAIR_DROPOUT, 10, per_token) for per_token in (1, 5, 1000)] == [0, 0.1, 0.3]
+    assert [choose_dropout(PairSizes.dropout, 10, per_token) for per_token in (1, 5, 1000)] == [0, 0.1, 0.3]
     budget, small_text = Budget(epochs=500), 100_000
     assert planned(small_text, budget=budget, model={"size": "micro"}).model.dropout == recipes.DROPOUT.maximum
     assert planned(budget=Budget(epochs=1), model={"size": "micro"}).model.dropout == 0
@@ -141,7 +142,7 @@ def test_new_models_have_dropout_in_proportion_to_epochs_times_parameters_per_to
     many = dataclasses.replace(data(10**8), kind="pairs", train_pairs=10**6)
     for preset in PRESETS:
         shape = {"architecture": "encoder-decoder", "preset": preset}
-        assert planned_pairs([10] * 20, model=shape, budget=budget).model.dropout == recipes.PAIR_DROPOUT.maximum
+        assert planned_pairs([10] * 20, model=shape, budget=budget).model.dropout == PairSizes.dropout.maximum
         assert planned_pairs([10] * 20, model=shape, budget=short, data=many).model.dropout == 0
         assert planned_pairs([10] * 20, model={**shape, "dropout": 0.1}, budget=budget).model.dropout == 0.1
     base = small(architecture="encoder-decoder", encoder_layers=1, context=24)

@@ -106,7 +106,6 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"training": {"eval_every": 0}}, "`eval_every` is 0"),
     ({"training": {"optimizer": "sgd"}}, "`optimizer` is 'sgd'"),
     ({"training": {"optimizer": "adamw", "momentum": 0.9}}, '`momentum` has no effect with `optimizer="adamw"`'),
-    ({"training": {"pack": True}}, "`pack` is for conversations"),
     ({"training": {"sequence_growth": 3}}, "`sequence_growth` is 3; it must be 1, 2 or 4"),
     ({"training": {"sequence_growth": 4}, "model": {"context": 30}}, "must divide the length of the sequences, 30"),
     ({"model": {"preset": "bert"}}, "`preset` is 'bert'; it must be one of: modern, gpt2, original"),

@@ -2,7 +2,8 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,11 +12,17 @@ from tests.machines import machine
 from tests.planning.planned import data, planned
 from tinylm.config.training import Budget
 from tinylm.errors import UsageError
+from tinylm.jobs.chat.sizes import ChatSizes
+from tinylm.jobs.chat.tokens import FIRST, SCORED, ChatTokens
+from tinylm.jobs.job import job_on
+from tinylm.jobs.labels.corpus import LabelTokens
+from tinylm.jobs.labels.job import LabelSizes
 from tinylm.planning.memory import training_memory
 from tinylm.planning.plan import Plan
-from tinylm.planning.plan_request import ChatShape, PlanRequest, Rows, data_shape
-from tinylm.text.chat_tokens import FIRST, SCORED, ChatTokens
+from tinylm.planning.plan_request import PlanRequest
+from tinylm.planning.sizes import Rows
 from tinylm.text.token_files import TokenFolder
+from tinylm.text.tokenizer import Tokenizer
 
 END = 3
 
@@ -24,7 +31,8 @@ def rows_of(kind: str, tokens: list[int], context: int, pack: bool | None = None
     """The rows of encoded data that are both the training and the validation part."""
     part = np.array(tokens, dtype=np.uint16)
     described = dataclasses.replace(data(len(tokens)), kind=kind, train_pairs=pairs)
-    shape = data_shape(described, TokenFolder(Path("unused"), part, part), END)
+    tokenizer = cast(Tokenizer, SimpleNamespace(end_of_text_id=END))
+    shape = job_on(kind).sizes(TokenFolder(Path("unused"), part, part), tokenizer)
     assert shape.check_context(described, context, is_new=True) is not None
     return shape.rows(described, context, pack)
 
@@ -59,8 +67,8 @@ def tokens_of(lengths: list[int], scored: int = 2) -> ChatTokens:
 
 def planned_chats(train: list[int], val: tuple[int, ...] = (10,), scored: int = 2, **choices: Any) -> Plan:
     chats = dataclasses.replace(data(sum(train)), kind="chat", documents=len(train))
-    shape = ChatShape(tokens_of(train, scored), tokens_of(list(val), scored))
-    return planned(**{"data": chats, "shape": shape, **choices})
+    shape = ChatSizes(tokens_of(train, scored), tokens_of(list(val), scored))
+    return planned(**{"data": chats, "sizes": shape, **choices})
 
 
 def test_the_context_of_a_new_model_has_room_for_nearly_all_conversations_and_some_scored_token() -> None:
@@ -91,8 +99,8 @@ def test_an_epoch_has_as_many_steps_as_batches_of_rows_of_about_as_many_tokens_p
 def test_memory_is_that_of_the_rows() -> None:
     def per_sequence(length: int, pack: bool) -> int:
         chats = dataclasses.replace(data(length * 20), kind="chat", documents=20)
-        shape = ChatShape(tokens_of([length] * 20), tokens_of([10]))
-        request = PlanRequest(data=chats, vocab_size=100, shape=shape, training={"pack": pack})
+        shape = ChatSizes(tokens_of([length] * 20), tokens_of([10]))
+        request = PlanRequest(data=chats, vocab_size=100, sizes=shape, training={"pack": pack})
         config = planned(model={"size": "nano", "context": 2048}).model
         return training_memory(machine(), request, config, 1000, checkpointed=False).per_sequence
 
@@ -115,6 +123,7 @@ def test_conversations_are_packed_where_three_fit_a_row_and_only_packed_rows_are
 def test_the_last_weights_of_a_classifier_are_kept_if_few_texts_choose_between_them() -> None:
     def keep(records: int, **training: Any) -> str:
         labelled = dataclasses.replace(data(1000), kind="labels", val_records=records)
-        return PlanRequest(data=labelled, vocab_size=100, labels=("a", "b"), training=training).keep
+        texts = LabelTokens(np.array([4 + FIRST, 4 + SCORED], dtype=np.uint16))
+        return PlanRequest(data=labelled, vocab_size=100, sizes=LabelSizes(texts, texts), training=training).keep
 
     assert [keep(99), keep(100), keep(99, patience=3)] == ["last", "best", "best"]

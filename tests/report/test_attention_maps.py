@@ -13,8 +13,8 @@ from tests import reference
 from tests.reference_parts import Visible, attend_full, bidirectional, causal, windowed
 from tests.shell import TINY, run_ok
 from tests.variants import randomised, small
+from tinylm.jobs.run_tokens import reopen_part
 from tinylm.report.predictions import _attention, recorded_attention
-from tinylm.text.run_tokens import reopen_part
 from tinylm.transformer.attention import CrossAttention, RelativeDotProduct, SelfAttention
 from tinylm.transformer.build import build_model
 

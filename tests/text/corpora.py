@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from tinylm.errors import UsageError
+from tinylm.jobs.pairs.corpus import PairCorpus
 from tinylm.text.chat import KEYS, Conversation, parse_conversation
 from tinylm.text.compression import no_progress
 from tinylm.text.corpus import Stream, find_corpus
-from tinylm.text.corpus_encoding import SplitCorpus, split_corpus
-from tinylm.text.pairs import PairCorpus
 from tinylm.text.readers import records
+from tinylm.text.split import SplitCorpus, split_corpus
 
 TEXT = "The cat sat on the mat, and the dog did not.\n" * 4
 PAIRS = [("abc", "ij"), ("d", "hgf"), ("a b", "j"), ("efgh", "iiii")]

@@ -14,16 +14,10 @@ from hypothesis import strategies as st
 
 from tests.text.corpora import PAIRS, documents_of, require_errors, tsv, write_pairs
 from tinylm.errors import TinyLMError
-from tinylm.text.batches import (
-    Batch,
-    MaskedWindows,
-    Windows,
-    evaluation_batches,
-    mask_tokens,
-    masked_evaluation_batches,
-)
-from tinylm.text.corpus_encoding import split_corpus
-from tinylm.text.pairs import Pair, PairTokens, pair_evaluation_batches
+from tinylm.jobs.masked.windows import MaskedWindows, mask_tokens, masked_evaluation_batches
+from tinylm.jobs.pairs.corpus import Pair, PairTokens, pair_evaluation_batches
+from tinylm.text.batches import Batch, Windows, evaluation_batches
+from tinylm.text.split import split_corpus
 from tinylm.text.token_files import encode_stream
 from tinylm.text.tokenizer import train_char
 

@@ -6,9 +6,9 @@ import torch
 
 from tests.text.corpora import require_errors
 from tests.variants import randomised, small
+from tinylm.jobs.chat.tokens import ChatRows, ChatTokens, chat_evaluation_batches, pack
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
-from tinylm.text.chat_tokens import ChatRows, ChatTokens, chat_evaluation_batches, pack
 from tinylm.transformer.build import build_model
 
 

@@ -18,16 +18,18 @@ from tests.text.corpora import documents_of, read_conversations, require_errors,
 from tests.text.templates import CONVERSATIONS, messages
 from tinylm.config.run import DataConfig
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.jobs.chat.corpus import ChatCorpus
+from tinylm.jobs.chat.tokens import ChatTokens, marked_examples
+from tinylm.jobs.encoding import encode_split
+from tinylm.jobs.reading import ModelReader, TextSource, load_text
+from tinylm.jobs.run_tokens import RunReader, encode_recorded_text, reopen_ids, reopen_tokens
 from tinylm.reporter import LogReporter
-from tinylm.text.answer_spans import ChatFormat, chat_format, read_template, template_tokens
+from tinylm.text.answer_spans import read_template, template_tokens
 from tinylm.text.chat import Conversation, parse_conversation
-from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template import CHATML
-from tinylm.text.chat_tokens import ChatTokens, marked_examples
-from tinylm.text.corpus_encoding import SplitCorpus, draw_records, encode_split
-from tinylm.text.corpus_loading import TextSource, encode_recorded_text, load_text
 from tinylm.text.file_selection import is_chat
-from tinylm.text.run_tokens import reopen_ids, reopen_tokens
+from tinylm.text.split import SplitCorpus, draw_records
+from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer
 
@@ -207,10 +209,8 @@ def lines(records: list[Any]) -> str:
 def loaded(tmp_path: Path, *paths: Path, chat: bool = True, **settings: Any) -> SplitCorpus:
     source = TextSource(paths=tuple(map(str, paths)), **settings)
 
-    def choose(source: TextSource) -> ChatFormat:
-        return chat_format(CHATML, train_on=source.train_on or "assistant")
-
-    return load_text(source, tmp_path / "spool", "text", LogReporter(), choose if chat else None)
+    kinds = ("text", "chat", "preferences") if chat else ("text",)
+    return load_text(source, tmp_path / "spool", ModelReader(kinds), LogReporter())
 
 
 def encoded(split: SplitCorpus, kind: str = "char") -> tuple[Tokenizer, ChatTokens, ChatTokens, DataConfig]:
@@ -267,9 +267,10 @@ def test_the_fingerprint_depends_on_what_is_scored_and_on_special_tokens(tmp_pat
         assert (data.train_on, len(train), len(val)) == (train_on, 5, 5)
         found[data.fingerprint] = train.n_scored
     assert len(found) == 3 and len(set(found.values())) == 3
-    formats = [chat_format(CHATML), chat_format(CHATML.replace("'<|im_start|>'", "'<|im_end|><|im_start|>'"))]
+    templates = (CHATML, CHATML.replace("'<|im_start|>'", "'<|im_end|><|im_start|>'"))
+    readers = [ModelReader(("text", "chat"), chat_template=template) for template in templates]
     source, folder = TextSource(paths=(str(file),)), tmp_path / "spool"
-    stats = [load_text(source, folder, "text", LogReporter(), lambda _, f=f: f).stats for f in formats]
+    stats = [load_text(source, folder, reader, LogReporter()).stats for reader in readers]
     assert stats[0].characters == stats[1].characters and stats[0].fingerprint != stats[1].fingerprint
 
 
@@ -308,18 +309,22 @@ def test_a_run_opens_its_conversations_again_and_encodes_them_again(tmp_path: Pa
     assert np.array_equal(reopen_tokens(tmp_path / "run", data, tokenizer).train, expected)
     assert np.array_equal(reopen_ids(tmp_path / "run", data, tokenizer, "train"), expected // 4)
     shutil.rmtree(tokens.path)
-    source = TextSource(paths=(str(file),))
+
+    def encode(data: DataConfig, template: str | None = CHATML) -> TokenFolder:
+        reader = RunReader(data, tokenizer, template, ())
+        return encode_recorded_text(tmp_path / "run", reader, (str(file),), None, LogReporter())
+
     with pytest.raises(TinyLMError, match="has no chat template"):
-        encode_recorded_text(tmp_path / "run", data, tokenizer, source, LogReporter())
-    again = encode_recorded_text(tmp_path / "run", data, tokenizer, source, LogReporter(), CHATML)
+        encode(data, None)
+    again = encode(data)
     assert np.array_equal(again.train, expected)
     assert data.val_records == 2
     older = replace(data, val_records=0)  # the last two conversations were for validation
     with pytest.raises(TinyLMError, match="older version, which split the text in another way"):
-        encode_recorded_text(tmp_path / "run", older, tokenizer, source, LogReporter(), CHATML)
+        encode(older)
     write_file(file, lines(PAIRS[:-1]))
     with pytest.raises(UsageError, match="has changed since"):
-        encode_recorded_text(tmp_path / "run", data, tokenizer, source, LogReporter(), CHATML)
+        encode(data)
 
 
 def test_keys_without_effect_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -356,15 +361,15 @@ def test_settings_that_do_not_fit_the_text_are_refused_unless_they_are_ignorable
     rows = [
         (one, {"val_fraction": 0.1}, r"one\.jsonl has one record, and none is left for validation"),
         (malformed, {}, r"b\.jsonl, line 4: there is no 'completion'"),
-        (chats, {"chat": False}, r"a\.jsonl is for conversations \(chat\), which only .* decoders take"),
-        (chats, {"chat": False, "format": "chat"}, "`format` is for conversations"),
+        (chats, {"chat": False}, r"a\.jsonl has conversations, and the model takes plain text"),
+        (chats, {"chat": False, "format": "chat"}, '`format="chat"` does not fit the model, which takes plain text'),
         (
             chats,
             {"format": "chat", "text_key": "prompt"},
-            "`text_key` is for documents; JSONL of conversations has the",
+            "`text_key` is for plain text and texts with labels, not for conversations",
         ),
-        (text, {"train_on": "all"}, "`train_on` is for conversations, and the text has none"),
-        (text, {"chat_template": "chatml"}, "`chat_template` is for conversations, and the text has none"),
+        (text, {"train_on": "all"}, "`train_on` is for conversations, not for plain text"),
+        (text, {"chat_template": "chatml"}, "`chat_template` is for conversations and preferences, not for plain text"),
     ]
     require_errors(lambda file, settings: loaded(tmp_path, file, **settings), rows)
     for setting in ({"train_on": "all"}, {"chat_template": "chatml"}):

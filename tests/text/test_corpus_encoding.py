@@ -15,16 +15,18 @@ import numpy as np
 import pytest
 
 from tests.text.corpora import TEXT, documents_of, require_errors, split_of, write_file
+from tinylm.config.jobs import DATA_KINDS
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.jobs.encoding import encode_split
+from tinylm.jobs.reading import ModelReader, TextSource, encode_text, handle_unknown_characters, load_text
+from tinylm.jobs.run_tokens import encode_again, has_tokens, reopen_tokens
 from tinylm.reporter import LogReporter, SilentReporter
 from tinylm.system.cache_directory import cache_root
 from tinylm.text import corpus
-from tinylm.text.answer_spans import chat_format, template_tokens
+from tinylm.text.answer_spans import template_tokens
 from tinylm.text.chat_template import CHATML
 from tinylm.text.corpus import Corpus, find_corpus
-from tinylm.text.corpus_encoding import CHAT_TYPES, encode_split, split_corpus
-from tinylm.text.corpus_loading import TextSource, encode_text, handle_unknown_characters, load_text
-from tinylm.text.run_tokens import encode_again, has_tokens, reopen_tokens
+from tinylm.text.split import split_corpus
 from tinylm.text.tokenizer import Tokenizer, train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer
 
@@ -113,9 +115,7 @@ def test_repeated_records_are_counted_and_those_without_known_characters_are_nam
     texts = {"a.txt": ["ab", "ba", "aab", "abb", "bab"], "val.txt": ["bab", "aaa", "ßß", "ßa", "ab"]}
     file, val = (write_file(tmp_path / n, "\n".join(map(RECORDS[kind], some)) + "\n") for n, some in texts.items())
     source = TextSource(paths=(str(file),), val_data=str(val), format=kind)
-    chat = {} if kind not in CHAT_TYPES else {"make_chat_format": lambda source: chat_format(CHATML)}
-    corpus_kind = "pairs" if kind == "pairs" else "text"
-    split = load_text(source, tmp_path, corpus_kind, LogReporter(), labels=() if kind == "labels" else None, **chat)
+    split = load_text(source, tmp_path, ModelReader((kind,) if kind in DATA_KINDS else ("text",)), LogReporter())
     tokenizer = train_char(split.alphabet.replace("ß", ""), template_tokens(CHATML))
     known = handle_unknown_characters(split, tokenizer, "skip", LogReporter(), vocabulary_owner="The model", model=None)
     encode_text(known, tokenizer, tmp_path, LogReporter())

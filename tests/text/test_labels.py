@@ -13,17 +13,18 @@ from tests.text.corpora import require_errors, write_file
 from tests.text.test_tables import write_parquet
 from tinylm.config.model import MAX_LABELS
 from tinylm.errors import UsageError
-from tinylm.reporter import LogReporter
-from tinylm.text.chat_tokens import ChatRows
-from tinylm.text.corpus_encoding import SplitCorpus, encode_split
-from tinylm.text.corpus_loading import TextSource, load_text
-from tinylm.text.labels import (
+from tinylm.jobs.chat.tokens import ChatRows
+from tinylm.jobs.encoding import encode_split
+from tinylm.jobs.labels.corpus import (
     LabelCorpus,
     LabelTokens,
     describe_labels,
     encode_labelled_text,
     parse_labelled_text,
 )
+from tinylm.jobs.reading import ModelReader, TextSource, load_text
+from tinylm.reporter import LogReporter
+from tinylm.text.split import SplitCorpus
 from tinylm.text.tokenizer import train_char
 
 TEXTS = [("good day", "10"), ("bad day", "9"), ("a day", "so, so"), ("good", "10"), ("bad, bad", "9"), ("day", "9")]
@@ -33,7 +34,8 @@ CSV = "label,text,n\n" + "\n".join(f'"{label}","{text}",3' for text, label in TE
 
 
 def loaded(path: Path, labels: tuple[str, ...] | None = (), **settings: Any) -> SplitCorpus:
-    return load_text(TextSource(paths=(str(path),), **settings), path.parent, "text", LogReporter(), None, labels)
+    reader = ModelReader(("text",) if labels is None else ("text", "labels"), labels or ())
+    return load_text(TextSource(paths=(str(path),), **settings), path.parent, reader, LogReporter())
 
 
 def decoded(tokens: LabelTokens, tokenizer: Any, labels: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -54,25 +56,25 @@ def test_texts_of_every_format_keep_their_labels(name: str, tmp_path: Path) -> N
         content = {"a.json": json.dumps(RECORDS), "a.csv": CSV}.get(name, JSONL)
         file = write_file(tmp_path / name, content)
     split = loaded(file, val_fraction=0.4)
-    assert split.corpus.kind == "labels" and split.labels == ("9", "10", "so, so")  # numbers by their values
+    assert split.corpus.kind == "labels" and split.corpus.labels == ("9", "10", "so, so")  # numbers by their values
     assert (split.val_records, split.stats.documents) == (2, 6)
     tokenizer = train_char(split.alphabet)
     tokens, data = encode_split(split, tokenizer)
-    parts = [decoded(LabelTokens(part), tokenizer, split.labels) for part in (tokens.train, tokens.val)]
-    assert (data.kind, data.has_labels, data.is_chat) == ("labels", True, False)
+    parts = [decoded(LabelTokens(part), tokenizer, split.corpus.labels) for part in (tokens.train, tokens.val)]
+    assert data.kind == "labels"
     assert sorted(parts[0] + parts[1]) == sorted(TEXTS) and len(parts[1]) == 2
 
 
 def test_records_are_read_as_texts_alone_if_the_model_takes_no_labels_or_the_user_wants_that(tmp_path: Path) -> None:
     file = write_file(tmp_path / "a.jsonl", JSONL)
     assert [loaded(file, None).corpus.kind, loaded(file, format="jsonl").corpus.kind] == ["text", "text"]
-    assert loaded(file, ("9", "10", "so, so", "x")).labels[-1] == "x"  # those of a model
+    assert loaded(file, ("9", "10", "so, so", "x")).corpus.labels[-1] == "x"  # those of a model
     with pytest.raises(UsageError, match=r"line 3: the label 'so, so' is not one of the model's \(9, 10\)"):
         loaded(file, ("9", "10"))
-    with pytest.raises(UsageError, match="is for classifiers"):
+    with pytest.raises(UsageError, match="does not fit the model, which takes plain text"):
         loaded(file, None, format="labels")
     renamed = write_file(tmp_path / "b.jsonl", JSONL.replace('"text"', '"review"'))
-    assert loaded(renamed, text_key="review").labels == ("9", "10", "so, so")
+    assert loaded(renamed, text_key="review").corpus.labels == ("9", "10", "so, so")
     first = json.dumps({"text": "long " * 10_000, "label": "9"})  # the label is after the part that is looked at first
     assert loaded(write_file(tmp_path / "c.jsonl", f"{first}\n{JSONL}")).corpus.kind == "labels"
 
@@ -80,7 +82,7 @@ def test_records_are_read_as_texts_alone_if_the_model_takes_no_labels_or_the_use
 def test_a_label_of_the_validation_text_alone_has_a_number_too(tmp_path: Path) -> None:
     file = write_file(tmp_path / "a.jsonl", JSONL)
     other = write_file(tmp_path / "val.jsonl", json.dumps({"text": "day", "label": "new"}))
-    assert loaded(file, val_data=str(other)).labels == ("9", "10", "new", "so, so")
+    assert loaded(file, val_data=str(other)).corpus.labels == ("9", "10", "new", "so, so")
 
 
 def test_records_without_a_usable_label_are_errors_before_training(tmp_path: Path) -> None:
@@ -114,13 +116,13 @@ def test_blanks_around_the_names_and_fields_of_a_csv_file_do_not_count(tmp_path:
     """With a blank in the first line; a text with a separator is in quotes after a blank."""
     file = write_file(tmp_path / "a.csv", 'text , label\n"good, day", spam\n bad , "ham"\nx,spam \n')
     split = loaded(file)
-    assert isinstance(split.corpus, LabelCorpus) and split.labels == ("ham", "spam")
+    assert isinstance(split.corpus, LabelCorpus) and split.corpus.labels == ("ham", "spam")
     assert [tuple(found) for _, found in split.corpus.labelled_texts()] == [
         ("good, day", "spam"),
         ("bad", "ham"),
         ("x", "spam"),
     ]
-    assert loaded(write_file(tmp_path / "b.csv", "text,label\na, spam\nb,spam\n")).labels == (" spam", "spam")
+    assert loaded(write_file(tmp_path / "b.csv", "text,label\na, spam\nb,spam\n")).corpus.labels == (" spam", "spam")
 
 
 def test_numbers_of_classes_in_parquet_become_their_names(tmp_path: Path) -> None:
@@ -134,14 +136,14 @@ def test_numbers_of_classes_in_parquet_become_their_names(tmp_path: Path) -> Non
         return tmp_path / "a.parquet"
 
     split = loaded(written([2, 0, 0, 2], {"info": {"features": features}}))
-    assert split.labels == ("Business", "World") and isinstance(split.corpus, LabelCorpus)
+    assert split.corpus.labels == ("Business", "World") and isinstance(split.corpus, LabelCorpus)
     assert [label for _, (_, label) in split.corpus.labelled_texts()] == ["Business", "World", "World", "Business"]
     with pytest.raises(UsageError, match=r"row 2: 'label' is 3, and the file names 3 classes"):
         loaded(written([2, 3], {"info": {"features": features}}))
     with pytest.raises(UsageError, match=r"row 2: 'label' is None"):
         loaded(written([2, -1], {"info": {"features": features}}))
     for odd in ([], {"info": 3}, {"info": {"features": {"label": {"names": [1], "_type": "ClassLabel"}}}}):
-        assert loaded(written([2, 0, 0, 2], odd)).labels == ("0", "2")
+        assert loaded(written([2, 0, 0, 2], odd)).corpus.labels == ("0", "2")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])

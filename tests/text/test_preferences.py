@@ -10,14 +10,12 @@ import pytest
 from tests.text.corpora import require_errors, write_file
 from tests.text.test_chat_batches import chat_tokens
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.evaluation.preferences import preference_excerpt
+from tinylm.jobs.chat.tokens import ChatRows
+from tinylm.jobs.encoding import encode_split
+from tinylm.jobs.preferences.corpus import PreferenceBatch, PreferenceCorpus, PreferenceTokens, parse_preference
+from tinylm.jobs.preferences.evaluation import preference_excerpt
+from tinylm.jobs.reading import ModelReader, TextSource, load_text
 from tinylm.reporter import LogReporter
-from tinylm.text.answer_spans import chat_format
-from tinylm.text.chat_template import CHATML
-from tinylm.text.chat_tokens import ChatRows
-from tinylm.text.corpus_encoding import encode_split
-from tinylm.text.corpus_loading import TextSource, load_text
-from tinylm.text.preferences import PreferenceBatch, PreferenceCorpus, PreferenceTokens, parse_preference
 from tinylm.text.tokenizer import train_char
 
 ASK = {"role": "user", "content": "Hi"}
@@ -79,23 +77,20 @@ def test_a_record_that_is_not_a_preference_is_an_error_with_its_place() -> None:
 
 
 def loaded(path: Path, **settings: Any) -> Any:
-    return load_text(
-        TextSource(paths=(str(path),), **settings),
-        path.parent,
-        "text",
-        LogReporter(),
-        lambda source: chat_format(CHATML, None, source.train_on or "assistant"),
-    )
+    reader = ModelReader(("text", "chat", "preferences"))
+    return load_text(TextSource(paths=(str(path),), **settings), path.parent, reader, LogReporter())
 
 
 def test_preferences_are_found_split_in_pairs_and_encoded_with_scored_answers(tmp_path: Path) -> None:
     records = [{"prompt": f"Say {i}", "chosen": f"{i}", "rejected": f"no {i}"} for i in range(20)]
     split = loaded(write_file(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records))), val_fraction=0.2)
     assert (split.corpus.kind, split.val_records, split.stats.documents) == ("preferences", 4, 40)
-    tokenizer = train_char(split.alphabet, tuple(t for t in split.chat.special_tokens if t != "<|endoftext|>"))
+    tokenizer = train_char(
+        split.alphabet, tuple(t for t in split.corpus.rendering.special_tokens if t != "<|endoftext|>")
+    )
     tokens, data = encode_split(split, tokenizer)
     train, val = PreferenceTokens(tokens.train), PreferenceTokens(tokens.val)
-    assert (data.kind, data.is_chat, len(train), len(val)) == ("preferences", True, 32, 8)
+    assert (data.kind, len(train), len(val)) == ("preferences", 32, 8)
     ids, scored = val.tokens(1)
     assert tokenizer.decode_with_special(ids[scored]) in {f"no {i}<|im_end|>" for i in range(20)}
     prompts = [tokenizer.decode_with_special(ids[~scored]) for ids, scored in map(train.tokens, range(32))]
@@ -104,7 +99,7 @@ def test_preferences_are_found_split_in_pairs_and_encoded_with_scored_answers(tm
 
 def test_preferences_among_conversations_and_settings_of_conversations_are_errors(tmp_path: Path) -> None:
     file = write_file(tmp_path / "a.jsonl", json.dumps(TEXTS) + "\n" + json.dumps(TEXTS))
-    with pytest.raises(UsageError, match="`train_on` is for conversations; of preferences, both answers count"):
+    with pytest.raises(UsageError, match="`train_on` is for conversations, not for preferences"):
         loaded(file, train_on="last")
     with pytest.raises(UsageError, match=r'line 1: this is a preference, .* with `format="preferences"`'):
         loaded(file, format="chat")

@@ -13,12 +13,12 @@ import pytest
 
 from tests.text.corpora import documents_of, read_conversations, read_documents, require_errors, write_file
 from tinylm.errors import UsageError
+from tinylm.jobs.pairs.corpus import PairCorpus
+from tinylm.jobs.reading import ModelReader, TextSource, load_text
 from tinylm.reporter import LogReporter
 from tinylm.text import readers
 from tinylm.text.corpus import find_corpus
-from tinylm.text.corpus_loading import TextSource, load_text
 from tinylm.text.file_selection import conversation_keys
-from tinylm.text.pairs import PairCorpus
 
 DOCUMENTS = ['The "cat", sat;', "on the mat\nand\r\nleft\n", "été\u2028x", "x" * 200_000, " a\tb "]
 
@@ -73,7 +73,7 @@ def test_a_malformed_row_is_an_error_with_file_and_line(tmp_path: Path, monkeypa
 def test_a_table_that_is_read_as_plain_text_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def warnings(file: Path, **settings: Any) -> str:
         caplog.clear()
-        load_text(TextSource(paths=(str(file),), **settings), tmp_path, "text", LogReporter())
+        load_text(TextSource(paths=(str(file),), **settings), tmp_path, ModelReader(), LogReporter())
         return caplog.text
 
     file = write_file(tmp_path / "a.csv", table(DOCUMENTS))

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from tests.text.corpora import split_of, write_file, write_pairs
+from tinylm.jobs.encoding import encode_split
 from tinylm.system import files
 from tinylm.system.cache_directory import cache_root
 from tinylm.text import text_cache
 from tinylm.text.corpus import Corpus, CorpusStats, find_corpus
-from tinylm.text.corpus_encoding import corpus_without_unknown, encode_split
+from tinylm.text.split import corpus_without_unknown
 from tinylm.text.text_cache import scan_or_recall
 from tinylm.text.tokenizer import train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer

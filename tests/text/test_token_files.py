@@ -24,13 +24,14 @@ from hypothesis import strategies as st
 from tests.shell import ROOT, child_process, default_signals
 from tests.text.corpora import split_of, write_file
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.jobs import encoding
+from tinylm.jobs.reading import encode_text
 from tinylm.reporter import LogReporter
 from tinylm.system.cache_directory import private_folder
-from tinylm.text import corpus_encoding, parallel_encoding, sharded_tokens, token_files
-from tinylm.text.corpus_encoding import SplitCorpus
-from tinylm.text.corpus_loading import encode_text
+from tinylm.text import parallel_encoding, sharded_tokens, token_files
 from tinylm.text.parallel_encoding import TextBatch
 from tinylm.text.sharded_tokens import ShardedTokens
+from tinylm.text.split import SplitCorpus
 from tinylm.text.token_files import SplitDocuments, TokenFolder, encode_stream, encode_to_folder, shard_name
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
@@ -391,7 +392,7 @@ def test_an_interrupted_run_says_that_it_will_continue_if_its_text_is_long(
     caplog.set_level(logging.INFO)
     for shard_tokens in (1 << 20, 1000):
         assert caplog.messages == []
-        monkeypatch.setattr(corpus_encoding, "SHARD_TOKENS", shard_tokens)
+        monkeypatch.setattr(encoding, "SHARD_TOKENS", shard_tokens)
         with pytest.raises(KeyboardInterrupt):
             encode_text(split, BPE, tmp_path / "run", LogReporter())
     assert caplog.messages == ["Complete token files are kept: the same command continues the encoding."]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.text.corpora import TEXT, require_errors, split_of, write_file, write_pairs
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text import tokenizer_choice
-from tinylm.text.corpus_encoding import require_known_characters, split_corpus
+from tinylm.text.split import require_known_characters, split_corpus
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer, sample_for_tokenizer
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from tests.variants import small
 from tinylm.adapters.adapter import adapter_layers, load_adapter_tensors
+from tinylm.config.jobs import data_kinds, objective_for
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig, DataConfig, RunConfig, RuntimeConfig, TokenizerConfig
-from tinylm.config.training import Budget, TrainingConfig, corpora_of, objective_for
+from tinylm.config.training import Budget, TrainingConfig
 from tinylm.models.adapter import add_adapter, load_base_model
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights, restore_model
@@ -39,7 +40,7 @@ PLAIN: dict[str, Any] = {"device": "cpu", "dtype": "fp32", "compile": False, "th
 def config_of(
     adapter: AdapterConfig | None = None, model: ModelConfig = SHAPE, runtime: dict[str, Any] = PLAIN, **choices: Any
 ) -> RunConfig:
-    kind = corpora_of(model.architecture)[0]
+    kind = data_kinds(model.architecture)[0]
     objective = objective_for(model.architecture, kind)
     sizes: dict[str, Any] = dict.fromkeys(("characters", "bytes", "documents", "train_tokens", "val_tokens"), 0)
     return RunConfig(

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from tests.variants import small
 from tinylm.config.model import ModelConfig
+from tinylm.jobs.masked.task import masked_token
+from tinylm.jobs.pairs.task import sequence_to_sequence
 from tinylm.machine.device import autocast
-from tinylm.objectives.loss import masked_token, next_token, sequence_to_sequence
+from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
 from tinylm.training.execution import checkpoint_activations
 from tinylm.transformer.architectures import Transformer

@@ -17,7 +17,9 @@ from tinylm.config.validation import require
 from tinylm.errors import AdapterNotModelError, UsageError
 from tinylm.evaluation.loop import default_batch_size, token_losses
 from tinylm.evaluation.result import choose_units, ratio_interval
-from tinylm.evaluation.text import sums_between
+from tinylm.jobs.reading import ModelReader, TextSource, known_text, opened_corpus
+from tinylm.jobs.run_tokens import reopen_ids
+from tinylm.jobs.text.evaluation import sums_between
 from tinylm.kernels.process import keep_freed_blocks
 from tinylm.models.load import load
 from tinylm.models.model import Model
@@ -25,9 +27,7 @@ from tinylm.reporter import LogReporter, Reporter
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Stream, document_end, rechunk
-from tinylm.text.corpus_loading import TextSource, known_text, opened_corpus
 from tinylm.text.decoding import decoded_stream
-from tinylm.text.run_tokens import reopen_ids
 from tinylm.text.token_files import MAX_CHUNK
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder
@@ -186,7 +186,7 @@ def compare_models(
         assert a.data is not None
         end = document_end(a.data.format)
     else:
-        with opened_corpus(source, "text", reporter) as corpus:
+        with opened_corpus(source, ModelReader(), reporter) as corpus:
             for model in (a, b):
                 corpus, _ = known_text(corpus, model.tokenizer, source.unknown, model.path, reporter)
             encoded = _encode(a, b, corpus.stream, reporter)

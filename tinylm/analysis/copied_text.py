@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tinylm.text.compression import Progress, no_progress
-from tinylm.text.corpus import Stream, code_points
+from tinylm.text.corpus import Stream
+from tinylm.text.encodings import code_points
 
 SEPARATOR = "\U0010ffff"  # between documents; a noncharacter, replaced by NO_CHARACTER in the short texts
 NO_CHARACTER = 0x110000  # between the short texts; not a code point

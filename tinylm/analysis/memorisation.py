@@ -21,13 +21,13 @@ from tinylm.evaluation.evaluation_config import MemorisationConfig
 from tinylm.evaluation.result import ratio_interval
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.prompts import EncodedPrompt, start_tokens
+from tinylm.jobs.reading import ModelReader, TextSource, opened_corpus
+from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.models.model import Model
 from tinylm.reporter import Reporter
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, Stream
-from tinylm.text.corpus_loading import TextSource, opened_corpus
 from tinylm.text.decoding import decoded_stream
-from tinylm.text.run_tokens import reopen_ids
 from tinylm.transformer.architectures import Decoder
 
 ROWS = 64  # texts generated as one batch
@@ -170,7 +170,7 @@ def _encode(model: Model, prefix: str) -> EncodedPrompt:
 def _documents(model: Model, source: TextSource | None, part: str) -> Iterator[Documents]:
     """Context manager that opens the documents of a source, by default the part "train" or "val" of the model's run."""
     if source is not None:
-        with opened_corpus(source, "text", model.reporter) as corpus:
+        with opened_corpus(source, ModelReader(), model.reporter) as corpus:
             yield corpus_documents(corpus)
         return
     if model.data is None:

@@ -174,7 +174,7 @@ def _entries(
 
 def _entry(line: str, name: str, format: str, options: ClassifyOptions, tokenizer: "Tokenizer") -> Entry:
     """The text of a line. Raises UsageError for JSON without a text, and for a text that cannot be encoded."""
-    from tinylm.generation.classify import without_unknown
+    from tinylm.jobs.labels.classify import without_unknown
     from tinylm.text.readers import parse_json_line, text_of_record
 
     fields: dict[str, Any] = {"text": line}

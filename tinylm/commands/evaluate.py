@@ -11,12 +11,13 @@ import typer
 
 from tinylm.commands.console import Console
 from tinylm.commands.memorisation import MemorisationOptions, check_memorisation_options, print_memorisation
-from tinylm.commands.option_groups import command_line_flags, with_option_groups
+from tinylm.commands.option_groups import command_line_flags, options_from_env_or_file, with_option_groups
 from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions, text_source
+from tinylm.config.jobs import applicable, changed_settings
 from tinylm.config.settings import ChatSettings, DeviceSettings, TextFileSettings, UnknownCharacterSettings
 from tinylm.distributed.launch import Launch
 from tinylm.errors import UsageError
-from tinylm.evaluation.evaluation_config import SETTINGS_BY_ARCHITECTURE, EvaluationConfig
+from tinylm.evaluation.evaluation_config import EvaluationConfig
 
 if TYPE_CHECKING:
     from tinylm.distributed.ranks import Ranks
@@ -88,11 +89,9 @@ def evaluate_model(
         return
     with join_ranks(Launch.of(os.environ), console) as ranks:
         loaded = _load_on_each_rank(model, list(adapter or ()), ranks, **vars(machine), reporter=console)
-        # Options from the environment or --config that the architecture does not use are dropped; on the command line
-        # they are errors, which `evaluate` raises.
-        used = {"batch_size", *SETTINGS_BY_ARCHITECTURE[loaded.architecture]}
-        used |= command_line_flags(ctx, options.evaluation).keys()
-        settings = {name: value for name, value in vars(options.evaluation).items() if name in used}
+        ignorable = options_from_env_or_file(ctx, options.evaluation)
+        given = changed_settings(options.evaluation)
+        settings = applicable(EvaluationConfig, given, loaded.jobs, ignorable)
         evaluation = loaded.evaluate(source, ranks=ranks, **settings)
     base = [str(model)] if model is not None else []
     scored = {

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tinylm.config.jobs import row_for
 from tinylm.errors import (
     AdapterNotModelError,
     BadFilesError,
@@ -47,29 +48,21 @@ def resume_command(path: Path) -> str:
     return f"tinylm {command} --resume {shell_quote(path)}"
 
 
-EXAMPLE_INPUTS = {  # by architecture: a prompt, and two text files
-    "decoder": ("...", "text.txt", "other.txt"),
-    "encoder": ("... <mask> ...", "text.txt", "other.txt"),
-    "encoder-decoder": ("...", "pairs.tsv", "other.tsv"),
-}
-
-
-LABELLED_INPUTS = ("labels.jsonl", "other.jsonl")  # of a classifier
-
-
 def use_commands(path: Path, config: "RunConfig") -> dict[str, str]:
     """Command lines that use the run or model at `path`, by purpose."""
     quoted, adapter = shell_quote(path), config.adapter
-    prompt, file, other = EXAMPLE_INPUTS[config.model.architecture]
+    row = row_for(config.model.architecture, config.objective, has_labels=bool(config.labels))
     option = "--model" if adapter is None else "--adapter"
-    commands = {"sample": f'tinylm sample {option} {quoted} --prompt "{prompt}"'}
-    if config.labels:
-        commands, file, other = {"classify": f'tinylm classify {option} {quoted} "..."'}, *LABELLED_INPUTS
-    commands["evaluate"] = f"tinylm eval {option} {quoted} {file}"
+    flag = "--prompt " if row.command == "sample" else ""
+    prompt = f' {flag}"{row.prompt}"' if row.prompt else ""
+    commands = {
+        row.command: f"tinylm {row.command} {option} {quoted}{prompt}",
+        "evaluate": f"tinylm eval {option} {quoted} {row.file}",
+    }
     if config.training is not None:
         commands["resume"] = resume_command(path)
     if adapter is None:
-        commands["fine-tune"] = f"tinylm finetune-lora --model {quoted} {other}"
+        commands["fine-tune"] = f"tinylm finetune-lora --model {quoted} other{Path(row.file).suffix}"
     elif adapter.kind == "lora":
         commands["merge"] = f"tinylm merge-lora {quoted} --out {shell_quote(path.with_name(path.name + '-merged'))}"
     return commands

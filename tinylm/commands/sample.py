@@ -14,6 +14,7 @@ from tinylm.commands.option_groups import command_line_flags, with_option_groups
 from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions
 from tinylm.commands.sample_options import PrintOptions, PromptOptions, SampleOptions, unescape
 from tinylm.commands.streams import has_piped_input, read_stdin
+from tinylm.config.jobs import rows_on
 from tinylm.config.settings import DeviceSettings
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import UsageError
@@ -22,9 +23,9 @@ from tinylm.reporter import counted
 from tinylm.run_directory.layout import path_exists
 
 if TYPE_CHECKING:
-    from tinylm.generation.fill_mask import FilledPrompt
     from tinylm.generation.prompts import Prompt
     from tinylm.generation.text_generator import Continuation, Sample
+    from tinylm.jobs.masked.fill_mask import FilledPrompt
     from tinylm.models.model import Model
 
 STANDARD_INPUT = "-"
@@ -104,7 +105,8 @@ def sample(
     ctx.call_on_close(loaded.close)
     require(options.prompt.chat or options.prompt.chat_template is None, "--chat-template needs --chat.")
     chat_format = loaded.chat_format(options.prompt.chat_template) if options.prompt.chat else None
-    if chat_format is None and loaded.data is not None and loaded.data.is_chat:
+    data = loaded.data
+    if chat_format is None and data is not None and any(row.command == "chat" for row in rows_on(data.kind)):
         console.note(
             "This model was trained on conversations; --chat answers prompts, and without it they are continued."
         )

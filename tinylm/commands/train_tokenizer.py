@@ -7,6 +7,7 @@ import typer
 
 from tinylm.commands.option_groups import option, with_option_groups
 from tinylm.commands.options import OutputOptions, text_source
+from tinylm.config.jobs import DATA_KINDS
 from tinylm.config.model import VOCABULARY
 from tinylm.config.settings import TextFileSettings
 from tinylm.config.validation import Panel, check_choice
@@ -37,18 +38,20 @@ def train_tokenizer(
     output: OutputOptions,
 ) -> None:
     """Train a tokenizer: the characters of a text, or byte-level BPE on the first 90 % of the text."""
-    from tinylm.text.answer_spans import chat_format
-    from tinylm.text.chat_template import CHATML
-    from tinylm.text.corpus_loading import load_text
+    from tinylm.jobs.job import job_on
+    from tinylm.jobs.reading import ModelReader, load_text
     from tinylm.text.tokenizer_choice import choose_tokenizer
 
     console = output.console()
     check_choice("kind", kind, ("char", "bpe"))
     if out.exists() and not force:
         raise UsageError(f"{out} is already there; replace it with --force, or choose another --out.")
+    default, *others = DATA_KINDS
+    kinds = (default, *(kind for kind in others if not job_on(kind).shares_text))
+    if text.format in others:
+        kinds = (text.format,)
     with temporary_folder() as folder:
-        content = "pairs" if text.format == "pairs" else "text"
-        split = load_text(text_source(ctx, corpus, text), folder, content, console, lambda source: chat_format(CHATML))
+        split = load_text(text_source(ctx, corpus, text), folder, ModelReader(kinds), console)
         tokenizer = choose_tokenizer(split, kind, vocab_size, reporter=console)
     try:
         with replacing(out) as unfinished:

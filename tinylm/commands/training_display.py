@@ -16,8 +16,8 @@ from tinylm.reporter import counted
 from tinylm.system.process_signals import Interrupted
 
 if TYPE_CHECKING:
+    from tinylm.jobs.job import MarkedText
     from tinylm.planning.plan import Plan
-    from tinylm.text.chat_tokens import MarkedText
     from tinylm.text.tokenizer import Tokenizer
     from tinylm.training.events import Evaluated, Event
     from tinylm.training.pipeline import TrainingResult
@@ -195,9 +195,9 @@ class TrainingDisplay:
         """Show the bits per byte of a run on plain text beside those of baselines, unless these take long."""
         import numpy as np
 
-        from tinylm.evaluation.baselines import MAX_BYTES, SECONDS_PER_BYTE, baseline_bits_per_byte
+        from tinylm.jobs.run_tokens import reopen_ids
+        from tinylm.jobs.text.baselines import MAX_BYTES, SECONDS_PER_BYTE, baseline_bits_per_byte
         from tinylm.reporter import SilentReporter
-        from tinylm.text.run_tokens import reopen_ids
         from tinylm.text.text_cache import remember
 
         config, tokenizer, bits = self._config, self._tokenizer, result.best_val_bits_per_byte
@@ -221,19 +221,15 @@ class TrainingDisplay:
 
     def _show_use(self, result: "TrainingResult", config: RunConfig) -> None:
         """Show a sample of the saved weights, unless one was just shown or it takes long, and the command for more."""
-        is_chat = config.data is not None and config.data.is_chat
-        generates = config.model.architecture == "decoder" and not is_chat and not config.labels
+        is_plain = config.data is not None and config.data.is_plain_text
+        generates = config.model.architecture == "decoder" and is_plain
         if generates and self._sampled_step != result.kept_step:
             # The run is complete: no failure of the sample may end the command as one of the run.
             with contextlib.suppress(Exception):
                 text = _sample(result, config)
                 if text:
                     self._console.print_highlighted("Sample of the saved weights:", [(text, False)])
-        command = use_commands(result.run, config)["classify" if config.labels else "sample"]
-        if is_chat:
-            option = "--adapter" if result.is_adapter else "--model"
-            command = f"tinylm chat {option} {shell_quote(result.run)}"
-        self._console.note(f"To use it: {command}")
+        self._console.note(f"To use it: {next(iter(use_commands(result.run, config).values()))}")
 
 
 def _sample(result: "TrainingResult", config: RunConfig) -> str:
@@ -293,6 +289,8 @@ def show_plan(console: Console, plan: "Plan", config: RunConfig, trainable_param
 
 
 def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> dict[str, str]:
+    from tinylm.jobs.job import job_on
+
     model, training, data = plan.model, plan.training, config.data
     assert data is not None
     micro_batch = f", micro-batch {training.micro_batch}" if training.micro_batch < training.batch_size else ""
@@ -311,12 +309,7 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         + ("the same to validate with" if data.by_heart else f"{data.val_tokens:,} to validate with")
         + (f" (each time {training.eval_tokens:,} of them)" if sampled else "")
         + (f" ({counted(data.val_records, 'record')})" if data.val_records else "")
-        + (f"; {counted(data.train_pairs, 'pair')}" if data.train_pairs else "")
-        + {
-            "chat": f"; {counted(data.documents, 'conversation')}",
-            "preferences": f"; {counted(data.documents // 2, 'preference')}",
-        }.get(data.kind, "")
-        + (f"; {counted(len(config.labels), 'label')}" if config.labels else ""),
+        + (f"; {described}" if (described := job_on(data.kind).describe(data, config.labels)) else ""),
         "model": f"{plan.parameters:,} parameters: {counted(model.layers, 'layer')}, {counted(model.heads, 'head')}, "
         f"width {model.width}, context {model.context}"
         + ("" if model.tie else ", untied")

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
 from tinylm import __version__
+from tinylm.config.jobs import DATA_KINDS, JOBS, JobRow, rows_on, without_effect
 from tinylm.config.model import ModelConfig, check_labels
-from tinylm.config.training import OBJECTIVES, TrainingConfig, check_sequence_growth
+from tinylm.config.training import TrainingConfig, check_sequence_growth
 from tinylm.config.validation import (
     COUNT_FROM_0,
     COUNT_FROM_1,
     FRACTION,
     Range,
+    Setting,
     check_choice,
     check_fields,
     check_settings,
@@ -34,10 +36,8 @@ from tinylm.config.validation import (
 from tinylm.errors import NotTrainedError, TinyLMError, UsageError
 
 ADAPTER_KINDS = ("lora", "bottleneck")
-PREDICTIVE = ("next-token", "distillation")  # objectives whose validation loss is that of the next token of a text
 DEVICES = ("cuda", "mps", "cpu")
 DTYPES = ("fp32", "bf16", "fp16")
-CORPUS_KINDS = tuple(dict.fromkeys(kind.corpus for kind in OBJECTIVES.values()))
 TRAIN_ON = ("assistant", "last", "all")  # the messages of a conversation that count in the loss
 LAST = "last"  # in a run directory, the folder of the last save, which the run is resumed from
 RANK, ALPHA = Range(1, 1 << 16), Range(0, 1e6, open_low=True)
@@ -140,18 +140,16 @@ class DataConfig:
     val_bytes: Annotated[int | None, COUNT_FROM_0] = None
     val_records: Annotated[int, COUNT_FROM_0] = 0
     train_pairs: Annotated[int, COUNT_FROM_0] = 0
-    train_on: str = "assistant"
+    train_on: Annotated[str, Setting("Scored parts of conversations.", None, TRAIN_ON, jobs="chat")] = "assistant"
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_choice("kind", self.kind, CORPUS_KINDS)
-        check_choice("train_on", self.train_on, TRAIN_ON)
+        check_choice("kind", self.kind, DATA_KINDS)
 
     def effective(self) -> dict[str, Any]:
         """The settings that have an effect on this kind of data, and its sizes, by name."""
-        others = set() if self.is_chat else {"train_on"}
-        others |= {name for name in ("exclude", "skip_bad") if not getattr(self, name)}
-        others |= set() if self.kind == "pairs" else {"train_pairs"}
+        others = set.intersection(*(without_effect(self, row) for row in rows_on(self.kind)))
+        others |= {name for name in ("exclude", "skip_bad", "train_pairs") if not getattr(self, name)}
         return {name: value for name, value in vars(self).items() if value is not None and name not in others}
 
     @property
@@ -163,21 +161,6 @@ class DataConfig:
     def is_plain_text(self) -> bool:
         """Whether the data are plain text, from which windows of any length can be taken."""
         return self.kind == "text"
-
-    @property
-    def is_chat(self) -> bool:
-        """Whether the data are conversations, alone or compared with each other."""
-        return any(kind.is_chat for kind in OBJECTIVES.values() if kind.corpus == self.kind)
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether each text has a label."""
-        return any(kind.has_labels for kind in OBJECTIVES.values() if kind.corpus == self.kind)
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether training on these data compares the model with the one that training started from."""
-        return any(kind.has_reference for kind in OBJECTIVES.values() if kind.corpus == self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,7 +318,7 @@ class RunConfig:
             "the id of the run is not 32 hexadecimal digits",
         )
         architecture = self.model.architecture
-        fitting = {name: kind for name, kind in OBJECTIVES.items() if architecture in kind.architectures}
+        fitting = {name: row for name, row in JOBS.items() if architecture in row.architectures}
         if self.training is not None:
             objective = self.training.objective
             require(objective in fitting, f"The objective {objective} does not fit `architecture` {architecture}.")
@@ -344,17 +327,17 @@ class RunConfig:
                 length = self.training.sequence_length or self.model.context
                 check_sequence_growth(self.training.sequence_growth, length, is_plain_text=self.data.is_plain_text)
         require(
-            self.training is None or bool(self.labels) == OBJECTIVES[self.training.objective].has_labels,
-            "A run has labels if its objective is classification, and only then.",
+            self.training is None or bool(self.labels) == JOBS[self.training.objective].has_labels,
+            "A run has labels if its objective predicts them, and only then.",
         )
         require(
-            self.training is None or bool(self.teachers) == (self.training.objective == "distillation"),
-            "A run has teachers if its objective is distillation, and only then.",
+            self.training is None or bool(self.teachers) == JOBS[self.training.objective].has_teachers,
+            "A run has teachers if its objective learns from them, and only then.",
         )
         require(
-            self.data is None or self.data.kind in {kind.corpus for kind in fitting.values()},
+            self.data is None or self.data.kind in {row.data for row in fitting.values()},
             f"A run of the objective {' or '.join(fitting)} is trained on "
-            f"{' or '.join(kind.corpus for kind in fitting.values())}; this one has other data.",
+            f"{' or '.join(row.data for row in fitting.values())}; this one has other data.",
         )
 
     def training_parts(self, run: Path) -> TrainingParts:
@@ -369,6 +352,11 @@ class RunConfig:
         return None if self.training is None else self.training.objective
 
     @property
+    def job(self) -> JobRow | None:
+        """The job of training; `None` for an imported or merged model."""
+        return None if self.training is None else JOBS[self.training.objective]
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """The labels that the model, or the base with this adapter, distinguishes; empty unless it is a classifier."""
         return self.model.labels if self.adapter is None else self.adapter.labels or self.model.labels
@@ -376,7 +364,7 @@ class RunConfig:
     @property
     def loss_unit(self) -> str:
         """The unit of the losses of a run, such as "nats per token"."""
-        return f"nats per {'token' if self.objective is None else OBJECTIVES[self.objective].unit}"
+        return f"nats per {'token' if self.job is None else self.job.unit}"
 
     def bits_per_byte(self, val_loss: float | None) -> float | None:
         """A validation loss in nats per token, converted to bits per byte of the whole validation text.
@@ -385,7 +373,7 @@ class RunConfig:
         `val_bytes`.
         """
         data = self.data
-        if val_loss is None or self.objective not in PREDICTIVE or data is None or not data.val_bytes:
+        if val_loss is None or self.job is None or not self.job.predicts_text or data is None or not data.val_bytes:
             return None
         bits = val_loss / math.log(2) * (data.val_tokens - 1) / data.val_bytes
         return bits if math.isfinite(bits) else None

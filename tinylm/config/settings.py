@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from tinylm.config.duration import parse_duration
+from tinylm.config.jobs import DATA_KINDS, changed_settings
 from tinylm.config.model import VOCABULARY, WIDTH
 from tinylm.config.presets import PresetSettings
-from tinylm.config.run import ALPHA, CORPUS_KINDS, DEVICES, DTYPES, RANK, TRAIN_ON
+from tinylm.config.run import ALPHA, DEVICES, DTYPES, RANK, TRAIN_ON
 from tinylm.config.training import EPOCHS, TrainingSettings
 from tinylm.config.validation import (
     COUNT_FROM_0,
@@ -27,7 +28,7 @@ from tinylm.config.validation import (
 )
 from tinylm.errors import UsageError
 
-FORMATS = ("auto", "jsonl", "lines", *CORPUS_KINDS)
+FORMATS = ("auto", "jsonl", "lines", *DATA_KINDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,12 @@ class TextFileSettings:
     ] = "auto"
     text_key: Annotated[
         str | None,
-        Setting("Key of the text in JSONL, its column in Parquet and CSV (default: text).", Panel.DATA, metavar="KEY"),
+        Setting(
+            "Key of the text in JSONL, its column in Parquet and CSV (default: text).",
+            Panel.DATA,
+            metavar="KEY",
+            jobs="text masked distillation labels",
+        ),
     ] = None
     encoding: Annotated[
         str,
@@ -82,6 +88,7 @@ class ChatSettings:
             "Template of conversations: chatml, or a Jinja file (default: the model's own, else chatml).",
             Panel.DATA,
             metavar="chatml|FILE",
+            jobs="chat preferences",
         ),
     ] = None
     train_on: Annotated[
@@ -90,6 +97,7 @@ class ChatSettings:
             "Scored parts of conversations: all answers, the last answer, or all text (default: assistant).",
             Panel.DATA,
             TRAIN_ON,
+            jobs="chat",
         ),
     ] = None
 
@@ -197,7 +205,10 @@ class SharedSettings(MachineSettings, TrainingSettings, TextSettings, BudgetSett
     show_examples: Annotated[
         int,
         Setting(
-            "Show the first N training conversations with their scored parts marked.", Panel.DATA, Range(0, 1 << 16)
+            "Show the first N training conversations with their scored parts marked.",
+            Panel.DATA,
+            Range(0, 1 << 16),
+            jobs="chat preferences",
         ),
     ] = 0
     force: Annotated[bool, Setting("Replace an existing run or adapter.", Panel.RUN)] = False
@@ -310,12 +321,8 @@ RESUMABLE_NAMES = names_of(BudgetSettings) | INTERVAL_NAMES | {"patience", "para
 def given_settings(settings: SharedSettings) -> dict[str, Any]:
     """The settings that differ from their defaults, by name."""
     kind: Any = type(settings)
-    values = {field.name: (getattr(settings, field.name), field.default) for field in dataclasses.fields(kind)}
-    return {
-        name: value
-        for name, (value, default) in values.items()
-        if name in declared_settings(kind) and value is not None and value != default
-    }
+    declared = declared_settings(kind)
+    return {name: value for name, value in changed_settings(settings).items() if name in declared}
 
 
 def reject_fixed_settings(

@@ -14,8 +14,9 @@ import dataclasses
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
+from tinylm.config.jobs import JOBS, applicable, changed_settings, without_effect
 from tinylm.config.validation import (
     COUNT_FROM_1,
     FRACTION,
@@ -26,61 +27,13 @@ from tinylm.config.validation import (
     check_fields,
     require,
 )
-from tinylm.errors import UsageError
 
 SCHEDULES = ("trapezoid", "cosine", "linear", "inverse-sqrt", "constant")
 MUON_OPTIMIZERS = ("muon", "normuon")  # for matrices of layers, with AdamW for other parameters
 OPTIMIZERS = ("adamw", "adam", *MUON_OPTIMIZERS)
 
 
-class ObjectiveKind(NamedTuple):
-    """The kind of corpus of an objective, and the architectures that the objective can train.
-
-    is_chat: whether the corpus consists of conversations, which a chat template renders
-    has_labels: whether each text of the corpus has a label, which a model with a head for labels predicts
-    unit: what a loss is the mean over
-    has_reference: whether the loss compares the model with the one that training started from
-    """
-
-    corpus: str
-    architectures: tuple[str, ...]
-    is_chat: bool = False
-    has_labels: bool = False
-    unit: str = "token"
-    has_reference: bool = False
-
-
-# Implemented in tinylm/evaluation/task_kinds.py. The first that fits the architecture and the corpus is the default.
-OBJECTIVES = {
-    "next-token": ObjectiveKind("text", ("decoder",)),
-    "masked-token": ObjectiveKind("text", ("encoder",)),
-    "sequence-to-sequence": ObjectiveKind("pairs", ("encoder-decoder",)),
-    "distillation": ObjectiveKind("text", ("decoder",)),
-    "chat": ObjectiveKind("chat", ("decoder",), is_chat=True),
-    "dpo": ObjectiveKind("preferences", ("decoder",), is_chat=True, unit="preference", has_reference=True),
-    "classification": ObjectiveKind("labels", ("encoder", "decoder"), has_labels=True, unit="text"),
-}
 CLASS_WEIGHTS = ("none", "balanced")
-
-
-def corpora_of(architecture: str, *, is_classifier: bool = False) -> tuple[str, ...]:
-    """The kinds of corpus on which the architecture can be trained, the default first; for a model with a head for
-    labels, only those with labels.
-    """
-    kinds = [kind for kind in OBJECTIVES.values() if architecture in kind.architectures]
-    return tuple(dict.fromkeys(kind.corpus for kind in kinds if kind.has_labels or not is_classifier))
-
-
-def objective_for(architecture: str, corpus: str, preferred: str | None = None) -> str:
-    """The preferred objective if it fits the architecture and the kind of corpus, else the first in `OBJECTIVES` that
-    fits. Raises UsageError if none fits.
-    """
-    fitting = [
-        name for name, kind in OBJECTIVES.items() if architecture in kind.architectures and corpus == kind.corpus
-    ]
-    if not fitting:
-        raise UsageError(f'A model of `architecture="{architecture}"` cannot be trained on {corpus}.')
-    return preferred if preferred in fitting else fitting[0]
 
 
 KEEP = ("best", "last")
@@ -161,6 +114,7 @@ class TrainingSettings:
             Panel.OPTIMIZER,
             Range(1, 4),
             metavar="1|2|4",
+            jobs="text masked distillation",
         ),
     ] = None
     lr: Annotated[float | None, Setting("Peak learning rate.", Panel.OPTIMIZER, Range(0, 1000, open_low=True))] = None
@@ -191,7 +145,7 @@ class TrainingSettings:
         ),
     ] = None
     objective: Annotated[
-        str | None, Setting("Training objective (default: by the data).", Panel.OPTIMIZER, tuple(OBJECTIVES))
+        str | None, Setting("Training objective (default: by the data).", Panel.OPTIMIZER, tuple(JOBS))
     ] = None
     dpo_beta: Annotated[
         float | None,
@@ -199,6 +153,7 @@ class TrainingSettings:
             "DPO: how strongly the model is kept near the one it started from (default: 0.1).",
             Panel.OPTIMIZER,
             Range(0, 100, open_low=True),
+            jobs="preferences",
         ),
     ] = None
     teacher_weight: Annotated[
@@ -207,11 +162,17 @@ class TrainingSettings:
             "Weight of the predictions of --teacher in the loss; the text has the rest (default: 0.5).",
             Panel.OPTIMIZER,
             Range(0, 1),
+            jobs="distillation",
         ),
     ] = None
     label_smoothing: Annotated[
         float | None,
-        Setting("Label smoothing: share of the target probability spread over all tokens.", Panel.OPTIMIZER, FRACTION),
+        Setting(
+            "Label smoothing: share of the target probability spread over all tokens.",
+            Panel.OPTIMIZER,
+            FRACTION,
+            jobs="text masked pairs chat labels",
+        ),
     ] = None
     class_weights: Annotated[
         str | None,
@@ -219,6 +180,7 @@ class TrainingSettings:
             "Weights of texts with a label in the loss; balanced: the same for all labels (default: none).",
             Panel.OPTIMIZER,
             CLASS_WEIGHTS,
+            jobs="labels",
         ),
     ] = None
     mtp_weight: Annotated[
@@ -227,6 +189,7 @@ class TrainingSettings:
             "Multi-token prediction: initial loss weight of the token after next; falls to 0 at 60 % of the run.",
             Panel.OPTIMIZER,
             Range(0, 1),
+            jobs="text",
         ),
     ] = None
     bpe_dropout: Annotated[
@@ -235,6 +198,7 @@ class TrainingSettings:
             "Probability of undoing a BPE merge; falls to 0 at 60 % of the run (default: 0.3 in long runs).",
             Panel.OPTIMIZER,
             Range(0, 0.5),
+            jobs="text",
         ),
     ] = None
     pack: Annotated[
@@ -242,6 +206,7 @@ class TrainingSettings:
         Setting(
             "Several conversations per row of a batch, without attention between them (default: where faster).",
             Panel.OPTIMIZER,
+            jobs="chat preferences",
         ),
     ] = None
     eval_every: Annotated[int | None, Setting("Steps between evaluations.", Panel.INTERVALS, COUNT_FROM_1)] = None
@@ -259,12 +224,12 @@ class TrainingSettings:
 class TrainingConfig(TrainingSettings):
     """The settings of a training run.
 
-    objective: a key of `OBJECTIVES`. label_smoothing: weight of the uniform distribution in the target.
-    mtp_weight: weight of the loss of the token after the next in the first step; see `tinylm.objectives.tasks`.
-    bpe_dropout: probability of undoing a merge of BPE in the first step; see `tinylm.objectives.tasks`.
-    dpo_beta: beta of direct preference optimisation; see `tinylm.objectives.preferences`.
-    teacher_weight: weight of the teachers' distributions in the targets; see `tinylm.objectives.distillation`.
-    class_weights: one of CLASS_WEIGHTS; see `tinylm.objectives.classification`.
+    objective: a key of JOBS. label_smoothing: weight of the uniform distribution in the target.
+    mtp_weight: weight of the loss of the token after the next in the first step; see `tinylm.jobs.text.task`.
+    bpe_dropout: probability of undoing a merge of BPE in the first step; see `tinylm.jobs.text.task`.
+    dpo_beta: beta of direct preference optimisation; see `tinylm.jobs.preferences.loss`.
+    teacher_weight: weight of the teachers' distributions in the targets; see `tinylm.jobs.distillation.loss`.
+    class_weights: one of CLASS_WEIGHTS; see `tinylm.jobs.labels.loss`.
     batch_size, micro_batch: sequences per optimizer step, and at most per forward pass (on each rank).
     checkpoint_activations: store only the inputs of blocks, and compute other activations again in the backward pass.
     sequence_length: tokens per sequence; `None` for the context of the model.
@@ -316,24 +281,12 @@ class TrainingConfig(TrainingSettings):
 
     def effective(self) -> dict[str, Any]:
         """The settings that have an effect on this run, by name."""
-        without_effect: set[str] = set()
+        others = without_effect(self, JOBS[self.objective])
         if self.optimizer not in MUON_OPTIMIZERS:
-            without_effect |= {"momentum"}
+            others |= {"momentum"}
         if self.schedule == "constant":
-            without_effect |= {"min_lr"}
-        if not OBJECTIVES[self.objective].is_chat:
-            without_effect |= {"pack"}
-        if self.objective != "next-token":
-            without_effect |= {"mtp_weight", "bpe_dropout"}
-        if self.objective != "dpo":
-            without_effect |= {"dpo_beta"}
-        if self.objective != "distillation":
-            without_effect |= {"teacher_weight"}
-        if not OBJECTIVES[self.objective].has_labels:
-            without_effect |= {"class_weights"}
-        if OBJECTIVES[self.objective].corpus != "text":
-            without_effect |= {"sequence_growth"}
-        return {name: value for name, value in vars(self).items() if value is not None and name not in without_effect}
+            others |= {"min_lr"}
+        return {name: value for name, value in vars(self).items() if value is not None and name not in others}
 
     def __post_init__(self) -> None:
         require(
@@ -349,19 +302,8 @@ class TrainingConfig(TrainingSettings):
             self.min_lr <= self.lr,
             f"`min_lr` is {self.min_lr}; it must be at most `lr` ({self.lr}), since the learning rate falls to it.",
         )
-        check_choice("objective", self.objective, tuple(OBJECTIVES))
-        require(
-            self.mtp_weight == 0 or self.objective == "next-token",
-            "`mtp_weight` is for decoders that are trained on plain text; leave it out.",
-        )
-        require(
-            self.bpe_dropout == 0 or self.objective == "next-token",
-            "`bpe_dropout` is for decoders that are trained on plain text; leave it out.",
-        )
-        require(
-            self.label_smoothing == 0 or self.objective != "dpo",
-            "`label_smoothing` is for the prediction of tokens, not for preferences; leave it out.",
-        )
+        check_choice("objective", self.objective, tuple(JOBS))
+        applicable(TrainingConfig, changed_settings(self), (JOBS[self.objective],))
         check_choice("keep", self.keep, KEEP)
         require(
             self.micro_batch <= self.batch_size,

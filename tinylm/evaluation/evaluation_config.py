@@ -5,16 +5,9 @@ from typing import Annotated
 
 from tinylm.config.training import BATCH, SEEDS
 from tinylm.config.validation import Panel, Range, Setting, check_fields
-from tinylm.errors import UsageError
 from tinylm.generation.generation_config import BeamSearchConfig
 
 BLEU_TOKENIZERS = ("13a", "none", "intl", "char", "zh")
-# The settings that only one architecture uses.
-SETTINGS_BY_ARCHITECTURE = {
-    "decoder": ("sequence_length", "stride", "baselines", "by_document"),
-    "encoder": (),
-    "encoder-decoder": ("beams", "length_penalty", "bleu_tokenize"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +31,10 @@ class EvaluationConfig(BeamSearchConfig):
         Setting("Windows, conversations or pairs per forward pass; affects speed and memory only.", None, BATCH),
     ] = None
     sequence_length: Annotated[
-        int | None, Setting("Tokens per window (default: the context of the model).", None, Range(1, 1 << 24))
+        int | None,
+        Setting(
+            "Tokens per window (default: the context of the model).", None, Range(1, 1 << 24), jobs="text distillation"
+        ),
     ] = None
     stride: Annotated[
         int | None,
@@ -46,25 +42,24 @@ class EvaluationConfig(BeamSearchConfig):
             "Stride of the windows (default: their length); smaller gives each token more context.",
             None,
             Range(1, 1 << 20),
+            jobs="text distillation",
         ),
     ] = None
-    baselines: Annotated[bool, Setting("Compare with gzip, xz and an order-5 character model.", None)] = False
-    by_document: Annotated[bool, Setting("Also print the loss of each document, the highest first.", None)] = False
+    baselines: Annotated[
+        bool, Setting("Compare with gzip, xz and an order-5 character model.", None, jobs="text distillation")
+    ] = False
+    by_document: Annotated[
+        bool, Setting("Also print the loss of each document, the highest first.", None, jobs="text distillation")
+    ] = False
     bleu_tokenize: Annotated[
         str | None,
         Setting(
             "sacrebleu tokenizer (default: 13a); none if the text is already tokenised.",
             Panel.ENCODER_DECODER,
             BLEU_TOKENIZERS,
+            jobs="pairs",
         ),
     ] = None
-
-    def check_architecture(self, architecture: str) -> None:
-        """Raise UsageError for a setting that differs from its default and has no effect on the architecture."""
-        for other, names in SETTINGS_BY_ARCHITECTURE.items():
-            given = [f"`{name}`" for name in names if getattr(self, name) != getattr(EvaluationConfig, name)]
-            if given and other != architecture:
-                raise UsageError(f"{', '.join(given)} is for {other} models; leave it out.")
 
 
 @dataclass(frozen=True)

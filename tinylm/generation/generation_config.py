@@ -89,13 +89,14 @@ class BeamSearchConfig:
     beams: beam width. length_penalty: exponent of the length normalisation; higher prefers longer targets.
     """
 
-    beams: Annotated[int, Setting("Beam width (default: 5).", Panel.ENCODER_DECODER, Range(1, 256))] = 5
+    beams: Annotated[int, Setting("Beam width (default: 5).", Panel.ENCODER_DECODER, Range(1, 256), jobs="pairs")] = 5
     length_penalty: Annotated[
         float,
         Setting(
             "Exponent of the length normalisation; higher favours longer targets (default: 1).",
             Panel.ENCODER_DECODER,
             Range(-10, 10),
+            jobs="pairs",
         ),
     ] = 1.0
 

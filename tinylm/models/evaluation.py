@@ -8,19 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from tinylm.config.training import corpora_of, objective_for
+from tinylm.config.jobs import JOBS, JobRow, applicable, changed_settings, data_kinds, objective_for, rows_on
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import TinyLMError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
-from tinylm.evaluation.task_kinds import TASKS, TaskKind
 from tinylm.generation.text_generator import TextGenerator
+from tinylm.jobs.job import EvaluationTokens, load_job
+from tinylm.jobs.reading import ModelReader, TextSource, evaluation_source, evaluation_tokens
+from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.kernels.process import keep_freed_blocks
-from tinylm.text.answer_spans import ChatFormat, chat_format, read_template
-from tinylm.text.chat_template import CHATML
-from tinylm.text.corpus_encoding import CHAT_TYPES
-from tinylm.text.corpus_loading import EvaluationTokens, TextSource, evaluation_source, evaluation_tokens
-from tinylm.text.run_tokens import reopen_ids
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.transformer.architectures import Transformer
 
@@ -83,36 +80,45 @@ class EvaluatedModel(TextGenerator):
             sequence_length=sequence_length,
             by_document=by_document,
         )
-        config.check_architecture(self.architecture)
+        applicable(EvaluationConfig, changed_settings(config), self.jobs)
         reading: dict[str, Any] = {"format": format, "text_key": text_key, "encoding": encoding, "exclude": exclude}
         reading |= {"skip_bad": skip_bad, "unknown": unknown, "chat_template": chat_template, "train_on": train_on}
-        with evaluation_source(files, text, self._corpora[0], reading) as source:
+        with evaluation_source(files, text, self.data_kinds[0], reading) as source:
             encoded = self._shared_tokens(source, ranks)
         return self._evaluate(encoded, config, ranks)
 
-    def task_kind(self, corpus: str) -> TaskKind:
-        """The task for a kind of corpus: that of training if it fits, else the default for the architecture.
+    def objective_on(self, data: str) -> str:
+        """The objective for a kind of data: that of training if it fits, else the default for the architecture.
 
-        Raises UsageError if the architecture has no objective for this kind.
+        Raises UsageError if the architecture has none for this kind.
         """
-        return TASKS[objective_for(self.architecture, corpus, self.objective)]
+        return objective_for(self.architecture, data, self.objective)
 
     @property
-    def _corpora(self) -> tuple[str, ...]:
-        return corpora_of(self.architecture, is_classifier=bool(self.labels))
+    def jobs(self) -> tuple[JobRow, ...]:
+        """The jobs that the model can be evaluated on."""
+        rows = (row for kind in self.data_kinds for row in rows_on(kind))
+        return tuple(row for row in rows if self.architecture in row.architectures)
+
+    @property
+    def data_kinds(self) -> tuple[str, ...]:
+        """The kinds of data that the model can be evaluated on, the default first."""
+        return data_kinds(self.architecture, has_labels=bool(self.labels))
 
     def _evaluate(self, text: EvaluationTokens, config: EvaluationConfig, ranks: Ranks) -> Evaluation:
         torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
         keep_freed_blocks()
-        task = self.task_kind(text.kind)
-        result = task.evaluate(self.network, self.tokenizer, text, config, self.dtype, self.reporter, ranks)
+        objective = self.objective_on(text.kind)
+        applicable(EvaluationConfig, changed_settings(config), (JOBS[objective],))
+        job = load_job(objective)
+        result = job.evaluate(self.network, self.tokenizer, text, config, self.dtype, self.reporter, ranks)
         if self.labels:
             return replace(result, labels=self.labels)
-        if not config.baselines or task.baselines is None:
+        if not config.baselines or job.baselines is None:
             return result
         scores = None
         if ranks.is_first:
-            scores = task.baselines(self.tokenizer, text.codes, self._training_tokens(), self.reporter)
+            scores = job.baselines(self.tokenizer, text.codes, self._training_tokens(), self.reporter)
         return replace(result, baselines=ranks.first(scores))
 
     def _shared_tokens(self, source: TextSource | None, ranks: Ranks) -> EvaluationTokens:
@@ -130,15 +136,8 @@ class EvaluatedModel(TextGenerator):
         return text
 
     def _encode(self, source: TextSource | None) -> EvaluationTokens:
-        def format_of(text: TextSource) -> ChatFormat:
-            template = read_template(text.chat_template) if text.chat_template else self.chat_template or CHATML
-            return chat_format(template, self.tokenizer, text.train_on or "assistant")
-
-        chat = format_of if CHAT_TYPES.keys() & self._corpora else None
-        labels = self.labels or None
-        return evaluation_tokens(
-            source, self.path, self.data, self.tokenizer, self._corpora[0], self.reporter, chat, labels
-        )
+        reader = ModelReader(self.data_kinds, self.labels, self.tokenizer, self.chat_template)
+        return evaluation_tokens(source, self.path, self.data, self.tokenizer, reader, self.reporter)
 
     def _training_tokens(self) -> Tokens | None:
         """Tokens of the training text; `None`, with a warning, if there are none or they cannot be read."""

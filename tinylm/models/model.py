@@ -15,8 +15,6 @@ from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import UsageError, first_line
 from tinylm.formats.foreign import is_gguf
-from tinylm.generation.classify import Classified, classify_texts, without_unknown
-from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import (
     GenerationConfig,
@@ -37,7 +35,9 @@ from tinylm.generation.llama_cpp_file import (
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
 from tinylm.generation.text_generator import Continuation, Sample
 from tinylm.generation.torch_engine import Engine, TorchEngine
-from tinylm.generation.translate import translate
+from tinylm.jobs.labels.classify import Classified, classify_texts, without_unknown
+from tinylm.jobs.masked.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
+from tinylm.jobs.pairs.translate import translate
 from tinylm.kernels.cuda_graphs import Step, can_capture, capture
 from tinylm.machine.device import DTYPES, autocast
 from tinylm.models.adapter import LoadedAdapter, set_adapter_scale

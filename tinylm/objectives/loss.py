@@ -91,7 +91,7 @@ class Objective(Protocol):
 
 def next_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
     """-sum log p(target | tokens before it in the same text) over the scored targets."""
-    return _loss(model, decoder_output(model, batch), batch, smoothing)
+    return scored_loss(model, decoder_output(model, batch), batch, smoothing)
 
 
 def next_two_tokens(model: LanguageModel, batch: Batch, smoothing: float, second_weight: float) -> Loss:
@@ -112,11 +112,6 @@ def next_two_tokens(model: LanguageModel, batch: Batch, smoothing: float, second
 def next_token_losses(model: LanguageModel, batch: Batch) -> Tensor:
     """The terms of `next_token`: -log p of each scored target in nats, (N,), row by row."""
     return target_losses(model, decoder_output(model, batch), batch)
-
-
-def sequence_to_sequence_losses(model: LanguageModel, batch: Batch) -> Tensor:
-    """The terms of `sequence_to_sequence`: -log p of each scored target in nats, (N,), row by row."""
-    return target_losses(model, model(batch.ids, batch.source, batch.source_lengths, batch.mask), batch)
 
 
 def target_losses(model: LanguageModel, output: Output, batch: Batch) -> Tensor:
@@ -144,17 +139,8 @@ def decoder_output(model: LanguageModel, batch: Batch) -> Output:
     return model(batch.ids, None, batch.segments, batch.lengths) if has_layout else model(batch.ids)
 
 
-def masked_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
-    """-sum over the masked positions of log p(token | corrupted window) (Devlin et al. 2019)."""
-    return _loss(model, model(batch.ids), batch, smoothing)
-
-
-def sequence_to_sequence(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
-    """-sum log p(target | source, targets before it) over the scored targets, with teacher forcing."""
-    return _loss(model, model(batch.ids, batch.source, batch.source_lengths, batch.mask), batch, smoothing)
-
-
-def _loss(model: LanguageModel, output: Output, batch: Batch, smoothing: float) -> Loss:
+def scored_loss(model: LanguageModel, output: Output, batch: Batch, smoothing: float) -> Loss:
+    """-sum log p(target) over the scored targets, by the output of the model at their positions."""
     hidden, targets = _scored(output, batch)
     (total,) = _cross_entropies(model, hidden, targets[None], smoothing)
     return Loss(total, batch.n_targets, output.aux, routing_metrics(output))

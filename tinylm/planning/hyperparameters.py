@@ -7,7 +7,7 @@ from typing import Any
 
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig
-from tinylm.config.training import MUON_OPTIMIZERS, OBJECTIVES
+from tinylm.config.training import MUON_OPTIMIZERS
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
 from tinylm.planning.cost import parameters_by_part, training_speed, training_step_seconds
@@ -40,8 +40,8 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
 def _frozen_share(request: PlanRequest, config: ModelConfig) -> float:
     """The time of the forward passes of frozen models, as a share of a training step: a third for each equal model."""
     parameters = parameters_by_part(config)["total"]
-    reference = parameters if OBJECTIVES[request.objective(config)].has_reference else 0
-    return (reference + request.teacher_parameters) / (3 * parameters)
+    reference = parameters if request.job(config).has_reference else 0
+    return (reference + request.frozen_parameters) / (3 * parameters)
 
 
 def choose_compile(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> bool:
@@ -129,11 +129,11 @@ def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig
     MIN_EVALUATIONS, and then samples are smaller. Only at the smallest samples, chosen intervals can take more time.
     """
     chosen, steps = request.training, length.steps
-    targets, tokens = request.shape.validation_size(request.data, config.context)
+    targets, tokens = request.sizes.validation_size(request.data, config.context)
     speed = evaluation_speed(machine, request, config)
     seconds = request.effective_budget.time or steps * length.step_seconds
     most = recipes.MAX_EVALUATION_SHARE * seconds * speed  # targets of all evaluations together
-    smallest = max(recipes.MIN_VALIDATION_LABELS, recipes.MIN_SLOW_EVALUATION_TOKENS * targets // max(tokens, 1))
+    smallest = max(recipes.MIN_EVALUATION_TARGETS, recipes.MIN_SLOW_EVALUATION_TOKENS * targets // max(tokens, 1))
     least = min(recipes.MIN_EVALUATION_TOKENS, max(smallest, most / recipes.MIN_EVALUATIONS))
     number = min(recipes.EVALUATIONS, seconds / recipes.MIN_EVALUATION_SECONDS, most / max(min(least, targets), 1))
     eval_every = chosen.get("eval_every") or math.ceil(steps / max(number, 1))
@@ -151,8 +151,8 @@ def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig
 
 def evaluation_speed(machine: Machine, request: PlanRequest, config: ModelConfig) -> float:
     """Expected targets per second of an evaluation, in which the tokens that are not scored take time as well."""
-    targets, tokens = request.shape.validation_size(request.data, config.context)
-    passes = 2 if OBJECTIVES[request.objective(config)].has_reference else 1
+    targets, tokens = request.sizes.validation_size(request.data, config.context)
+    passes = 2 if request.job(config).has_reference else 1
     return recipes.EVALUATION_SPEEDUP * training_speed(machine, config) * max(targets, 1) / max(tokens, 1) / passes
 
 
@@ -160,7 +160,7 @@ def evaluation_seconds(
     machine: Machine, request: PlanRequest, config: ModelConfig, steps: int, intervals: Mapping[str, Any]
 ) -> float:
     """Expected seconds of all evaluations of a run. intervals: `eval_every` and `eval_tokens`"""
-    targets, _ = request.shape.validation_size(request.data, config.context)
+    targets, _ = request.sizes.validation_size(request.data, config.context)
     scored = math.ceil(steps / intervals["eval_every"]) * min(intervals["eval_tokens"], targets)
     return scored / evaluation_speed(machine, request, config)
 
@@ -187,14 +187,12 @@ def choose_settings(
 
     Without budget, batch sizes, `sequence_length` and `checkpoint_activations`, unless they are among the choices.
     """
-    objective = request.objective(config)
     lr = choose_learning_rate(request.recipe_name, config.width, request.adapter)
-    factors = recipes.NEW_OBJECTIVE_LR_FACTORS if request.base is None else recipes.OBJECTIVE_LR_FACTORS
-    lr *= factors.get(objective, 1.0)
+    lr *= request.sizes.new_lr_factor if request.base is None else request.sizes.lr_factor
     relies_on_validation = request.budget is None and request.keep == "best" and not request.data.by_heart
     settings = {
         **request.recipe.settings,
-        "objective": objective,
+        "objective": request.objective(config),
         "lr": float(f"{lr:.2g}"),
         "label_smoothing": 0.0,
         "mtp_weight": choose_mtp_weight(request, config),
@@ -202,7 +200,7 @@ def choose_settings(
         "patience": recipes.DEFAULT_PATIENCE if relies_on_validation else None,
         "keep": request.keep,
         **choose_intervals(machine, request, config, length),
-        **request.shape.settings(config.context, request.training.get("pack")),
+        **request.sizes.settings(config.context, request.training.get("pack")),
     }
     if request.recipe_name == "modern":
         epochs = 0 if request.data.by_heart else length.epochs

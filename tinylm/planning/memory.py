@@ -120,7 +120,7 @@ def training_memory(
     layer_parameters = sum(shape.numel() * layers for shape, layers in layer_matrices(config).values())
     trained = parameters if request.adapter is None else adapter_parameters(config, request)
     frozen = parameters if request.adapter is not None else 0
-    others = request.teacher_parameters
+    others = request.frozen_parameters
     others += parameters if request.keeps_first_weights else 0
     # A frozen embedding stays fp32 (see `set_weights_dtype`), unless the base has 16 bits, which is not known here.
     wide = (4 - size) * config.vocab_size * config.width if frozen or request.keeps_first_weights else 0
@@ -406,9 +406,7 @@ def choose_batch_size(machine: Machine, request: PlanRequest, config: ModelConfi
         tokens = max_tokens
     rows = request.rows(config)
     sequences = min(min(max(tokens, min_tokens), max_tokens) / rows.tokens, rows.count)
-    if request.data.has_labels:
-        sequences = min(sequences, rows.count / recipes.MIN_LABEL_STEPS)
-    return max(1, int(sequences))
+    return max(1, int(min(sequences, rows.count / request.sizes.min_steps_per_epoch)))
 
 
 def max_tokens_per_step(machine: Machine, width: int, optimizer: str) -> int:

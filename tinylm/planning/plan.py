@@ -33,10 +33,9 @@ from tinylm.planning.memory import (
     max_tokens_per_step,
     plan_memory,
 )
-from tinylm.planning.plan_request import PlanRequest, data_shape
+from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.recipes import MEMORY_ERROR
-from tinylm.text.token_files import TokenFolder
-from tinylm.text.tokenizer import Tokenizer
+from tinylm.planning.sizes import Sizes
 
 
 @dataclass(frozen=True)
@@ -168,14 +167,15 @@ class ResumedPlan:
 def plan_resumed(
     config: RunConfig,
     recorded: TrainingParts,
-    tokens: TokenFolder,
-    tokenizer: Tokenizer,
+    sizes: Sizes,
+    vocab_size: int,
     free: int | None,
     parallel: str,
     ranks: int,
 ) -> ResumedPlan:
     """The plan of a run with a recorded configuration, whose `training_parts` are `recorded`.
 
+    sizes, vocab_size: of its data and of its tokenizer
     free: bytes of memory for each of the `ranks` processes, before a save is loaded; `None` if not reported
     parallel: auto, ddp or fsdp
 
@@ -186,12 +186,12 @@ def plan_resumed(
     kept = {name: getattr(training, name) for name in ("objective", "optimizer", "average", "checkpoint_activations")}
     request = PlanRequest(
         data=data,
-        vocab_size=tokenizer.vocab_size,
-        shape=data_shape(data, tokens, tokenizer.end_of_text_id),
-        training=kept | ({"pack": training.pack} if data.is_chat else {}),
+        vocab_size=vocab_size,
+        sizes=sizes,
+        training=kept | {"pack": training.pack},
         base=model,
         adapter=config.adapter,
-        teacher_parameters=sum(teacher.parameters for teacher in config.teachers),
+        frozen_parameters=sum(teacher.parameters for teacher in config.teachers),
         parallel=parallel,
         ranks=ranks,
     )
@@ -268,16 +268,15 @@ def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelCo
     config = request.base or _new_model(request, size)
     is_new = request.base is None
     if is_new and "context" not in request.model:
-        default = min(config.context, request.teacher_context or config.context)
-        config = replace(config, context=request.shape.choose_context(request.data, default, notices))
-    notices += request.shape.check_context(request.data, config.context, is_new=is_new)
+        default = min(config.context, request.max_context or config.context)
+        config = replace(config, context=request.sizes.choose_context(request.data, default, notices))
+    notices += request.sizes.check_context(request.data, config.context, is_new=is_new)
     check_options_have_effect(config, request.model)  # again, since the context may have changed
     return config
 
 
 def _new_model(request: PlanRequest, size: str) -> ModelConfig:
-    fields = request.model_fields | ({"labels": request.labels, "tie": False} if request.labels else {})
-    return make_model_config(vocab_size=request.vocab_size, preset=request.preset, size=size, **fields)
+    return make_model_config(vocab_size=request.vocab_size, preset=request.preset, size=size, **request.model_fields)
 
 
 def choose_sizes(machine: Machine, request: PlanRequest) -> list[str]:
@@ -315,22 +314,20 @@ def with_tying(config: ModelConfig, request: PlanRequest, length: RunLength) -> 
 
     It is untied in a run of at most UNTIED_MAX_TOKENS with a vocabulary of at most UNTIED_MAX_VOCABULARY.
     """
-    if not request.is_new_modern or config.architecture != "decoder" or config.labels or "tie" in request.model:
+    if not request.is_new_modern or config.architecture != "decoder" or "tie" in request.model:
         return config
     untied = length.tokens <= recipes.UNTIED_MAX_TOKENS and request.vocab_size <= recipes.UNTIED_MAX_VOCABULARY
     return replace(config, tie=not untied)
 
 
 def with_dropout(config: ModelConfig, request: PlanRequest, length: RunLength, parameters: int) -> ModelConfig:
-    """Set the dropout of a new model that is modern or trained on pairs, unless the user set `dropout`.
+    """Set the dropout of a new model that is modern, or whose data have a rule, unless the user set `dropout`.
 
     There is none where a text is learned by heart.
     """
-    pairs = request.data.train_pairs > 0
-    helps = request.base is None and (request.is_new_modern or pairs) and not request.data.by_heart
-    if not helps or "dropout" in request.model:
+    rule = request.sizes.dropout or (recipes.DROPOUT if request.is_new_modern else None)
+    if request.base is not None or rule is None or request.data.by_heart or "dropout" in request.model:
         return config
-    rule = recipes.PAIR_DROPOUT if pairs else recipes.DROPOUT
     return replace(config, dropout=choose_dropout(rule, length.epochs, parameters / request.data.train_tokens))
 
 

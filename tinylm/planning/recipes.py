@@ -1,4 +1,4 @@
-"""All fitted constants of planning; the other files of this package have none.
+"""The fitted constants of planning that do not belong to a single job; the other files of this package have none.
 
 Each row names the decision in docs/decisions/ that measured it or the publication it is from, or says "not measured".
 An epoch is one pass over the training text.
@@ -63,11 +63,6 @@ RECIPES = {
 }
 LORA_ALPHA = 16.0  # decision 022
 MAX_ADAPTER_LR_FACTOR = 2.0  # decision 022: largest learning rate of an adapter, as a multiple of its recipe's `lr`
-# Of the learning rate of other objectives, where a model is trained further and for new models: docs/preferences.md,
-# docs/labels.md ("The recipe").
-OBJECTIVE_LR_FACTORS = {"dpo": 0.025, "classification": 0.1}
-NEW_OBJECTIVE_LR_FACTORS = {"classification": 0.25}
-MIN_LABEL_STEPS = 16  # per pass over texts with labels, of which there may be few
 MIN_LR_DIVISOR = 10  # Brown et al. 2020: the learning rate ends at a tenth of its peak
 
 # Preset modern: weight decay (also where training is continued) and output layer (only of new models).
@@ -94,16 +89,12 @@ class DropoutRule:
 
 
 DROPOUT = DropoutRule(per_epoch=1 / 1500, minimum=0.04, maximum=0.2)  # decision 014; preset modern
-PAIR_DROPOUT = DropoutRule(per_epoch=1 / 500, minimum=0.04, maximum=0.3)  # decisions 008 and 040; all presets
 
-# Pairs of a source and a target.
+# The context of a new model on examples of different lengths. Those that need more than this multiple of the quantile
+# do not lengthen it (`fitting_context`): they are left out or cut.
 
-PAIR_LABEL_SMOOTHING = 0.1  # Vaswani et al. 2017, section 5.4
-CLASSIFICATION_SMOOTHING = 0.1  # docs/labels.md, "The recipe"
-MIN_PAIR_CONTEXT, PAIR_CONTEXT_MULTIPLE = 128, 32  # not measured
-# Examples that need more than this multiple of the quantile do not lengthen the context (`fitting_context`): such pairs
-# are left out, such conversations cut. Not measured.
-PAIR_CONTEXT_QUANTILE, PAIR_CONTEXT_FACTOR = 0.99, 2
+MIN_CONTEXT, CONTEXT_MULTIPLE = 128, 32  # not measured
+CONTEXT_QUANTILE, CONTEXT_FACTOR = 0.99, 2  # not measured
 
 # Length of a run without a budget; also the training time assumed for a budget in steps or epochs.
 
@@ -111,7 +102,7 @@ DEFAULT_SECONDS = 600.0  # not measured
 DEFAULT_PATIENCE = 10  # evaluations; not measured
 # Decision 043: with less validation data, the loss does not show which weights are better.
 MIN_VALIDATION_RECORDS = 20
-MIN_VALIDATION_LABELS = 100  # docs/labels.md, "The recipe"
+MIN_EVALUATION_TARGETS = 100  # docs/labels.md, "The recipe"
 MIN_VALIDATION_TOKENS = 640  # of a continuous text
 # Without a chosen budget, where validation cannot end the run: decisions 043 (passes) and 046 (steps of short texts).
 UNVALIDATED_EPOCHS, UNVALIDATED_STEPS = 40, 500

@@ -23,13 +23,13 @@ from tinylm.analysis.memorisation import CopiedText, Memorisation, measure_memor
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig, MemorisationConfig
 from tinylm.evaluation.result import Evaluation
+from tinylm.jobs.job import EvaluationTokens, load_job
+from tinylm.jobs.pairs.corpus import PairTokens
+from tinylm.jobs.run_tokens import reopen_ids, reopen_part
 from tinylm.machine.device import autocast, choose_device
 from tinylm.models.model import Model
 from tinylm.report.curves import number
 from tinylm.text.corpus import document_end
-from tinylm.text.corpus_loading import EvaluationTokens
-from tinylm.text.pairs import PairTokens
-from tinylm.text.run_tokens import reopen_ids, reopen_part
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder, Encoder, EncoderDecoder
@@ -107,7 +107,7 @@ def _source(source: CopiedText) -> dict[str, Any]:
 
 
 def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
-    """The scores of a model on the beginning of its validation text: see `TaskKind.excerpt`.
+    """The scores of a model on the beginning of its validation text: see `Job.excerpt`.
 
     `metrics`: values by name, as in Evaluation. `compared`: the name of the metric that the baselines have as well.
     `baselines`: the value of this metric by baseline. Returns `None` for a model without validation text.
@@ -116,17 +116,17 @@ def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
     """
     if model.data is None:
         return None
-    task, tokenizer, reporter = model.task_kind(model.data.kind), model.tokenizer, model.reporter
+    job, tokenizer, reporter = load_job(model.objective_on(model.data.kind)), model.tokenizer, model.reporter
     parameters = sum(parameter.numel() for parameter in model.network.parameters())
-    tokens = task.excerpt(tokenizer, reopen_part(run, model.data, tokenizer, "val"), parameters)
+    tokens = job.excerpt(tokenizer, reopen_part(run, model.data, tokenizer, "val"), parameters)
     text = EvaluationTokens(model.data.kind, tokens, document_end=document_end(model.data.format))
-    result = task.evaluate(model.network, tokenizer, text, EvaluationConfig(), model.dtype, reporter)
+    result = job.evaluate(model.network, tokenizer, text, EvaluationConfig(), model.dtype, reporter)
     result = replace(result, labels=model.labels or None)
-    baselines = {} if task.baselines is None else task.baselines(tokenizer, tokens, _training(model, run), reporter)
+    baselines = {} if job.baselines is None else job.baselines(tokenizer, tokens, _training(model, run), reporter)
     return {
         "metrics": {k: number(value, 6) for k, value in result.to_json().items() if isinstance(value, int | float)},
         "baselines": {name: number(value) for name, value in baselines.items()},
-        "compared": task.compared,
+        "compared": job.compared,
         **_confusion(result),
     }
 

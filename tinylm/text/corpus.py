@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import io
 import itertools
+import math
 import shutil
 import sys
 from collections import Counter
@@ -24,7 +25,9 @@ from tinylm.config.settings import FORMATS
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import BadFilesError, TinyLMError, UsageError
 from tinylm.system.files import resolve_links
+from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.compression import CHUNK_BYTES, SPOOL_FILE, Progress, display_name, no_progress
+from tinylm.text.encodings import code_points
 from tinylm.text.file_selection import (
     BAD,
     TWICE,
@@ -70,7 +73,8 @@ class Corpus:
     `skipped` lists the files and subfolders that are not read, those that match a pattern of `exclude` and, with
     `skip_bad`, those that cannot be read included. `text_key` is the key of the text in a JSON object, or its column in
     Parquet, CSV and TSV. `encoding` is that of the files that have no byte-order mark and are not UTF-8. `format` is
-    one of FORMATS. `drop_unknown` removes the unknown characters from a chunk of text; `None` keeps all.
+    one of FORMATS. `drop_unknown` removes the unknown characters from a chunk of text; `None` keeps all. `labels` are
+    those of the texts, in the order of their numbers, if they have any.
     """
 
     paths: tuple[str, ...]
@@ -82,6 +86,7 @@ class Corpus:
     exclude: tuple[str, ...] = ()
     skip_bad: bool = False
     drop_unknown: Callable[[str], str] | None = None
+    labels: tuple[str, ...] = ()
     # The stream; set by `scan`.
     _kept: list[str | None] = field(default_factory=list, init=False, repr=False, compare=False)
     # The number of carriage returns in the files, under this key; set by `stream`.
@@ -92,6 +97,8 @@ class Corpus:
     kind: ClassVar[str] = "text"
     documents_per_record: ClassVar[int] = 1
     detects_json: ClassVar[bool] = False  # whether JSON is read as such in a file without a JSON suffix
+    min_split: ClassVar[float] = math.inf  # records of which a part is for validation, however short the text is
+    languages: ClassVar[int] = 1  # that each record has, so that a vocabulary needs room for all
 
     def stream(self, progress: Progress = no_progress, started: Callable[[str], None] = _no_name) -> Stream:
         """Yield the text of all files in order: after this class's `scan`, from memory if it is short enough.
@@ -253,9 +260,13 @@ class Corpus:
         return self.kind != Corpus.kind or self.format == "lines" or all(map(self.has_records, self.files))
 
     @property
-    def train_on(self) -> str:
-        """The `train_on` of a DataConfig: its default, since the setting applies to conversations only."""
-        return "assistant"
+    def rendering(self) -> ChatFormat | None:
+        """The format in which conversations are rendered; `None` for other texts."""
+        return None
+
+    def written_by_template(self, alphabet: str, unknown: str) -> str:
+        """The characters of `unknown` that a template writes, and not the texts; `alphabet` as in CorpusStats."""
+        return ""
 
     @property
     def name(self) -> str:
@@ -266,6 +277,12 @@ class Corpus:
     def size(self) -> int:
         """Size of all files on the disk in bytes, before any decompression."""
         return sum(file.stat().st_size for file in self.files)
+
+
+def as_corpus(corpus: Corpus, corpus_type: type[Corpus], **fields: Any) -> Corpus:
+    """The files of a corpus, read as one of another type with further fields."""
+    kept = ("paths", "files", "text_key", "encoding", "format", "skipped", "exclude", "skip_bad")
+    return corpus_type(**{name: getattr(corpus, name) for name in kept}, **fields)
 
 
 @dataclass(frozen=True)
@@ -291,7 +308,7 @@ def find_corpus(
     spool: Path | None = None,
     corpus_type: "type[Corpus]" = Corpus,
     format: str = "auto",
-    accepted_keys: frozenset[str] = frozenset(),
+    accepted_keys: Iterable[frozenset[str]] = (),
     exclude: Iterable[str] = (),
     skip_bad: bool = False,
     **fields: Any,
@@ -320,7 +337,7 @@ def find_corpus(
     if paths.count(STANDARD_INPUT) > 1:
         raise UsageError("Standard input (-) is named twice but can be read only once; leave one out.")
     exclude = tuple(exclude)
-    rules = FileRules(encoding, format, not corpus_type.detects_json, accepted_keys, exclude)
+    rules = FileRules(encoding, format, not corpus_type.detects_json, tuple(accepted_keys), exclude)
     files: list[Path] = []
     skipped: list[SkippedFile] = []
     for name in expand_globs(paths):
@@ -427,11 +444,6 @@ def scan_stream(stream: Stream) -> CorpusStats:
 def document_end(format: str) -> str:
     """What ends a document in a file of this format, and counts as text that is scored: a line break, or nothing."""
     return "\n" if format == "lines" else ""
-
-
-def code_points(text: str) -> np.ndarray:
-    """The code points of a text, (len(text),) of uint32."""
-    return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
 
 
 def slice_stream(stream: Stream, start: int, stop: int) -> Stream:

@@ -11,6 +11,8 @@ import re
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
+
 from tinylm.system.files import LFS_POINTER
 from tinylm.text.compression import decompressed_chunks
 
@@ -166,3 +168,8 @@ def _is_damaged_utf8(data: bytes) -> bool:
     valid = sum(character > "\x7f" for character in data.decode("utf-8", "ignore"))
     invalid = data.decode("utf-8", "replace").count("\ufffd")
     return valid > invalid
+
+
+def code_points(text: str) -> np.ndarray:
+    """The code points of a text, (len(text),) of uint32."""
+    return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)

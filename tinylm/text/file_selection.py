@@ -149,14 +149,14 @@ class FileRules:
     """The settings that decide which files are read.
 
     With the `format` auto, `reject_json` makes JSON in a file without a JSON suffix an error; in folders, only in .txt
-    files and files without a suffix. Objects with all of `accepted_keys` are no error, unless that is empty. Files and
+    files and files without a suffix. Objects with all of one of the `accepted_keys` are no error. Files and
     subfolders that match a pattern of `exclude` are skipped (see `is_excluded`).
     """
 
     encoding: str
     format: str
     reject_json: bool
-    accepted_keys: frozenset[str] = frozenset()
+    accepted_keys: tuple[frozenset[str], ...] = ()
     exclude: tuple[str, ...] = ()
 
 
@@ -389,11 +389,12 @@ def conversation_keys(file: Path, encoding: str) -> set[str]:
     return keys if has_chat_keys(keys, complete) else set()
 
 
-def reject_json(file: Path, text: str, accepted_keys: frozenset[str] = frozenset()) -> None:
+def reject_json(file: Path, text: str, accepted_keys: Sequence[frozenset[str]] = ()) -> None:
     """Raise UsageError for JSON that would be read as plain text, except for conversations, and for objects with all of
     `accepted_keys`, if there are any.
     """
-    is_accepted = bool(accepted_keys) and accepted_keys <= _first_keys(text)[0]
+    found = _first_keys(text)[0] if accepted_keys else frozenset()
+    is_accepted = any(keys <= found for keys in accepted_keys)
     if is_json(text) and not is_chat(text) and not is_accepted:
         raise UsageError(
             f"{display_name(file)} contains JSON, which would be read as plain text. Read its documents with "

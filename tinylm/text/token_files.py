@@ -218,13 +218,15 @@ class Encoding(NamedTuple):
 
     batches: divides the documents into batches, deterministically. encode: returns the codes of a batch, (N,).
     codes_per_id: number of codes per token id; 1 without flags. least_values: number of values of
-        a code if it may stand for something else than a token id.
+        a code if it may stand for something else than a token id. has_special: whether the texts have special tokens,
+        which gigatoken does not encode.
     """
 
     batches: Callable[[Iterator[Any], Tokenizer], Iterator[TextBatch]]
     encode: Encode
     codes_per_id: int
     least_values: int = 0
+    has_special: bool = False
 
     def codes(self, vocab_size: int) -> int:
         """The number of codes with a vocabulary of this size."""

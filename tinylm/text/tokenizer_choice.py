@@ -7,10 +7,8 @@ from pathlib import Path
 from tinylm.errors import UsageError
 from tinylm.reporter import Reporter, SilentReporter
 from tinylm.system.files import resolve_links
-from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.corpus import Corpus, Stream, rechunk
-from tinylm.text.corpus_encoding import SplitCorpus
-from tinylm.text.pairs import PairCorpus
+from tinylm.text.split import SplitCorpus
 from tinylm.text.text_cache import train_or_recall
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_bpe, train_char
 
@@ -47,19 +45,19 @@ def choose_tokenizer(
     Raises UsageError for contradictory settings, a `vocab_size` that is too small and a missing file, and TinyLMError
     for a file that is not a tokenizer.
     """
-    pairs = isinstance(split.corpus, PairCorpus)
+    languages = split.corpus.languages
     if tokenizer == "auto":
         small = len(split.alphabet) <= MAX_CHAR_ALPHABET and split.stats.characters <= MAX_CHAR_TEXT
         small |= len("".join(split.alphabet.split())) <= MAX_TINY_ALPHABET
-        # Pairs always get BPE, which makes their sequences short.
-        tokenizer = "char" if small and not pairs and vocab_size is None else "bpe"
+        # Several languages always get BPE, which makes their sequences short.
+        tokenizer = "char" if small and languages == 1 and vocab_size is None else "bpe"
     if vocab_size is not None and tokenizer != "bpe":
         raise UsageError(f"`vocab_size` is for BPE, and the tokenizer is {tokenizer!r}; leave `vocab_size` out.")
     special = _chat_tokens(split.corpus)
     if tokenizer == "char":
         return train_char(split.alphabet, special)
     if tokenizer == "bpe":
-        size = _default_vocab_size(split.stats.characters, pairs) if vocab_size is None else vocab_size
+        size = languages * _default_vocab_size(split.stats.characters) if vocab_size is None else vocab_size
 
         limit = (
             BPE_SAMPLE if seconds is None else min(BPE_SAMPLE, max(MIN_BPE_SAMPLE, int(seconds * SAMPLE_PER_SECOND)))
@@ -92,14 +90,12 @@ def load_tokenizer_file(choice: str) -> Tokenizer | None:
 
 def _chat_tokens(corpus: Corpus) -> tuple[str, ...]:
     """The special tokens of the chat template of a corpus, without the end-of-text token; () without a template."""
-    if not isinstance(corpus, ChatCorpus):
-        return ()
-    return tuple(token for token in corpus.chat.special_tokens if token != END_OF_TEXT)
+    tokens = () if corpus.rendering is None else corpus.rendering.special_tokens
+    return tuple(token for token in tokens if token != END_OF_TEXT)
 
 
-def _default_vocab_size(characters: int, pairs: bool) -> int:
-    size = next((size for limit, size in VOCAB_SIZES if characters <= limit), LARGEST_VOCAB_SIZE)
-    return 2 * size if pairs else size  # sources and targets are often in two languages (decision 009)
+def _default_vocab_size(characters: int) -> int:
+    return next((size for limit, size in VOCAB_SIZES if characters <= limit), LARGEST_VOCAB_SIZE)
 
 
 def sample_for_tokenizer(stream: Stream, characters: int, limit: int) -> Iterator[str]:

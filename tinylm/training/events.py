@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from tinylm.config.run import RunConfig
+from tinylm.jobs.job import MarkedText
 from tinylm.planning.plan import Plan
-from tinylm.text.chat_tokens import MarkedText
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Transformer
 

@@ -8,27 +8,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinylm.config.run import DataConfig, Estimates, RunConfig, TokenizerConfig, new_run_id, run_of
-from tinylm.config.training import OBJECTIVES, corpora_of
+from tinylm.config.jobs import JOBS, applicable, objective_for, rows_on
+from tinylm.config.run import Estimates, RunConfig, TokenizerConfig, new_run_id, run_of
 from tinylm.distributed.launch import Launch
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
+from tinylm.jobs.job import MarkedText, load_job
+from tinylm.jobs.reading import encode_text, handle_unknown_characters, load_text
+from tinylm.jobs.run_tokens import open_folder
 from tinylm.machine.measure import LoadMeter, LoadNotes, Machine, choose_machine
 from tinylm.models.adapter import add_adapter, remember_base
 from tinylm.models.teachers import Teacher, open_teacher, open_teachers, require_fitting
 from tinylm.planning.plan import Plan, plan_training
-from tinylm.planning.plan_request import PlanRequest, data_shape
+from tinylm.planning.plan_request import PlanRequest
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.directory import LastSave, RunDirectory, ShardOnlyRun
 from tinylm.run_directory.lock_and_commit import reserve
 from tinylm.run_directory.metrics_log import History
 from tinylm.run_directory.weights import WHOLE
 from tinylm.system.files import resolve_links, temporary_folder
-from tinylm.text.chat_tokens import ChatTokens, MarkedText, marked_examples
-from tinylm.text.corpus_encoding import CHAT_TYPES
-from tinylm.text.corpus_loading import encode_text, handle_unknown_characters, load_text
-from tinylm.text.labels import LabelCorpus
-from tinylm.text.run_tokens import open_folder
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Event, Examples, Planned, Started, Stepped
@@ -36,7 +34,7 @@ from tinylm.training.graceful_stop import stop_on_signals
 from tinylm.training.parallel import build_for_rows, rank_shard, restore_rows
 from tinylm.training.run import TrainingRun
 from tinylm.training.starting_point import StartingPoint, default_out, find_source, load_start
-from tinylm.training.training_request import TrainingRequest
+from tinylm.training.training_request import TrainingRequest, training_settings
 from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import build_model
 
@@ -136,13 +134,8 @@ class PreparedRun:
         return self.start.trainable_parameters(self.plan.model)
 
     def examples(self, number: int) -> tuple[MarkedText, ...]:
-        """The first `number` training conversations, split into text that counts in the loss and text that does not.
-
-        Raises UsageError if the text has no conversations.
-        """
-        if self.config.data is None or not self.config.data.is_chat:
-            raise UsageError("`show_examples` is for conversations, and the text has none; leave it out.")
-        return marked_examples(ChatTokens(self.tokens.train), self.tokenizer, number)
+        """The first `number` training examples, split into text that counts in the loss and text that does not."""
+        return load_job(self.plan.training.objective).marked_examples(self.tokens, self.tokenizer, number)
 
     def create(self, out: Path, ranks: Ranks) -> TrainingRun:
         """Write the new run directory, which appears at `out` with the first save, and build the model.
@@ -221,17 +214,6 @@ def _paths_of(request: TrainingRequest, reporter: Reporter) -> tuple[Path | None
     return source, out
 
 
-def _applicable_training(request: TrainingRequest, data: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The given fields of TrainingConfig, without ignorable ones that do not apply to this text."""
-    inapplicable = set() if data.is_chat else {"pack"}
-    inapplicable |= set() if tokenizer.kind == "bpe" else {"bpe_dropout"}
-    inapplicable |= set() if data.has_reference else {"dpo_beta"}
-    inapplicable |= set() if request.teachers else {"teacher_weight"}
-    inapplicable |= set() if data.has_labels else {"class_weights"}
-    ignored = inapplicable & request.ignorable
-    return {name: value for name, value in request.training.items() if name not in ignored}
-
-
 def prepare(
     request: TrainingRequest,
     machine: Machine,
@@ -239,14 +221,14 @@ def prepare(
     staging: Path,
     reporter: Reporter,
     processes: int = 1,
-    job: str | None = None,
+    launch_id: str | None = None,
 ) -> PreparedRun:
     """Load the model, read and encode the text, and plan.
 
     source: the model to load; `None` for a new one
     staging: the folder for the tokens of standard input
     processes: number of ranks
-    job: random id of a torchrun command, the same after its restarts (see Rendezvous); `None` without torchrun
+    launch_id: random id of a torchrun command, the same after its restarts (see Rendezvous); `None` without torchrun
 
     Raises UsageError for settings and text that cannot be used, and TinyLMError if training would run out of memory.
     """
@@ -255,21 +237,24 @@ def prepare(
     start = load_start(request, source, teachers)
 
     # The text, its split, its tokenizer and its tokens
-    kinds = corpora_of(start.architecture, is_classifier=bool(start.labels))
-    split = load_text(
-        request.text,
-        staging,
-        kinds[0],
-        reporter,
-        start.chat_format if CHAT_TYPES.keys() & kinds else None,
-        start.labels if LabelCorpus.kind in kinds and (start.labels or not teachers) else None,
-    )
-    if split.labels and not start.labels:
-        start.add_labels(split.labels)
+    split = load_text(request.text, staging, start, reporter)
+    labels = split.corpus.labels
+    if labels and not start.labels:
+        start.add_labels(labels)
+    objective = request.objective or objective_for(start.architecture, split.corpus.kind)
+    row = JOBS[objective]
+    if row.has_teachers and not teachers:
+        raise UsageError(f'`objective="{objective}"` needs a model to learn from; name it with `teacher`.')
+    if row.data != split.corpus.kind:
+        found = rows_on(split.corpus.kind)[0].noun
+        raise UsageError(f'`objective="{objective}"` is for {row.noun}, and this is {found}; leave it out.')
+    given = applicable(type(request.settings), request.given, (row,), request.ignorable)
     tokenizer = start.fit_tokenizer(split, request.budget.time if request.budget else None, reporter)
     split = handle_unknown_characters(  # only a given vocabulary can lack characters
         split, tokenizer, request.text.unknown, reporter, vocabulary_owner=start.vocabulary_owner, model=source
     )
+    if tokenizer.kind != "bpe" and "bpe_dropout" in request.ignorable:
+        given.pop("bpe_dropout", None)
     tokens, data = encode_text(split, tokenizer, staging, reporter)
 
     # The plan, and the configuration of the run
@@ -278,9 +263,9 @@ def prepare(
         PlanRequest(
             data=data,
             vocab_size=tokenizer.vocab_size,
-            shape=data_shape(data, tokens, tokenizer.end_of_text_id),
+            sizes=load_job(objective).sizes(tokens, tokenizer),
             model=start.choices,
-            training=_applicable_training(request, data, tokenizer),
+            training={"objective": objective, **training_settings(given)},
             budget=request.budget,
             compile=request.settings.compile,
             base=start.base,
@@ -288,16 +273,16 @@ def prepare(
             parallel=request.settings.parallel,
             ranks=processes,
             adapter=start.adapter,
-            labels=split.labels,
-            teacher_parameters=sum(teacher.recorded.parameters for teacher in teachers),
-            teacher_context=min((teacher.network.context for teacher in teachers), default=None),
+            frozen_parameters=sum(teacher.recorded.parameters for teacher in teachers),
+            max_context=min((teacher.network.context for teacher in teachers), default=None),
             tokenizer_kind=tokenizer.kind,
         ),
     )
     if plan.shortage is not None:
         raise TinyLMError(plan.shortage)
-    if OBJECTIVES[plan.training.objective].has_reference and start.base is None:
-        raise UsageError(f"{split.corpus.kind.capitalize()} train an existing model; name it with `init_from`.")
+    if row.has_reference and start.base is None:
+        raise UsageError(f"{row.noun.capitalize()} train an existing model; name it with `init_from`.")
+    rendering = split.corpus.rendering
     config = RunConfig.new(
         id=new_run_id(),
         model=plan.model,
@@ -305,11 +290,11 @@ def prepare(
             kind=tokenizer.kind,
             sha256=tokenizer.sha256,
             special=tokenizer.special,
-            chat_template=split.chat.template.source if split.chat else start.chat_template,
+            chat_template=rendering.template.source if rendering else start.chat_template,
         ),
         data=data,
         training=plan.training,
-        runtime=replace(plan.runtime, job=job),
+        runtime=replace(plan.runtime, job=launch_id),
         adapter=start.adapter,
         teachers=tuple(teacher.recorded for teacher in teachers),
         family=start.family,

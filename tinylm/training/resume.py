@@ -10,6 +10,8 @@ from tinylm.config.duration import format_duration, format_duration_setting
 from tinylm.config.run import AdapterConfig, new_run_id, run_of
 from tinylm.config.training import TIME_BUDGET
 from tinylm.errors import OtherRunKindError, TinyLMError, UsageError
+from tinylm.jobs.job import load_job
+from tinylm.jobs.run_tokens import RunReader, encode_recorded_text, reopen_tokens
 from tinylm.machine.device import choose_device, describe_device
 from tinylm.models.adapter import add_adapter, find_adapters, find_base_model, load_base_model, remember_base
 from tinylm.models.open import find_model
@@ -22,8 +24,6 @@ from tinylm.run_directory.loading import read_config, read_tokenizer, restore_mo
 from tinylm.run_directory.lock_and_commit import lock_run, recover_last, recover_run
 from tinylm.run_directory.weights import WHOLE
 from tinylm.system.files import resolve_links
-from tinylm.text.corpus_loading import encode_recorded_text
-from tinylm.text.run_tokens import reopen_tokens
 from tinylm.training.parallel import rank_memory, rank_shard, restore_rows
 from tinylm.training.pipeline import (
     Session,
@@ -108,10 +108,11 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         if not request.paths:
             tokens = reopen_tokens(path, data, tokenizer)
         else:
-            tokens = encode_recorded_text(
-                path, data, tokenizer, request.text, session.reporter, config.tokenizer.chat_template, config.labels
-            )
-        plan = plan_resumed(config, recorded, tokens, tokenizer, free, request.settings.parallel, session.ranks.size)
+            reader = RunReader(data, tokenizer, config.tokenizer.chat_template, config.labels)
+            text = request.text
+            tokens = encode_recorded_text(path, reader, text.paths, text.val_data, session.reporter)
+        sizes, parallel = load_job(training.objective).sizes(tokens, tokenizer), request.settings.parallel
+        plan = plan_resumed(config, recorded, sizes, tokenizer.vocab_size, free, parallel, session.ranks.size)
         training = replace(training, budget=request.budget or training.budget, **request.training)
         config = replace(config, training=training, id=config.id or new_run_id())
         state = TrainerState.from_json(save.state)

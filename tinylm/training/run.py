@@ -17,16 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from tinylm.adapters.adapter import without_adapters
+from tinylm.config.jobs import JOBS
 from tinylm.config.run import RunConfig, RuntimeConfig
-from tinylm.config.training import OBJECTIVES, SEQUENCE_GROWTHS, TrainingConfig
+from tinylm.config.training import SEQUENCE_GROWTHS, TrainingConfig
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import TinyLMError, is_out_of_memory
 from tinylm.evaluation.loop import evaluation_mode
-from tinylm.evaluation.task_kinds import make_task
 from tinylm.generation import sampler as sampling
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.prompts import start_tokens
 from tinylm.generation.torch_engine import generate
+from tinylm.jobs.job import Task, load_job
 from tinylm.kernels.process import keep_freed_blocks
 from tinylm.kernels.thread_placement import ThreadPlacement, can_place_threads
 from tinylm.kernels.without_compiler import discard_compiled, force_eager
@@ -34,7 +35,6 @@ from tinylm.machine.device import DTYPES, autocast, weights_dtype
 from tinylm.machine.measure import LoadMeter, slows_training
 from tinylm.models.teachers import Teacher
 from tinylm.objectives.loss import LanguageModel
-from tinylm.objectives.tasks import Task
 from tinylm.planning.memory import require_repeatable_dropout
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.layout import FIRST_FILE
@@ -92,10 +92,10 @@ def generate_sample(
 
     It ends after `seconds`, with the token that is then being generated.
 
-    `None` for models other than decoders, sharded models, classifiers, and runs on conversations; also if memory runs
+    `None` for models other than decoders of plain text, and for sharded models; also if memory runs
     out and for logits that are not finite, since a sample must not end the training run.
     """
-    is_other = config.labels or (config.data is not None and config.data.is_chat)
+    is_other = config.labels or (config.data is not None and not config.data.is_plain_text)
     if not isinstance(model, Decoder) or is_sharded(model) or is_other:
         return None
     dtype = "fp32" if config.runtime is None else config.runtime.dtype  # a frozen base has 16-bit weights
@@ -147,7 +147,7 @@ class TrainingRun:
 
     @property
     def _keeps_first_weights(self) -> bool:
-        return OBJECTIVES[self.training.objective].has_reference and self.config.adapter is None
+        return JOBS[self.training.objective].has_reference and self.config.adapter is None
 
     @property
     def training(self) -> TrainingConfig:
@@ -165,11 +165,12 @@ class TrainingRun:
         context = self.training.sequence_length or self.config.model.context
         model = replace(self.config.model, context=context)
         frozen: dict[str, Any] = {}
-        if OBJECTIVES[self.training.objective].has_reference:
+        if JOBS[self.training.objective].has_reference:
             frozen["reference"] = self._reference
         if self.teachers:
             frozen["teachers"] = [teacher.network for teacher in self.teachers]
-        return make_task(self.tokens, self.tokenizer, model, self.training, **frozen)
+        job = load_job(self.training.objective)
+        return job.task(self.tokens, self.tokenizer, model, self.training, **frozen)
 
     @contextlib.contextmanager
     def _reference(self) -> Iterator[LanguageModel]:
@@ -231,7 +232,7 @@ class TrainingRun:
         if self.parallel == "ddp":
             self.model.to(self.runtime.device)
         set_weights_dtype(self.model, DTYPES[self.runtime.dtype])
-        if OBJECTIVES[self.training.objective].has_reference:
+        if JOBS[self.training.objective].has_reference:
             disable_dropout(self.model)
         if self.parallel == "fsdp":
             shard_model(self.model, self.runtime.device, self.runtime.dtype)

@@ -10,12 +10,14 @@ from typing import Any, Self
 from tinylm.adapters.adapter import add_head
 from tinylm.adapters.bottleneck import sublayers
 from tinylm.adapters.lora import TARGETS, max_rank, target_modules
+from tinylm.config.jobs import data_kinds
 from tinylm.config.model import ARCHITECTURES, ModelConfig
 from tinylm.config.run import AdapterConfig, run_of
 from tinylm.config.settings import MODEL_NAMES, AdapterSettings, LoRASettings, TrainSettings
 from tinylm.config.validation import check_choice
 from tinylm.errors import UsageError
 from tinylm.formats.foreign import foreign_name, is_foreign
+from tinylm.jobs.reading import TextSource
 from tinylm.models.adapter import add_adapter
 from tinylm.models.open import find_model, open_model
 from tinylm.models.teachers import Teacher
@@ -28,8 +30,7 @@ from tinylm.text.answer_spans import ChatFormat, chat_format, read_template, tem
 from tinylm.text.chat_template import CHATML
 from tinylm.text.compression import content_stem
 from tinylm.text.corpus import STANDARD_INPUT
-from tinylm.text.corpus_encoding import SplitCorpus
-from tinylm.text.corpus_loading import TextSource
+from tinylm.text.split import SplitCorpus
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters
 from tinylm.text.tokenizer_choice import choose_tokenizer, load_tokenizer_file
 from tinylm.training.training_request import TrainingRequest
@@ -53,6 +54,7 @@ class StartingPoint(abc.ABC):
     loading_bytes: peak memory for reading the weights of an existing model, including the mapped file
     adapter: the adapter to train on the model
     family: Hugging Face family of an imported model
+    has_teachers: whether the model learns from others
     """
 
     architecture: str
@@ -65,6 +67,12 @@ class StartingPoint(abc.ABC):
     loading_bytes: int = 0
     adapter: AdapterConfig | None = None
     family: str | None = None
+    has_teachers: bool = False
+
+    @property
+    def data_kinds(self) -> tuple[str, ...]:
+        """The kinds of data that the model can be trained on, the default first."""
+        return data_kinds(self.architecture, has_labels=bool(self.labels), has_teachers=self.has_teachers)
 
     def chat_format(self, text: TextSource) -> ChatFormat:
         """The format of conversations, by the template of `text`, that of the model, or ChatML.
@@ -112,7 +120,6 @@ class NewModel(StartingPoint):
 
     tokenizer_choice: str = "auto"
     vocab_size: int | None = None
-    new_labels: tuple[str, ...] = ()
 
     @classmethod
     def choose(cls, given: Mapping[str, Any], teachers: Sequence[Teacher]) -> Self:
@@ -135,15 +142,15 @@ class NewModel(StartingPoint):
             choices=choices,
             tokenizer_choice=tokenizer,
             vocab_size=given.get("vocab_size"),
+            has_teachers=bool(teachers),
         )
 
     def add_labels(self, labels: tuple[str, ...]) -> None:
         """As `StartingPoint.add_labels`. By default, the model is an encoder with a BPE tokenizer, which has an id for
         each character.
         """
-        self.new_labels = labels
         self.architecture = self.choices.get("architecture", "encoder")
-        self.choices = {**self.choices, "architecture": self.architecture}
+        self.choices = {**self.choices, "architecture": self.architecture, "labels": labels, "tie": False}
         if self.tokenizer_choice == "auto":
             self.tokenizer_choice = "bpe"
 
@@ -151,7 +158,7 @@ class NewModel(StartingPoint):
         tokenizer = self.tokenizer
         if tokenizer is None or self.vocab_size is not None:
             tokenizer = choose_tokenizer(split, self.tokenizer_choice, self.vocab_size, seconds, reporter)
-        if (chat := split.chat) is not None:
+        if (chat := split.corpus.rendering) is not None:
             tokenizer = tokenizer.with_special_tokens(_missing(chat, tokenizer), [chat.end_token or END_OF_TEXT])
         return tokenizer.with_mask_token() if self.architecture == "encoder" else tokenizer
 
@@ -211,7 +218,7 @@ class TrainedModel(StartingPoint):
                 )
             tokenizer = tokenizer.with_characters(unknown)
             reporter.note(f"Added to the vocabulary: {describe_characters(unknown)}.")
-        chat = split.chat
+        chat = split.corpus.rendering
         if chat is not None and (missing := _missing(chat, tokenizer)):
             end_of_text = tokenizer.special.end_of_text
             eos = dict.fromkeys((chat.end_token or end_of_text, *tokenizer.special.eos, end_of_text))
@@ -241,7 +248,7 @@ class AdaptedModel(TrainedModel):
         self.adapter = replace(self.adapter, labels=labels)
 
     def fit_tokenizer(self, split: SplitCorpus, seconds: float | None, reporter: Reporter) -> Tokenizer:
-        tokens = [] if split.chat is None else template_tokens(split.chat.template.source)
+        tokens = [] if split.corpus.rendering is None else template_tokens(split.corpus.rendering.template.source)
         if missing := [token for token in tokens if token not in self.tokenizer.added_tokens]:
             reporter.warn(
                 f"{', '.join(missing)} of the chat template are not special tokens of the model; they are encoded as "
@@ -296,7 +303,13 @@ def load_start(request: TrainingRequest, source: Path | None, teachers: Sequence
         loaded.network.float()
         if teachers and not teachers[0].tokenizer.has_ids_of(loaded.tokenizer):
             raise UsageError(f"{source} and its teacher {teachers[0].path} have different tokenizers.")
-        return TrainedModel.of(loaded, source, f"The tokenizer of {source}", extend_vocab=settings.extend_vocab)
+        return TrainedModel.of(
+            loaded,
+            source,
+            f"The tokenizer of {source}",
+            extend_vocab=settings.extend_vocab,
+            has_teachers=bool(teachers),
+        )
     adapter = _adapter_config(settings, loaded, source)
     add_adapter(loaded.network, adapter, request.given.get("seed", 0))
     return AdaptedModel.of(loaded, source, f"The model {source}", adapter=adapter)

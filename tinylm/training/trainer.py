@@ -16,10 +16,10 @@ from tinylm.config.training import TrainingConfig, window_parts
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
 from tinylm.evaluation.loop import EvaluationLoss, batch_losses, default_batch_size, evaluate_loss
+from tinylm.jobs.job import Task
 from tinylm.kernels.without_compiler import force_eager
 from tinylm.machine.device import autocast, empty_cache, mark, runs_ahead
 from tinylm.objectives.loss import LanguageModel, Objective
-from tinylm.objectives.tasks import Task
 from tinylm.planning.memory import evaluation_rows
 from tinylm.planning.recipes import MAX_EVALUATION_SHARE
 from tinylm.text.batches import Batch, prefetch

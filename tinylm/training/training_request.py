@@ -1,12 +1,13 @@
 """What the caller of a training command or function gives: settings, texts and paths."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tinylm.config.duration import parse_duration
+from tinylm.config.jobs import JOBS
 from tinylm.config.settings import (
     INTERVAL_NAMES,
     MODEL_NAMES,
@@ -22,9 +23,15 @@ from tinylm.config.settings import (
 )
 from tinylm.config.training import Budget, TrainingSettings
 from tinylm.errors import UsageError
-from tinylm.text.corpus_loading import TextSource
+from tinylm.jobs.reading import TextSource
 
 Files = str | Path | Sequence[str | Path]
+
+
+def training_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given fields of TrainingConfig, and `warmup_steps`."""
+    names = names_of(TrainingSettings) | {"warmup_steps"}
+    return {name: value for name, value in given.items() if name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +127,13 @@ class TrainingRequest:
         """The given fields of TrainingConfig, and `warmup_steps`; for a resumed run, those that may change."""
         if self.resume is not None:
             return self.select(INTERVAL_NAMES | {"patience"})
-        objective = {"objective": "distillation"} if self.teachers else {}
-        return objective | self.select(names_of(TrainingSettings) | {"warmup_steps"})
+        return training_settings(self.given)
+
+    @property
+    def objective(self) -> str | None:
+        """The given objective, or that of learning from teachers; `None` for that of the data."""
+        taught = next(name for name, row in JOBS.items() if row.has_teachers)
+        return taught if self.teachers else self.given.get("objective")
 
     @property
     def teachers(self) -> tuple[str | Path, ...]:

@@ -1,0 +1,1 @@
+"""Conversations, in which a decoder predicts the answers."""

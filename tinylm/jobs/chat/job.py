@@ -1,0 +1,91 @@
+"""The job of conversations."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tinylm.config.run import DataConfig
+from tinylm.config.validation import describe_value
+from tinylm.jobs.chat.corpus import CHAT_ENCODING, ChatCorpus
+from tinylm.jobs.chat.evaluation import evaluate_chat
+from tinylm.jobs.chat.sizes import ChatSizes
+from tinylm.jobs.chat.task import Chat
+from tinylm.jobs.chat.tokens import FIRST, ChatTokens, marked_examples
+from tinylm.jobs.job import Evaluate, Job, MakeTask, MarkedText, Reader
+from tinylm.planning.sizes import Sizes
+from tinylm.reporter import Reporter, counted
+from tinylm.text.corpus import Corpus
+from tinylm.text.file_selection import conversation_keys
+from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.token_files import TokenFolder
+from tinylm.text.tokenizer import Tokenizer
+
+MAX_LISTED_KEYS = 10
+
+
+class ChatJob(Job):
+    """A decoder predicts the answers of conversations.
+
+    tokens_type: reads the codes of a token folder. sizes_type: of such tokens
+    """
+
+    tokens_type: ClassVar[type[ChatTokens]] = ChatTokens
+    sizes_type: ClassVar[type[ChatSizes]] = ChatSizes
+    corpus: ClassVar[type[ChatCorpus]] = ChatCorpus
+    encoding = CHAT_ENCODING
+    shares_text = False
+    task: ClassVar[MakeTask] = Chat
+    evaluate: ClassVar[Evaluate] = staticmethod(evaluate_chat)
+
+    def recognises(self, corpora: Sequence[Corpus], reporter: Reporter) -> bool:
+        """Whether the first file that has conversations has those of this kind."""
+        found = (conversation_keys(file, corpus.encoding) for corpus in corpora for file in corpus.files)
+        keys = next(filter(None, found), None)
+        return keys is not None and self.corpus.has_keys_of(keys)
+
+    def fields(self, source: Any, reader: Reader) -> dict[str, Any]:
+        """The format of the conversations."""
+        return {"chat": reader.chat_format(source)}
+
+    def report_read(self, corpus: Corpus, reporter: Reporter) -> None:
+        """Name keys without effect, and count texts of special tokens."""
+        assert isinstance(corpus, ChatCorpus)
+        if corpus.unused_keys:
+            names = ", ".join(map(describe_value, corpus.unused_keys[:MAX_LISTED_KEYS]))
+            others = ", ..." if len(corpus.unused_keys) > MAX_LISTED_KEYS else ""
+            reporter.note(f"{corpus.name}: these keys of its conversations have no effect: {names}{others}.")
+        if corpus.n_with_literal_tokens:
+            reporter.warn(
+                f"{corpus.name}: {corpus.n_with_literal_tokens:,} of its conversations contain the text of special "
+                "tokens. In messages and tools it is encoded as other text; only the chat template writes special "
+                "tokens."
+            )
+
+    def recorded(self, tokens: TokenFolder, corpus: Corpus, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The part of the text that is scored."""
+        assert isinstance(corpus, ChatCorpus)
+        return {"train_on": corpus.chat.train_on}
+
+    def record_ids(self, tokens: Tokens, corpus: Corpus, end_of_text_id: int) -> Iterator[bytes]:
+        """The codes of the conversations of each record."""
+        codes = np.asarray(tokens)
+        starts = np.flatnonzero(codes & FIRST)
+        for start, stop in itertools.pairwise([*starts[:: corpus.documents_per_record].tolist(), len(codes)]):
+            yield codes[start:stop].tobytes()
+
+    def sizes(self, tokens: TokenFolder, tokenizer: Tokenizer) -> Sizes:
+        """The lengths of the conversations."""
+        return self.sizes_type(self.tokens_type(tokens.train), self.tokens_type(tokens.val))
+
+    def describe(self, data: DataConfig, labels: Sequence[str]) -> str:
+        """The number of conversations."""
+        return counted(data.documents, "conversation")
+
+    def marked_examples(self, tokens: TokenFolder, tokenizer: Tokenizer, number: int) -> tuple[MarkedText, ...]:
+        """The first `number` training conversations, split into text that counts in the loss and text that does not."""
+        return marked_examples(self.tokens_type(tokens.train), tokenizer, number)
+
+
+JOB = ChatJob()

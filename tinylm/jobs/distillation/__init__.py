@@ -1,0 +1,1 @@
+"""Plain text, with the predictions of other models as targets."""

@@ -1,0 +1,223 @@
+"""The protocol of a job: what the rest of the program asks about what a model learns from.
+
+A job is a row of JOBS (`tinylm.config.jobs`) and a folder in tinylm/jobs, whose module `job` has it as `JOB`.
+"""
+
+import functools
+import importlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from tinylm.config.jobs import JOBS, rows_on
+from tinylm.config.run import DataConfig
+from tinylm.distributed.ranks import ONE_RANK, Ranks
+from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.evaluation.result import Evaluation, token_excerpt
+from tinylm.objectives.loss import Objective
+from tinylm.planning.sizes import Sizes
+from tinylm.reporter import Reporter
+from tinylm.text.batches import Batch
+from tinylm.text.corpus import Corpus
+from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.token_files import TEXT_ENCODING, Encoding, TokenFolder
+from tinylm.text.tokenizer import Tokenizer
+
+MarkedText = tuple[tuple[str, bool], ...]  # parts of a text in order, each scored or not
+
+
+class Task(Protocol):
+    """Encoded data with the objectives of a job.
+
+    validation_objective: its mean is the validation loss.
+    steps_per_epoch: optimizer steps per pass over the training data.
+    """
+
+    validation_objective: Objective
+    steps_per_epoch: float
+
+    def objective(self, progress: float) -> Objective:
+        """The function that is minimised in training, at `progress` from 0 to 1."""
+        ...
+
+    def batch(self, number: int) -> Batch:
+        """The training batch `number`, from 0. The same number gives the same batch, so that resuming is exact."""
+        ...
+
+    def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
+        """Validation batches of at most `rows` rows, the same at each call.
+
+        max_tokens: approximate number of targets in total; of masked windows, of their tokens
+        """
+        ...
+
+
+class EvaluationTokens(NamedTuple):
+    """An encoded text.
+
+    kind: of the corpus. codes: (N,), ids, or the codes of the job. names: of the documents (see `Corpus.stream`), ""
+    for those of pairs; no names for records that are encoded one by one and for the validation text of a run.
+    document_end: the text that each end-of-text id stands for.
+    """
+
+    kind: str
+    codes: np.ndarray
+    names: Sequence[str] = ()
+    document_end: str = ""
+
+
+class MakeTask(Protocol):
+    """Makes the Task of a token folder, a tokenizer, a ModelConfig, a TrainingConfig and, by name, what the objective
+    compares the model with: the `reference` of a job that has one, or the `teachers`.
+
+    Raises UsageError or TinyLMError for a text that is too short, or of which nothing fits the context.
+    """
+
+    def __call__(self, *arguments: Any, **others: Any) -> Task: ...
+
+
+class Excerpt(Protocol):
+    """Returns the beginning of the tokens, (N,), which the report evaluates for a model with so many parameters."""
+
+    def __call__(self, tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray: ...
+
+
+class Baselines(Protocol):
+    """Returns the scores of baselines on the tokens, (N,), by name.
+
+    training: tokens (M,) of the training text; `None` if they cannot be read
+    """
+
+    def __call__(
+        self, tokenizer: Tokenizer, tokens: np.ndarray, training: Tokens | None, reporter: Reporter
+    ) -> dict[str, float]: ...
+
+
+class Evaluate(Protocol):
+    """A function that computes the metrics of a model of the job's architecture on an encoded text.
+
+    dtype: autocast dtype. ranks: the processes that share the work; all return the same result. Raises UsageError for a
+    text in which nothing is scored.
+    """
+
+    def __call__(
+        self,
+        model: Any,
+        tokenizer: Tokenizer,
+        text: EvaluationTokens,
+        config: EvaluationConfig,
+        dtype: str,
+        reporter: Reporter,
+        ranks: Ranks = ONE_RANK,
+    ) -> Evaluation: ...
+
+
+class Reader(Protocol):
+    """What reading data asks of a model, which may be a new one.
+
+    data_kinds: the kinds of data that it can be trained on or is evaluated on, the default first
+    labels: of a classifier; empty for other models
+    """
+
+    @property
+    def data_kinds(self) -> tuple[str, ...]: ...
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+    def chat_format(self, source: Any) -> Any:
+        """The ChatFormat of conversations in a TextSource."""
+        ...
+
+
+class Job:
+    """What a model learns from. The methods here are those of plain text.
+
+    corpus: the class of the data
+    encoding: from examples of the corpus to the codes in a token folder
+    shares_text: whether the records can also be read as texts alone
+    task, evaluate, excerpt, baselines: see the protocols; `baselines` is `None` for a job without any
+    compared: name of the metric of `evaluate` that `baselines` also computes
+    """
+
+    corpus: ClassVar[type[Corpus]] = Corpus
+    encoding: ClassVar[Encoding] = TEXT_ENCODING
+    shares_text: ClassVar[bool] = True
+    task: ClassVar[MakeTask]
+    evaluate: ClassVar[Evaluate]
+    excerpt: ClassVar[Excerpt] = staticmethod(token_excerpt)
+    baselines: ClassVar[Baselines | None] = None
+    compared: ClassVar[str] = "bits_per_byte"
+
+    # Reading
+
+    def accepted_keys(self, text_key: str) -> frozenset[str]:
+        """The keys of records that may stand in files without a JSON suffix; empty for none."""
+        return frozenset()
+
+    def recognises(self, corpora: Sequence[Corpus], reporter: Reporter) -> bool:
+        """Whether corpora that were found as plain text are of this job. Raises UsageError if only some of them are."""
+        return False
+
+    def fields(self, source: Any, reader: Reader) -> dict[str, Any]:
+        """Further fields of the corpora that are found in a TextSource. Raises UsageError for what cannot be read."""
+        return {}
+
+    def opened(self, corpora: list[Corpus], reader: Reader, reporter: Reporter) -> list[Corpus]:
+        """The corpora with what is found by reading them. Raises UsageError for data of another job."""
+        return corpora
+
+    def report_found(self, corpora: Sequence[Corpus], reporter: Reporter, *, needs_records: bool) -> None:
+        """Tell the user about corpora of detected format before they are read.
+
+        needs_records: whether the user named a key of the text. Raises UsageError if there is none.
+        """
+
+    def report_read(self, corpus: Any, reporter: Reporter) -> None:
+        """Tell the user about a corpus after it was read."""
+
+    def report_encoded(self, split: Any, tokens: TokenFolder, reporter: Reporter) -> None:
+        """Tell the user about a SplitCorpus after it was encoded."""
+
+    def recorded(self, tokens: TokenFolder, corpus: Any, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The fields of DataConfig that this job alone has."""
+        return {}
+
+    def record_ids(self, tokens: Tokens, corpus: Any, end_of_text_id: int) -> Iterator[bytes]:
+        """The ids of each record of one part of the encoded data, to find records that stand twice."""
+        codes = np.asarray(tokens)
+        starts = np.append(0, np.flatnonzero(codes[:-1] == end_of_text_id) + 1)
+        edges = [*starts[:: corpus.documents_per_record].tolist(), len(codes)]
+        for start, stop in itertools.pairwise(edges):
+            yield codes[start : stop - bool(codes[stop - 1] == end_of_text_id)].tobytes()
+
+    def marked_examples(self, tokens: TokenFolder, tokenizer: Tokenizer, number: int) -> tuple[MarkedText, ...]:
+        """The first `number` training examples, in parts that count in the loss or not; empty for text without any."""
+        return ()
+
+    # Planning
+
+    def sizes(self, tokens: TokenFolder, tokenizer: Tokenizer) -> Sizes:
+        """The sizes of encoded data, on which a plan depends."""
+        return Sizes()
+
+    def describe(self, data: DataConfig, labels: Sequence[str]) -> str:
+        """What the data consist of, for the plan, such as "12 conversations"; may be empty."""
+        return ""
+
+
+@functools.cache
+def _imported(module: str) -> Job:
+    job: Job = importlib.import_module(module).JOB
+    return job
+
+
+def load_job(objective: str) -> Job:
+    """The job of an objective in JOBS, whose code is imported now."""
+    return _imported(JOBS[objective].module)
+
+
+def job_on(data: str) -> Job:
+    """The first job on data of this kind: all of them read and encode it alike."""
+    return _imported(rows_on(data)[0].module)

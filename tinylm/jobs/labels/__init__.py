@@ -1,0 +1,1 @@
+"""Texts with a label each, which a classifier predicts."""

@@ -1,0 +1,120 @@
+"""Evaluation of a classifier: accuracy, macro F1 and the confusion table, with intervals."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tinylm.distributed.ranks import ONE_RANK, Ranks
+from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.evaluation.loop import TextLosses, default_batch_size, mean_interval, token_losses
+from tinylm.evaluation.result import MIN_UNITS, SEED, Evaluation, percentile_interval, token_excerpt
+from tinylm.jobs.chat.tokens import FIRST, chat_evaluation_batches
+from tinylm.jobs.job import EvaluationTokens
+from tinylm.jobs.labels.corpus import LabelTokens
+from tinylm.jobs.labels.loss import label_logits, labels_of, pooling_of
+from tinylm.objectives.loss import LanguageModel
+from tinylm.reporter import Reporter
+from tinylm.text.batches import Batch
+from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.architectures import Transformer
+
+F1_RESAMPLES = 2000
+
+
+def evaluate_classification(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    text: EvaluationTokens,
+    config: EvaluationConfig,
+    dtype: str,
+    reporter: Reporter,
+    ranks: Ranks = ONE_RANK,
+) -> Evaluation:
+    """The share of texts whose label has the largest logit, the mean F1 of the labels, and how often each label is
+    taken for each other.
+
+    text: codes of texts with labels, see `tinylm.jobs.labels.corpus`. Other arguments: see `evaluate_chat`.
+    """
+    tokens, context = LabelTokens(text.codes), model.context
+    for sentence in tokens.describe_left_out(context, "evaluated"):
+        reporter.warn(sentence)
+    pool = pooling_of(model)
+    labels: list[np.ndarray] = []
+    assert model.output is not None
+    n_labels = len(model.output.weight)
+
+    def scores(network: LanguageModel, batch: Batch) -> Tensor:
+        """-log p(label), and the number of the likeliest label: (B, 2)."""
+        logits, _ = label_logits(network, batch, pool)
+        nats = F.cross_entropy(logits, labels_of(batch), reduction="none")
+        return torch.stack([nats, logits.argmax(dim=1).to(nats)], dim=1)
+
+    def counted(batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            labels.append(labels_of(batch).numpy())
+            yield batch
+
+    rows = config.batch_size or default_batch_size(tokens.row_width(context, packed=False))
+    batches = chat_evaluation_batches(tokens, context, rows, packed=False)
+    with reporter.counting("scoring", len(tokens), "texts") as advance:
+        found = token_losses(model, counted(batches), dtype, advance, ranks, scores, columns=(2,))
+    truth, predicted = np.concatenate(labels), found[:, 1].astype(np.int64)
+    nats = TextLosses(found[:, 0], np.ones(len(found), np.int64))
+    confusion = np.bincount(truth * n_labels + predicted, minlength=n_labels**2).reshape(n_labels, n_labels)
+    return Evaluation(
+        loss=nats.total.loss,
+        tokens=int(tokens.inputs(context).sum()),
+        texts=len(truth),
+        accuracy=float((truth == predicted).mean()),
+        macro_f1=float(macro_f1(confusion[None])[0]),
+        confusion=tuple(map(tuple, confusion.tolist())),
+        **nats.shuffled_groups().interval("texts", reporter),
+        **mean_interval("accuracy", truth == predicted),
+        **_f1_interval(confusion),
+    )
+
+
+def macro_f1(confusion: np.ndarray) -> np.ndarray:
+    """The unweighted mean, over the labels that occur or are predicted, of F1 = 2 P R / (P + R) with precision P and
+    recall R: (..., C, C), true labels in rows and predicted ones in columns, -> (...).
+    """
+    hits = np.diagonal(confusion, axis1=-2, axis2=-1)  # (..., C)
+    either = confusion.sum(axis=-1) + confusion.sum(axis=-2)  # (..., C)
+    scores = np.divide(2 * hits, either, out=np.zeros(hits.shape), where=either > 0)
+    return scores.sum(axis=-1) / (either > 0).sum(axis=-1)
+
+
+def _f1_interval(confusion: np.ndarray) -> dict[str, Any]:
+    """The fields of Evaluation about the interval of macro F1; empty for fewer than MIN_UNITS texts.
+
+    A bootstrap of the texts draws the cells of the table from a multinomial distribution.
+    """
+    total = int(confusion.sum())
+    if total < MIN_UNITS:
+        return {}
+    used = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
+    confusion = confusion[np.ix_(used, used)]
+    n_labels = len(confusion)
+    rng = np.random.Generator(np.random.PCG64(SEED))
+    cells = np.flatnonzero(confusion)
+    shares = confusion.flatten()[cells] / total
+    scores = np.empty(F1_RESAMPLES)
+    for number in range(F1_RESAMPLES):
+        drawn = np.zeros(n_labels**2, np.int64)
+        drawn[cells] = rng.multinomial(total, shares)
+        scores[number] = macro_f1(drawn.reshape(n_labels, n_labels))
+    interval = percentile_interval(scores, total)
+    return {"macro_f1_low": interval.low, "macro_f1_high": interval.high}
+
+
+def labelled_excerpt(tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
+    """The codes of the first texts, (N,): the whole ones of `token_excerpt`, and at least one."""
+    codes = np.asarray(tokens)
+    edges = np.append(np.flatnonzero(codes & FIRST), len(codes))
+    fitting = int(np.searchsorted(edges, len(token_excerpt(tokenizer, tokens, parameters)), side="right")) - 1
+    return codes[: int(edges[min(max(fitting, 1), len(edges) - 1)])]

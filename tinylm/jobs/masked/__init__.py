@@ -1,0 +1,1 @@
+"""Plain text with masked tokens, which an encoder predicts."""

@@ -1,0 +1,1 @@
+"""Pairs of a source and a target, which an encoder-decoder predicts."""

@@ -1,0 +1,1 @@
+"""Preferences: a decoder learns to prefer one of two answers."""

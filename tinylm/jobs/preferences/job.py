@@ -1,0 +1,35 @@
+"""The job of preferences."""
+
+from collections.abc import Sequence
+
+from tinylm.config.run import DataConfig
+from tinylm.jobs.chat.job import ChatJob
+from tinylm.jobs.chat.sizes import ChatSizes
+from tinylm.jobs.preferences.corpus import PreferenceCorpus, PreferenceTokens
+from tinylm.jobs.preferences.evaluation import evaluate_preferences, preference_excerpt
+from tinylm.jobs.preferences.loss import Preferences
+from tinylm.reporter import counted
+
+
+class PreferenceSizes(ChatSizes):
+    """Preferences, of which both texts are in the same row."""
+
+    lr_factor = 0.025  # docs/preferences.md, "The recipe"
+
+
+class PreferencesJob(ChatJob):
+    """A decoder learns to prefer one of two answers."""
+
+    tokens_type = PreferenceTokens
+    sizes_type = PreferenceSizes
+    corpus = PreferenceCorpus
+    task = Preferences
+    evaluate = staticmethod(evaluate_preferences)
+    excerpt = staticmethod(preference_excerpt)
+
+    def describe(self, data: DataConfig, labels: Sequence[str]) -> str:
+        """The number of preferences."""
+        return counted(data.documents // 2, "preference")
+
+
+JOB = PreferencesJob()

@@ -1,0 +1,1 @@
+"""Plain text: a decoder predicts the next token."""

@@ -1,0 +1,150 @@
+"""Evaluation of a decoder on a text: each token but the first is scored once, given earlier tokens of a window."""
+
+import bisect
+import itertools
+from dataclasses import replace
+
+import numpy as np
+
+from tinylm.distributed.ranks import ONE_RANK, Ranks
+from tinylm.errors import UsageError
+from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.evaluation.loop import EvaluationLoss, default_batch_size, token_losses
+from tinylm.evaluation.result import (
+    MIN_BLOCK,
+    MIN_UNITS,
+    DocumentLoss,
+    Evaluation,
+    choose_units,
+    ratio_interval,
+    token_excerpt,
+)
+from tinylm.jobs.job import EvaluationTokens
+from tinylm.reporter import Reporter
+from tinylm.text.batches import evaluation_batches
+from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.architectures import Decoder
+
+
+def evaluate_text(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    text: EvaluationTokens,
+    config: EvaluationConfig,
+    dtype: str,
+    reporter: Reporter,
+    ranks: Ranks = ONE_RANK,
+) -> Evaluation:
+    """Loss, perplexity, and bits per character and byte of `model` on a text, with a confidence interval of the loss.
+
+    dtype: autocast dtype. ranks: the processes that share the work; all return the same result.
+
+    Raises UsageError for fewer than 2 tokens, for a sequence length above the context, and for a stride above the
+    sequence length.
+    """
+    tokens = text.codes
+    length = model.context if config.sequence_length is None else config.sequence_length
+    if length > model.context:
+        raise UsageError(f"`sequence_length` is {length}; it must be from 1 to the model's context, {model.context}.")
+    if config.stride is not None and config.stride > length:
+        limit = "the model's context" if config.sequence_length is None else "`sequence_length`"
+        raise UsageError(f"`stride` is {config.stride}; it must be from 1 to {limit}, {length}.")
+    if len(tokens) < 2:
+        raise UsageError(
+            f"The text has fewer than 2 tokens ({len(tokens)}), and the first is not scored; give more text."
+        )
+    batches = evaluation_batches(tokens, length, config.batch_size or default_batch_size(length), config.stride)
+    with reporter.counting("scoring", len(tokens) - 1, "tokens") as advance:
+        losses = token_losses(model, batches, dtype, advance, ranks)
+    result = EvaluationLoss(float(losses.sum(dtype=np.float64)), len(losses))
+    characters, n_bytes = tokenizer.decoded_size(tokens[1:], text.document_end)
+    evaluation = Evaluation(
+        loss=result.loss,
+        perplexity=result.perplexity,
+        bits_per_character=result.bits_per(characters),
+        bits_per_byte=result.bits_per(n_bytes),
+        tokens=result.tokens,
+        characters=characters,
+        bytes=n_bytes,
+    )
+    edges = document_edges(tokens, tokenizer.end_of_text_id)
+    evaluation = _with_interval(evaluation, losses, edges, reporter)
+    if config.by_document:
+        documents = _document_losses(tokenizer, text, losses, edges)
+        evaluation = replace(evaluation, documents=documents)
+    return evaluation
+
+
+def document_edges(tokens: np.ndarray, end_of_text_id: int) -> np.ndarray:
+    """The indices of the first token of each document of an encoded text, and the length of the text: (D + 1,).
+
+    Document i is tokens[edges[i] : edges[i + 1]], including its end-of-text token.
+    """
+    ends = np.flatnonzero(tokens == end_of_text_id) + 1
+    if not len(ends) or ends[-1] != len(tokens):
+        ends = np.append(ends, len(tokens))
+    return np.concatenate(([0], ends))
+
+
+def sums_between(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """The sums of values[edges[i] : edges[i + 1]], (len(edges) - 1,) in float64."""
+    totals = np.concatenate(([0.0], np.cumsum(values, dtype=np.float64)))
+    return totals[edges[1:]] - totals[edges[:-1]]
+
+
+def _loss_indices(edges: np.ndarray) -> np.ndarray:
+    """Convert indices of tokens to indices of losses: the first token has no loss."""
+    return np.maximum(edges - 1, 0)
+
+
+def _with_interval(evaluation: Evaluation, losses: np.ndarray, edges: np.ndarray, reporter: Reporter) -> Evaluation:
+    units = choose_units(_loss_indices(edges))
+    interval = ratio_interval(sums_between(losses, units.edges), np.diff(units.edges))
+    if interval is None:
+        reporter.note(
+            f"The text is too short for a confidence interval of the loss, which needs {MIN_UNITS * MIN_BLOCK} tokens."
+        )
+        return evaluation
+    resampled = units.describe(len(edges) - 1, "tokens")
+    reporter.note(f"95 % interval of the loss: bootstrap of {resampled}.")
+    return replace(evaluation, loss_low=interval.low, loss_high=interval.high, resampled=resampled)
+
+
+def _document_losses(
+    tokenizer: Tokenizer, text: EvaluationTokens, losses: np.ndarray, edges: np.ndarray
+) -> tuple[DocumentLoss, ...]:
+    nats = sums_between(losses, _loss_indices(edges))
+    documents = []
+    for index, (start, stop) in enumerate(itertools.pairwise(edges)):
+        scored = text.codes[max(start, 1) : stop]
+        if not len(scored):
+            continue
+        result = EvaluationLoss(float(nats[index]), len(scored))
+        characters, n_bytes = tokenizer.decoded_size(scored, text.document_end)
+        documents.append(
+            DocumentLoss(
+                document=index + 1,
+                name=text.names[index] if len(text.names) == len(edges) - 1 else "",
+                loss=result.loss,
+                bits_per_byte=result.bits_per(n_bytes),
+                tokens=result.tokens,
+                characters=characters,
+                bytes=n_bytes,
+            )
+        )
+    return tuple(documents)
+
+
+MAX_BYTES_SCORED = 50_000  # of plain text; a limit in tokens would give models with other tokenizers other texts
+
+
+def text_excerpt(tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
+    """As `token_excerpt`, but with at most MAX_BYTES_SCORED bytes of text."""
+    return first_bytes(tokenizer, token_excerpt(tokenizer, tokens, parameters), MAX_BYTES_SCORED)
+
+
+def first_bytes(tokenizer: Tokenizer, tokens: np.ndarray, limit: int) -> np.ndarray:
+    """The longest beginning of the tokens whose text has at most `limit` bytes."""
+    lengths = range(len(tokens) + 1)
+    return tokens[: bisect.bisect_right(lengths, limit, key=lambda n: tokenizer.decoded_size(tokens[:n])[1]) - 1]

@@ -159,3 +159,9 @@ def test_where_a_run_exists_the_commands_to_keep_replace_or_continue_it_work(out
 def test_every_command_adds_the_next_step_to_errors() -> None:
     for name in COMMANDS:
         assert hasattr(load_command(name).callback.__wrapped__, "__wrapped__"), name  # Typer wraps each as well
+
+
+def test_an_advised_run_that_exists_has_a_free_name(here: Path) -> None:
+    (here / "checkpoints/b").mkdir(parents=True)
+    step = next_step(UnknownCharactersError("No id.", Path("a"), ("b.jsonl",)))
+    assert step.endswith("tinylm train b.jsonl --init-from a --extend-vocab --out checkpoints/b-2.")

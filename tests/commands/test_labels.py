@@ -55,7 +55,7 @@ def test_a_label_that_only_validation_texts_have_is_named_and_never_predicted(la
     options = ("--class-weights", "balanced", *SMALL, *FIXED, "--steps", 40)
     stderr = run_ok("train", labels, "--val-data", val, "--out", "run", *options).stderr
     assert "3 labels, with their numbers of texts: 'bad' (32), 'fair' (1), 'good' (64)." in stderr
-    assert "Warning: The model learns never to predict labels without a training text: 'fair' (1)." in stderr
+    assert "Warning: The model cannot learn labels without a training text: 'fair' (1)." in stderr
     assert "6 of 7 texts for validation are training texts, too" in stderr
     (found,) = records(run_ok("eval", val, "-m", "run/last", "--json"))
     assert [row[1] for row in found["confusion"]] == [0, 0, 0]
@@ -300,6 +300,14 @@ def test_the_report_has_the_confusion_table(encoder: Path, here: Path) -> None:
     run_ok("report", encoder, "--out", "report.html")
     page = (here / "report.html").read_text()
     assert '"confusion":[[' in page.replace(" ", "") and '"labels":["bad","good"]' in page.replace(" ", "")
+
+
+def test_a_table_to_classify_is_refused_with_what_is_read_instead(encoder: Path, here: Path) -> None:
+    (here / "a.csv").write_text("text,label\na good day,good\n")
+    assert_error(
+        tinylm("classify", "-m", encoder, "-f", "a.csv"), 2, "a.csv is not read by its columns", "--format text"
+    )
+    assert run_ok("classify", "-m", encoder, "-f", "a.csv", "--format", "text").stdout.count("\n") == 2
 
 
 def test_forged_labels_are_refused(encoder: Path, here: Path) -> None:

@@ -21,6 +21,7 @@ from tinylm.cli import app
 from tinylm.errors import UsageError
 from tinylm.evaluation.result import Evaluation
 from tinylm.generation.generation_config import SpeedConfig
+from tinylm.generation.llama_cpp import MAX_ROWS
 from tinylm.jobs.pairs import evaluation as translation
 from tinylm.jobs.pairs.corpus import pair_evaluation_batches
 from tinylm.models.model import Model
@@ -101,6 +102,17 @@ def test_several_samples_are_a_list_whose_first_equals_a_single_sample(run: Path
     assert texts == [record["text"] for record in found]
     assert texts[0] == model.generate(PROMPT, seed=3, max_tokens=30)
     assert model.generate(max_tokens=40) != model.generate(max_tokens=40)  # without a seed
+
+
+def test_more_samples_than_llama_cpp_generates_at_once_have_the_seeds_of_their_numbers(run: Path) -> None:
+    """Greedy text is the same in every row; sampled rows on both sides of the limit have random streams of their own."""
+    model = tinylm.load(run)
+    greedy = model.generate(PROMPT, num_samples=MAX_ROWS + 2, temperature=0, max_tokens=3)
+    assert len(greedy) == MAX_ROWS + 2 and len(set(greedy)) == 1
+    sampled = model.generate(PROMPT, num_samples=MAX_ROWS + 2, seed=1, temperature=2, max_tokens=12)
+    assert len({*sampled[:3], *sampled[-2:]}) == 5
+    with pytest.raises(TypeError, match="the prompt is a list; it must be a text"):
+        model.generate(["a", "b"])  # type: ignore[arg-type]
 
 
 def test_adapters_generate_the_text_of_the_command_and_can_be_switched(run: Path, adapter: Path) -> None:

@@ -65,6 +65,13 @@ def test_the_planned_size_depends_on_the_other_choices() -> None:
     assert planned(budget=Budget(time=1), model=many).model.width == 128
 
 
+def test_a_base_is_trained_on_sequences_that_the_text_fills() -> None:
+    for context, tokens, length in ((256, 194, 193), (256, 257, None), (2048, 10_000, 512), (2048, 300, 299)):
+        plan = planned(tokens, base=small(vocab_size=100, context=context))
+        assert (plan.training.sequence_length, plan.model.context) == (length, context)
+        assert any(f"trained on sequences of {length}" in notice for notice in plan.notices) == (length is not None)
+
+
 def test_a_context_longer_than_the_text_is_shortened_with_a_notice_or_refused() -> None:
     plan = planned(50)
     assert plan.model.context == 49
@@ -75,7 +82,7 @@ def test_a_context_longer_than_the_text_is_shortened_with_a_notice_or_refused() 
     base = small(context=64, vocab_size=100)
     assert planned(65, base=base).model == base
     with pytest.raises(UsageError, match="a context of 64 needs 65"):
-        planned(64, base=base)
+        planned(64, base=base, training={"sequence_length": 64})
 
 
 @given(st.integers(2, 1000), st.data())

@@ -10,6 +10,7 @@ import pytest
 
 from tests.machines import machine
 from tests.planning.planned import data, planned
+from tests.variants import small
 from tinylm.config.training import Budget
 from tinylm.errors import UsageError
 from tinylm.jobs.chat.sizes import ChatSizes
@@ -17,6 +18,8 @@ from tinylm.jobs.chat.tokens import FIRST, SCORED, ChatTokens
 from tinylm.jobs.job import job_on
 from tinylm.jobs.labels.corpus import LabelTokens
 from tinylm.jobs.labels.job import LabelSizes
+from tinylm.jobs.preferences.corpus import PreferenceTokens
+from tinylm.jobs.preferences.job import PreferenceSizes
 from tinylm.planning.memory import training_memory
 from tinylm.planning.plan import Plan
 from tinylm.planning.plan_request import PlanRequest
@@ -118,6 +121,18 @@ def test_conversations_are_packed_where_three_fit_a_row_and_only_packed_rows_are
         plan = planned_chats([101] * 5000, budget=long, model={"size": "mini"}, training={"pack": pack})
         assert plan.runtime.compile == pack
     assert planned(budget=long, model={"size": "mini"}).runtime.compile
+
+
+def test_a_run_on_preferences_without_a_budget_is_brief_since_its_loss_falls_while_the_answers_get_worse() -> None:
+    tokens = PreferenceTokens(np.array([4 + FIRST, 4, 8 + SCORED, 4 + FIRST, 4, 12 + SCORED] * 40, dtype=np.uint16))
+    pairs = dataclasses.replace(data(240), kind="preferences", documents=80, val_records=40)
+    choices: dict[str, Any] = {"data": pairs, "sizes": PreferenceSizes(tokens, tokens), "base": small(context=16)}
+    assert planned(**choices).steps == 50
+    assert planned(**choices, training={"batch_size": 2}).steps == 50  # an epoch has fewer
+    long = PreferenceTokens(np.tile(np.asarray(tokens._codes), 10))
+    many = {**choices, "sizes": PreferenceSizes(long, long), "training": {"batch_size": 1, "pack": False}}
+    assert planned(**many).steps == 400
+    assert planned(**choices, budget=Budget(steps=7)).steps == 7
 
 
 def test_the_last_weights_of_a_classifier_are_kept_if_few_texts_choose_between_them() -> None:

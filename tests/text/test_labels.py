@@ -180,7 +180,7 @@ def test_labels_are_listed_with_their_counts_and_alike_and_absent_ones_are_named
         "5 labels, with their numbers of texts: 'Spam' (2), 'ham' (3), 'rare' (1), 'spam' (1), 'spam ' (1)"
     )
     absent, alike = warnings
-    assert absent.startswith("The model learns never to predict labels without a training text: 'rare' (1).")
+    assert absent.startswith("The model cannot learn labels without a training text: 'rare' (1).")
     assert "count as different ones: 'Spam' (2), 'spam' (1), 'spam ' (1)." in alike
     many = tuple(map(str, range(30)))
     assert describe_labels(many, train, val)[0].endswith("'18' (0), '19' (0) and 10 others")

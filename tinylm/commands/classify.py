@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 STANDARD_INPUT = "-"
 FORMATS = ("text", "jsonl")
+TABLES = (".csv", ".tsv", ".parquet", ".json")
 MAX_TEXTS = 4096  # that are classified together
 
 EXAMPLES = r"""Examples:
@@ -121,6 +122,11 @@ def _check(texts: list[str], options: ClassifyOptions, console: Console) -> None
         raise UsageError("--text-key is for --format jsonl; add that, or leave it out.")
     if not reads_lines and (options.format == "jsonl" or STANDARD_INPUT in texts):
         raise UsageError("Standard input is read if - is the only text, and --format jsonl is for its lines.")
+    if options.file is not None and options.format is None and options.file.suffix.lower() in TABLES:
+        raise UsageError(
+            f"--file {options.file} is not read by its columns or keys, only line by line (--format text), or as JSON "
+            "in each line (--format jsonl); write the texts into such a file."
+        )
     for text in () if reads_lines else texts:
         if text and path_exists(Path(text)):
             console.warn(f"{text!r} is classified as a text, and is also a path; for a text per line: -f {text}")

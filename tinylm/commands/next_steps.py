@@ -21,7 +21,7 @@ from tinylm.errors import (
     TinyLMError,
     UnknownCharactersError,
 )
-from tinylm.run_directory.layout import path_exists
+from tinylm.run_directory.layout import CHECKPOINTS, path_exists
 from tinylm.system.files import is_link, read_json
 
 if TYPE_CHECKING:
@@ -79,16 +79,20 @@ def _ways_past(run: Path, command: Sequence[str]) -> str:
         kept = [
             word for word in words if not word.startswith("--out=") and not (word in ("--out", "-o") and next(words))
         ]
-        named = run if run.name else run.resolve()
-        others = (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))
-        free = next(other for other in others if not path_exists(other))
         lines += [
-            f"keep both: {shlex.join([*kept, '--out', str(free)])}",
+            f"keep both: {shlex.join([*kept, '--out', str(_free_name(run))])}",
             f"replace it: {shlex.join([*command, '--force'])}",
         ]
     if (run / "last").is_dir() and not is_link(run / "last"):
         lines.append(f"continue it: {resume_command(run)}")
     return f"To {'; to '.join(lines)}." if lines else ""
+
+
+def _free_name(run: Path) -> Path:
+    """A path beside a run at which there is none."""
+    named = run if run.name else run.resolve()
+    others = (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))
+    return next(other for other in others if not path_exists(other))
 
 
 def _text_options(command: Sequence[str]) -> list[str]:
@@ -130,7 +134,11 @@ def next_step(error: TinyLMError, command: Sequence[str] = ()) -> str:
         case OtherRunKindError():
             return f"To continue it: {resume_command(error.path)}."
         case UnknownCharactersError(model=Path() as model):
+            from tinylm.training.starting_point import default_run_name
+
             words = [*error.text, *_text_options(command), "--init-from", str(model), "--extend-vocab"]
+            if path_exists(out := CHECKPOINTS / default_run_name(error.text[0])):
+                words += ["--out", str(_free_name(out))]
             return f"To add them to a copy of the model and train all its weights: tinylm train {shlex.join(words)}."
         case BadFilesError(is_skippable=True) if command and not any(w.startswith("--resume") for w in command):
             return f"To leave them out: {shlex.join([*command, '--skip-bad'])}."

@@ -58,6 +58,7 @@ STRIDE = (
     0x1E3779B1  # between the random streams of adjacent seeds: llama.cpp gives samples of a prompt adjacent streams
 )
 RANDOM_STREAM = 2**32 - 1  # llama.cpp replaces it by a random one
+MAX_ROWS = 256  # that llama.cpp generates at the same time
 MICRO_BATCH = 256  # tokens that are computed at a time; 512 take 4 to 10 % longer per token
 FORCING_BIAS = 1e4  # of a token that is generated whatever its logit
 SLOT_UNIT = 256  # llama.cpp rounds the size of a cache up to a multiple of it
@@ -120,17 +121,20 @@ class LlamaCpp:
         since the random streams of rows with different ids would depend on the time at which each request arrives.
         """
         texts, first = [list(prompt.start) for prompt in prompts], window(prompts[0].start, self._context, kept_id)
-        self._reserve(len(texts), min(self._context, len(first) + config.max_tokens))
+        self._reserve(min(len(texts), MAX_ROWS), min(self._context, len(first) + config.max_tokens))
         seeds = [_stream(config, first_stream) + row for row in range(len(texts))]
         settings = self._settings(config)
 
-        # Within the context, all rows at once
+        # Within the context, MAX_ROWS rows at once
         count = min(config.max_tokens, self._context - len(first))
-        request = {"prompt": first, "n": len(texts), "max_tokens": count, "seed": seeds[0]}
         open_rows = set(range(len(texts)))
-        for token in self._tokens({**settings, **request}):
-            _append(token, texts, open_rows)
-            yield token
+        for start in range(0, len(texts), MAX_ROWS):
+            rows = min(MAX_ROWS, len(texts) - start)
+            request = {"prompt": first, "n": rows, "max_tokens": count, "seed": seeds[start]}
+            for token in self._tokens({**settings, **request}):
+                token = token._replace(row=start + token.row)
+                _append(token, texts, open_rows)
+                yield token
 
         # Past the context, in windows, row by row
         generated = count

@@ -166,7 +166,8 @@ def open_for_serving(
         if known is not None and import_llama_cpp() is not None and take_cached(known.file):
             name, record = path.stem, known
             return name, record, load_again
-    model = _load(path, adapters, "cpu", "auto", quantize, reporter, only_generates=True)
+    model = _load(path, adapters, "cpu", "auto", quantize, SilentReporter(), only_generates=True)
+    reporter.note("On cpu: llama.cpp serves there.")
     name, record = model.path.stem, model.convert_for_serving()
     if key is not None:
         record.write(key)

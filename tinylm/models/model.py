@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tinylm.adapters.lora import merge_lora
 from tinylm.config.run import DataConfig, RunConfig
-from tinylm.config.validation import check_choice, require
+from tinylm.config.validation import check_choice, describe_value, require
 from tinylm.errors import UsageError, first_line
 from tinylm.formats.foreign import is_gguf
 from tinylm.generation.fuse_layers import fuse_model
@@ -196,6 +196,8 @@ class Model(EvaluatedModel):
             engine=engine,
         )
         self._reject_settings_without_effect(config)
+        if not isinstance(prompt, str):
+            raise TypeError(f"the prompt is {describe_value(prompt)}; it must be a text (of several, call it for each)")
         require(not stream or num_samples == 1, "`stream` is for a single sample; leave out `num_samples`.")
         chunks = self._text_chunks(Prompt(prompt, config))
         if stream:

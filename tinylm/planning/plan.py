@@ -96,9 +96,9 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
     # The batch, the number of steps, and what depends on the number of epochs
     batch_size = choose_batch_size(machine, request, config)
     run_length = choose_length(machine, request, config, batch_size)
-    if request.budget is None and (request.keep == "last" or request.data.by_heart):
-        passes = round(recipes.UNVALIDATED_EPOCHS * run_length.steps / run_length.epochs)
-        steps = max(recipes.UNVALIDATED_STEPS, passes)
+    if request.budget is None and (request.sizes.is_brief or request.keep == "last" or request.data.by_heart):
+        passes, least = request.sizes.unvalidated
+        steps = max(least, round(passes * run_length.steps / run_length.epochs))
         if steps < run_length.steps:
             request = replace(request, budget=Budget(steps=steps))
             run_length = choose_length(machine, request, config, batch_size)
@@ -208,8 +208,8 @@ def choose_sequence_length(request: PlanRequest, notices: list[str]) -> int | No
     """Tokens per training sequence; `None` for the context of the model, and always for a new model.
 
     A published model has a context of thousands of tokens, and the memory of a step grows with the sequence length. On
-    text, a base with a context above LONG_CONTEXT is trained on sequences of SEQUENCE_LENGTH tokens. The length of
-    pairs and conversations follows from the data.
+    text, a base with a context above LONG_CONTEXT is trained on sequences of SEQUENCE_LENGTH tokens, and any base on at
+    most one less than the training tokens. The length of pairs and conversations follows from the data.
 
     Raises UsageError if a length is set for a new model, or is above the context of the base model.
     """
@@ -222,9 +222,12 @@ def choose_sequence_length(request: PlanRequest, notices: list[str]) -> int | No
             f"`sequence_length` is {length}; it must be at most the context of the model, {base.context}.",
         )
         return int(length)
-    if base is None or not request.data.is_plain_text or base.context <= recipes.LONG_CONTEXT:
+    if base is None or not request.data.is_plain_text:
         return None
-    length = max(1, min(recipes.SEQUENCE_LENGTH, request.data.train_tokens - 1))
+    usual = base.context if base.context <= recipes.LONG_CONTEXT else recipes.SEQUENCE_LENGTH
+    length = max(1, min(usual, request.data.train_tokens - 1))
+    if length == base.context:
+        return None
     notices.append(
         f"The context of the model is {base.context:,} tokens; it is trained on sequences of {length} "
         "(`sequence_length`)."

@@ -43,6 +43,8 @@ class Sizes:
     lr_factor, new_lr_factor: of the learning rate of the recipe, for models that are trained further and for new ones
     dropout: its rule for new models of any preset; `None` for that of the preset
     min_steps_per_epoch: so many batches have all the data together, if there are so many examples
+    unvalidated: passes, and least steps, of a run without a chosen budget that validation cannot end; `is_brief`:
+        such as all of this job, whose validation loss falls while the model becomes worse
     min_validation_records: with fewer, the validation loss does not show which weights are better
 
     data: the encoded data. pack: the user's choice of `TrainingConfig.pack`; `None` without one.
@@ -52,6 +54,8 @@ class Sizes:
     new_lr_factor: ClassVar[float] = 1.0
     dropout: ClassVar[recipes.DropoutRule | None] = None
     min_steps_per_epoch: ClassVar[int] = 1
+    unvalidated: ClassVar[tuple[int, int]] = (recipes.UNVALIDATED_EPOCHS, recipes.UNVALIDATED_STEPS)
+    is_brief: ClassVar[bool] = False
     min_validation_records: ClassVar[int] = recipes.MIN_VALIDATION_RECORDS
 
     def choose_context(self, data: DataConfig, context: int, notices: list[str]) -> int:

@@ -248,8 +248,8 @@ def describe_labels(labels: Sequence[str], train: LabelTokens, val: LabelTokens)
     warnings = []
     if absent := [label for label, count in zip(labels, trained, strict=True) if not count]:
         warnings.append(
-            f"The model learns never to predict labels without a training text: {listed(absent)}. Give them some, or "
-            "leave out their texts for validation."
+            f"The model cannot learn labels without a training text: {listed(absent)}. Give them some, or leave out "
+            "their texts for validation."
         )
     alike: dict[str, list[str]] = {}
     for label in labels:

@@ -99,9 +99,9 @@ class LabelsJob(Job):
         return [*with_labels(found, reader.labels)]
 
     def report_encoded(self, split: Any, tokens: TokenFolder, reporter: Reporter) -> None:
-        """List the labels, and warn of some that are never predicted or look alike."""
+        """List the labels, and warn of some that are not learned or look alike."""
         note, warnings = describe_labels(split.corpus.labels, LabelTokens(tokens.train), LabelTokens(tokens.val))
-        reporter.note(f"{split.corpus.name} has {note}.")
+        reporter.note(f"The texts have {note}.")
         for warning in warnings:
             reporter.warn(warning)
 

@@ -27,7 +27,7 @@ class Classification(Chat):
 
     The loss of a text has the weight of its label: 1, or with `class_weights` balanced N / (C n) for n of N training
     texts with one of C labels (King and Zeng 2001), so that all labels have the same weight in total. Label smoothing
-    spreads its share over the labels that the training texts have: the model never predicts another one.
+    spreads its share over the labels that the training texts have.
     """
 
     tokens_type = LabelTokens

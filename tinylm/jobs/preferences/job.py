@@ -14,7 +14,10 @@ from tinylm.reporter import counted
 class PreferenceSizes(ChatSizes):
     """Preferences, of which both texts are in the same row."""
 
-    lr_factor = 0.025  # docs/preferences.md, "The recipe"
+    # docs/preferences.md, "An example"
+    lr_factor = 0.025
+    unvalidated = (1, 50)
+    is_brief = True
 
 
 class PreferencesJob(ChatJob):

@@ -105,7 +105,7 @@ def test_several_samples_are_a_list_whose_first_equals_a_single_sample(run: Path
 
 
 def test_more_samples_than_llama_cpp_generates_at_once_have_the_seeds_of_their_numbers(run: Path) -> None:
-    """Greedy text is the same in every row; sampled rows on both sides of the limit have random streams of their own."""
+    """Greedy text is the same in every row; sampled rows on both sides of the limit have their own random streams."""
     model = tinylm.load(run)
     greedy = model.generate(PROMPT, num_samples=MAX_ROWS + 2, temperature=0, max_tokens=3)
     assert len(greedy) == MAX_ROWS + 2 and len(set(greedy)) == 1

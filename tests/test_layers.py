@@ -7,7 +7,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import tinylm
-from tinylm.config.jobs import DATA_KINDS
+from tinylm.config.jobs import all_data
 
 HOME = Path(tinylm.__file__).parent
 LEVELS = tuple(
@@ -128,7 +128,7 @@ def compared_kinds(source: str) -> list[str]:
 
     def is_literal(node: ast.AST) -> bool:
         parts = [*ast.walk(node)]
-        values = {part.value for part in parts if isinstance(part, ast.Constant)} & {*DATA_KINDS}
+        values = {part.value for part in parts if isinstance(part, ast.Constant)} & {*all_data()}
         return bool(values) or any(
             ast.unparse(p).endswith("Corpus.kind") for p in parts if isinstance(p, ast.Attribute)
         )

@@ -16,7 +16,6 @@ from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import TextLosses, text_losses
 from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, ratio_interval
 from tinylm.jobs.chat.evaluation import evaluate_chat
-from tinylm.jobs.chat.tokens import ChatRows
 from tinylm.jobs.job import EvaluationTokens
 from tinylm.jobs.masked.evaluation import evaluate_masked
 from tinylm.jobs.pairs.corpus import PairTokens, pair_evaluation_batches
@@ -26,6 +25,7 @@ from tinylm.jobs.text.baselines import baseline_bits_per_byte
 from tinylm.jobs.text.evaluation import evaluate_text, first_bytes
 from tinylm.objectives.loss import next_token_losses
 from tinylm.reporter import LogReporter
+from tinylm.text.scored_tokens import ScoredRows
 from tinylm.text.tokenizer import train_bpe, train_char
 from tinylm.transformer.build import build_model
 
@@ -56,7 +56,7 @@ def test_each_conversation_has_the_loss_that_it_has_alone(packed: bool) -> None:
         ids, scored = (torch.from_numpy(part[: CONTEXT + 1]) for part in tokens.tokens(index))
         nats = F.cross_entropy(model.logits(model(ids[None, :-1]).hidden)[0], ids[1:], reduction="none")
         chosen[int(scored[1:].sum())] = (index, nats[scored[1:]].sum().item())
-    rows = ChatRows(tokens, CONTEXT, packed, np.array([[index] for index, _ in chosen.values()]))
+    rows = ScoredRows(tokens, CONTEXT, packed, np.array([[index] for index, _ in chosen.values()]))
     batches = [rows.batch(range(first, min(first + 3, len(rows)))) for first in range(0, len(rows), 3)]
     assert measured(model, batches, next_token_losses) == pytest.approx({n: nats for n, (_, nats) in chosen.items()})
 

@@ -10,9 +10,9 @@ import torch
 from tests import reference_parts
 from tests.variants import randomised, small
 from tinylm.config.training import Budget, TrainingConfig
-from tinylm.jobs.chat.tokens import CODES_PER_ID, FIRST, SCORED, ChatRows
 from tinylm.jobs.labels.corpus import LabelTokens
 from tinylm.jobs.labels.loss import POOLING, Classification, classification_loss, label_logits
+from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED, ScoredRows
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import train_char
 from tinylm.transformer.build import build_model
@@ -63,7 +63,7 @@ def test_loss_and_accuracy_are_their_formulas(
         target[label] += 1 - target.sum()
         losses.append(-(1 if weights is None else weights[label]) * (target * log_p).sum())
         hits.append(int(logits.argmax()) == label)
-    batch = ChatRows(TEXTS, CONTEXT, packed=False).batch(range(len(TEXTS)))
+    batch = ScoredRows(TEXTS, CONTEXT, packed=False).batch(range(len(TEXTS)))
     given = [None if values is None else torch.tensor(values, dtype=torch.float64) for values in (weights, smoothing)]
     found = classification_loss(network, batch, POOLING[architecture], *given)
     assert found.n_targets == len(TEXTS)
@@ -87,7 +87,7 @@ def test_balanced_weights_give_every_label_the_same_weight_in_total() -> None:
     loss = task.objective(0.0)(network, task.batch(0))
     assert loss.total.item() == pytest.approx(len(labels) * math.log(4), rel=1e-5)
     alone = [index for index, label in enumerate(labels) if label == labels[0]]
-    part = task.objective(0.0)(network, ChatRows(TEXTS, CONTEXT, packed=False).batch(alone))
+    part = task.objective(0.0)(network, ScoredRows(TEXTS, CONTEXT, packed=False).batch(alone))
     assert part.total.item() == pytest.approx(len(labels) / len(set(labels)) * math.log(4), rel=1e-5)
 
 
@@ -103,7 +103,7 @@ def test_balanced_weights_and_smoothing_count_each_text_by_its_own_label_and_no_
     folder = TokenFolder(Path("unused"), codes.astype(np.uint32), codes.astype(np.uint32))
     task = Classification(folder, train_char("".join(map(chr, range(97, 120)))), config, training)
     network = randomised(build_model(config), 3).double()
-    batch = ChatRows(LabelTokens(folder.train), CONTEXT, packed=False).batch([0, 6, 8])
+    batch = ScoredRows(LabelTokens(folder.train), CONTEXT, packed=False).batch([0, 6, 8])
     logits, _ = label_logits(network, batch, POOLING["encoder"])
     log_p = logits.detach().double().log_softmax(dim=1).numpy()
     targets = np.array([[0.8, 0.1, 0.1, 0], [0.1, 0.8, 0.1, 0], [0.1, 0.1, 0.8, 0]])
@@ -118,7 +118,7 @@ def test_all_parameters_of_an_encoder_have_the_gradient_of_the_formula() -> None
     """By central differences along a random direction, with padding in the batch."""
     config = small(architecture="encoder", context=CONTEXT, tie=False, labels=LABELS)
     network = randomised(build_model(config), 2).double()
-    batch = ChatRows(TEXTS, CONTEXT, packed=False).batch(range(6))
+    batch = ScoredRows(TEXTS, CONTEXT, packed=False).batch(range(6))
     parameters = list(network.parameters())
 
     def total() -> torch.Tensor:

@@ -14,12 +14,12 @@ from tests.text.test_chat_batches import random_tokens
 from tests.variants import randomised, small
 from tinylm.adapters.adapter import without_adapters
 from tinylm.config.run import AdapterConfig
-from tinylm.jobs.chat.tokens import ChatRows
 from tinylm.jobs.preferences.corpus import PreferenceTokens
 from tinylm.jobs.preferences.loss import dpo
 from tinylm.models.adapter import add_adapter
 from tinylm.objectives import loss as loss_module
 from tinylm.objectives.loss import LanguageModel
+from tinylm.text.scored_tokens import ScoredRows
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
 
@@ -53,7 +53,7 @@ def test_loss_margin_and_accuracy_are_their_formulas(packed: bool, chunk: int, m
     monkeypatch.setattr(loss_module, "MAX_LOGITS", chunk)
     policy, base = model(1), model(2)
     margins = [margin_of(policy, base, pair) for pair in EXAMPLES]
-    rows = ChatRows(TOKENS, CONTEXT, packed, EXAMPLES)
+    rows = ScoredRows(TOKENS, CONTEXT, packed, EXAMPLES)
     found = dpo(policy, rows.batch(range(len(rows))), lambda: contextlib.nullcontext(base), BETA)
     assert found.n_targets == len(EXAMPLES)
     assert found.total.item() == pytest.approx(sum(math.log(1 + math.exp(-m)) for m in margins), rel=1e-10)
@@ -65,8 +65,8 @@ def test_loss_margin_and_accuracy_are_their_formulas(packed: bool, chunk: int, m
 def test_the_gradient_is_that_of_the_formula_and_does_not_reach_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """By central differences of the formula along a random direction; in chunks, the gradient is the same."""
     policy, base = model(1), model(2)
-    batch = ChatRows(TOKENS, CONTEXT, packed=True, examples=EXAMPLES).batch([0])
-    pairs = [np.array(pair) for pair in ChatRows(TOKENS, CONTEXT, True, EXAMPLES).rows[0].reshape(-1, 2)]
+    batch = ScoredRows(TOKENS, CONTEXT, packed=True, examples=EXAMPLES).batch([0])
+    pairs = [np.array(pair) for pair in ScoredRows(TOKENS, CONTEXT, True, EXAMPLES).rows[0].reshape(-1, 2)]
     parameters = list(policy.parameters())
     direction = [torch.randn_like(parameter) for parameter in parameters]
 
@@ -97,7 +97,7 @@ def test_the_gradient_is_that_of_the_formula_and_does_not_reach_the_reference(mo
 
 def test_the_base_of_an_adapter_is_the_reference_and_a_new_adapter_has_a_margin_of_zero() -> None:
     network, base = model(1), model(1)
-    batch = ChatRows(TOKENS, CONTEXT, packed=False, examples=EXAMPLES).batch([0, 1, 2])
+    batch = ScoredRows(TOKENS, CONTEXT, packed=False, examples=EXAMPLES).batch([0, 1, 2])
     layers = add_adapter(network, AdapterConfig(base="", base_digest="", rank=2, dropout=0.0, targets=("q_proj",)))
 
     @contextlib.contextmanager

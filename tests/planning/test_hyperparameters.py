@@ -21,7 +21,7 @@ from tinylm.config.presets import PRESETS, SIZES, make_model_config
 from tinylm.config.run import ADAPTER_KINDS
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import UsageError
-from tinylm.jobs.chat.sizes import ChatSizes
+from tinylm.jobs.scored import ScoredSizes
 from tinylm.planning import recipes
 from tinylm.planning.cost import matrix_parameters
 from tinylm.planning.hyperparameters import choose_learning_rate, choose_weight_decay, evaluation_speed
@@ -239,7 +239,7 @@ def test_evaluations_take_at_most_a_tenth_of_a_time_budget_or_have_the_smallest_
 def test_evaluations_count_the_time_of_tokens_that_are_not_scored() -> None:
     """Texts of 200 tokens with one label each: 2,048 tokens would be 2,048 texts."""
     labels = SimpleNamespace(n_scored=5000, lengths=np.full(5000, 200))
-    shape = ChatSizes(cast(Any, labels), cast(Any, labels))
+    shape = ScoredSizes(cast(Any, labels), cast(Any, labels))
     assert shape.validation_size(data(1), 100) == (5000, 500_000)
     assert Sizes().validation_size(data(1), 100) == (1000, 1000)
     on, config = machine(), small()

@@ -13,17 +13,18 @@ from tests.planning.planned import data, planned
 from tests.variants import small
 from tinylm.config.training import Budget
 from tinylm.errors import UsageError
-from tinylm.jobs.chat.sizes import ChatSizes
-from tinylm.jobs.chat.tokens import FIRST, SCORED, ChatTokens
+from tinylm.jobs.chat.tokens import ChatTokens
 from tinylm.jobs.job import job_on
 from tinylm.jobs.labels.corpus import LabelTokens
 from tinylm.jobs.labels.job import LabelSizes
 from tinylm.jobs.preferences.corpus import PreferenceTokens
 from tinylm.jobs.preferences.job import PreferenceSizes
+from tinylm.jobs.scored import ScoredSizes
 from tinylm.planning.memory import training_memory
 from tinylm.planning.plan import Plan
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.sizes import Rows
+from tinylm.text.scored_tokens import FIRST, SCORED
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 
@@ -70,7 +71,7 @@ def tokens_of(lengths: list[int], scored: int = 2) -> ChatTokens:
 
 def planned_chats(train: list[int], val: tuple[int, ...] = (10,), scored: int = 2, **choices: Any) -> Plan:
     chats = dataclasses.replace(data(sum(train)), kind="chat", documents=len(train))
-    shape = ChatSizes(tokens_of(train, scored), tokens_of(list(val), scored))
+    shape = ScoredSizes(tokens_of(train, scored), tokens_of(list(val), scored))
     return planned(**{"data": chats, "sizes": shape, **choices})
 
 
@@ -102,7 +103,7 @@ def test_an_epoch_has_as_many_steps_as_batches_of_rows_of_about_as_many_tokens_p
 def test_memory_is_that_of_the_rows() -> None:
     def per_sequence(length: int, pack: bool) -> int:
         chats = dataclasses.replace(data(length * 20), kind="chat", documents=20)
-        shape = ChatSizes(tokens_of([length] * 20), tokens_of([10]))
+        shape = ScoredSizes(tokens_of([length] * 20), tokens_of([10]))
         request = PlanRequest(data=chats, vocab_size=100, sizes=shape, training={"pack": pack})
         config = planned(model={"size": "nano", "context": 2048}).model
         return training_memory(machine(), request, config, 1000, checkpointed=False).per_sequence

@@ -6,9 +6,10 @@ import torch
 
 from tests.text.corpora import require_errors
 from tests.variants import randomised, small
-from tinylm.jobs.chat.tokens import ChatRows, ChatTokens, chat_evaluation_batches, pack
+from tinylm.jobs.chat.tokens import ChatTokens
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
+from tinylm.text.scored_tokens import ScoredRows, pack, scored_evaluation_batches
 from tinylm.transformer.build import build_model
 
 
@@ -30,7 +31,7 @@ C = [(7, False), (8, False), (9, True)]
 
 
 def test_packed_rows_hold_several_conversations_and_single_ones_are_padded() -> None:
-    rows = ChatRows(chat_tokens(A, B, C), context=4, packed=True)
+    rows = ScoredRows(chat_tokens(A, B, C), context=4, packed=True)
     assert rows.width == 4 and [row.tolist() for row in rows.rows] == [[0, 1], [2]]
     batch = rows.batch([0, 1])
     assert batch.ids.tolist() == [[1, 2, 3, 5], [7, 8, 0, 0]]
@@ -39,7 +40,7 @@ def test_packed_rows_hold_several_conversations_and_single_ones_are_padded() -> 
     assert batch.mask.int().tolist() == [[0, 1, 1, 1], [0, 1, 0, 0]]
     assert batch.segments.tolist() == [[1, 1, 1, 2], [1, 1, 0, 0]]
     assert (batch.n_targets, batch.n_tokens, rows.n_tokens) == (4, 6, 6)
-    batch = ChatRows(chat_tokens(A, B, C), context=8, packed=False).batch([1, 2])
+    batch = ScoredRows(chat_tokens(A, B, C), context=8, packed=False).batch([1, 2])
     assert batch.ids.tolist() == [[5, 0], [7, 8]]
     assert batch.mask is not None and batch.lengths is not None and batch.segments is None
     assert (batch.targets[batch.mask].tolist(), batch.lengths.tolist()) == ([6, 9], [1, 2])
@@ -49,7 +50,7 @@ def test_packed_rows_hold_several_conversations_and_single_ones_are_padded() -> 
 def test_a_long_conversation_is_cut_and_without_a_usable_answer_it_is_left_out_or_an_error() -> None:
     """The number belongs to a conversation with an answer, not to a shorter one without."""
     late = [(1, False)] * 5 + [(2, True)]
-    cut = ChatRows(chat_tokens(A, late), context=2, packed=True)
+    cut = ScoredRows(chat_tokens(A, late), context=2, packed=True)
     batch = cut.batch([0])
     assert len(cut) == 1 and batch.ids.tolist() == [[1, 2]]
     assert batch.mask is not None and batch.targets[batch.mask].tolist() == [3]
@@ -83,7 +84,7 @@ def test_packing_puts_every_item_into_one_row_that_it_fits_and_needs_few_rows() 
 @pytest.mark.parametrize("packed", [True, False])
 def test_each_epoch_has_every_conversation_once_in_another_order(packed: bool) -> None:
     tokens = random_tokens()
-    rows = ChatRows(tokens, 20, packed)
+    rows = ScoredRows(tokens, 20, packed)
     batches = rows.training_batches(4, seed=1)
     count = batches.batches_per_epoch
     assert count == -(-len(rows) // 4)
@@ -118,10 +119,10 @@ def test_packed_rows_have_the_loss_and_the_gradient_of_single_conversations(name
         gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
         return sum(loss.total.item() for loss in losses), sum(loss.n_targets for loss in losses), torch.cat(gradients)
 
-    one_by_one = [batch for i in tokens.examples(24) for batch in [ChatRows(tokens, 24, False, i[None]).batch([0])]]
+    one_by_one = [batch for i in tokens.examples(24) for batch in [ScoredRows(tokens, 24, False, i[None]).batch([0])]]
     expected = loss_and_gradient(one_by_one)
     for packed in (True, False):
-        found = loss_and_gradient(list(chat_evaluation_batches(tokens, 24, 5, packed)))
+        found = loss_and_gradient(list(scored_evaluation_batches(tokens, 24, 5, packed)))
         assert found[1] == expected[1]
         assert found[0] / found[1] == pytest.approx(expected[0] / expected[1], abs=1e-5)
         torch.testing.assert_close(found[2], expected[2], rtol=1e-4, atol=1e-5 * float(expected[2].abs().max()))
@@ -131,5 +132,5 @@ def test_an_evaluation_of_a_part_has_about_as_many_scored_tokens_as_are_wanted()
     tokens = random_tokens(400)
     wanted = tokens.n_scored // 5
     for packed in (True, False):
-        found = sum(batch.n_targets for batch in chat_evaluation_batches(tokens, 30, 8, packed, wanted))
+        found = sum(batch.n_targets for batch in scored_evaluation_batches(tokens, 30, 8, packed, wanted))
         assert 0.8 * wanted < found < 1.2 * wanted

@@ -17,10 +17,11 @@ from tests.text.test_answer_spans import ANSWERS, chat, conversation
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.prompts import encode_conversation
 from tinylm.jobs.chat.corpus import CHAT_ENCODING, encode_example
-from tinylm.jobs.chat.tokens import ChatTokens, ids_of
+from tinylm.jobs.chat.tokens import ChatTokens
 from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import Conversation
 from tinylm.text.chat_template import CHATML
+from tinylm.text.scored_tokens import ids_of
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 TEMPLATES = {"chatml": CHATML, "llama-2": LLAMA_2, "llama-3": LLAMA_3, "qwen": QWEN}

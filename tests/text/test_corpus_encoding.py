@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.text.corpora import TEXT, documents_of, require_errors, split_of, write_file
-from tinylm.config.jobs import DATA_KINDS
+from tinylm.config.jobs import all_data
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.jobs.encoding import encode_split
 from tinylm.jobs.reading import ModelReader, TextSource, encode_text, handle_unknown_characters, load_text
@@ -115,7 +115,7 @@ def test_repeated_records_are_counted_and_those_without_known_characters_are_nam
     texts = {"a.txt": ["ab", "ba", "aab", "abb", "bab"], "val.txt": ["bab", "aaa", "ßß", "ßa", "ab"]}
     file, val = (write_file(tmp_path / n, "\n".join(map(RECORDS[kind], some)) + "\n") for n, some in texts.items())
     source = TextSource(paths=(str(file),), val_data=str(val), format=kind)
-    split = load_text(source, tmp_path, ModelReader((kind,) if kind in DATA_KINDS else ("text",)), LogReporter())
+    split = load_text(source, tmp_path, ModelReader((kind,) if kind in all_data() else ("text",)), LogReporter())
     tokenizer = train_char(split.alphabet.replace("ß", ""), template_tokens(CHATML))
     known = handle_unknown_characters(split, tokenizer, "skip", LogReporter(), vocabulary_owner="The model", model=None)
     encode_text(known, tokenizer, tmp_path, LogReporter())

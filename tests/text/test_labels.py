@@ -13,7 +13,6 @@ from tests.text.corpora import require_errors, write_file
 from tests.text.test_tables import write_parquet
 from tinylm.config.model import MAX_LABELS
 from tinylm.errors import UsageError
-from tinylm.jobs.chat.tokens import ChatRows
 from tinylm.jobs.encoding import encode_split
 from tinylm.jobs.labels.corpus import (
     LabelCorpus,
@@ -24,6 +23,7 @@ from tinylm.jobs.labels.corpus import (
 )
 from tinylm.jobs.reading import ModelReader, TextSource, load_text
 from tinylm.reporter import LogReporter
+from tinylm.text.scored_tokens import ScoredRows
 from tinylm.text.split import SplitCorpus
 from tinylm.text.tokenizer import train_char
 
@@ -198,7 +198,7 @@ def test_a_text_that_is_longer_than_the_context_loses_its_end_and_keeps_its_labe
     tokenizer = train_char("abcdefgh")
     codes = [encode_labelled_text(text, label, tokenizer) for text, label in (("abcdefgh", 3), ("ab", 1))]
     tokens = LabelTokens(np.concatenate(codes))
-    batch = ChatRows(tokens, 4, packed=False).batch([0, 1])
+    batch = ScoredRows(tokens, 4, packed=False).batch([0, 1])
     assert tokenizer.decode(batch.ids[0].tolist()) == "abcd"
     assert batch.lengths is not None and batch.mask is not None
     assert batch.lengths.tolist() == [4, 2] and batch.targets[batch.mask].tolist() == [3, 1]

@@ -10,12 +10,12 @@ import pytest
 from tests.text.corpora import require_errors, write_file
 from tests.text.test_chat_batches import chat_tokens
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.jobs.chat.tokens import ChatRows
 from tinylm.jobs.encoding import encode_split
 from tinylm.jobs.preferences.corpus import PreferenceBatch, PreferenceCorpus, PreferenceTokens, parse_preference
-from tinylm.jobs.preferences.evaluation import preference_excerpt
+from tinylm.jobs.preferences.job import JOB
 from tinylm.jobs.reading import ModelReader, TextSource, load_text
 from tinylm.reporter import LogReporter
+from tinylm.text.scored_tokens import ScoredRows
 from tinylm.text.tokenizer import train_char
 
 ASK = {"role": "user", "content": "Hi"}
@@ -151,15 +151,15 @@ def test_preferences_that_are_equal_or_lose_what_differs_in_the_context_are_left
 def test_an_excerpt_has_whole_preferences_and_at_least_one() -> None:
     """With a huge model, the excerpt of other data has its first 1,000 tokens."""
     tokenizer, codes = train_char("abc"), preferences(*[A, C] * 300)._codes
-    assert len(preference_excerpt(tokenizer, codes, 10**15)) == 994  # 142 preferences of seven tokens
-    assert len(preference_excerpt(tokenizer, codes[:70], 10**15)) == 70
+    assert len(JOB.excerpt(tokenizer, codes, 10**15)) == 994  # 142 preferences of seven tokens
+    assert len(JOB.excerpt(tokenizer, codes[:70], 10**15)) == 70
     long = [(1, False)] * 900 + [(2, True)]
-    assert len(preference_excerpt(tokenizer, preferences(long, long, A, B)._codes, 10**15)) == 1802
+    assert len(JOB.excerpt(tokenizer, preferences(long, long, A, B)._codes, 10**15)) == 1802
 
 
 def test_a_preference_stays_in_one_row_packed_or_not_and_a_row_may_be_longer_than_the_context() -> None:
     tokens = preferences(A, B, A, C, C, A)
-    single = ChatRows(tokens, context=3, packed=False)
+    single = ScoredRows(tokens, context=3, packed=False)
     assert [row.tolist() for row in single.rows] == [[0, 1], [2, 3], [4, 5]] and single.width == 6
     batch = single.batch([0, 1])
     assert isinstance(batch, PreferenceBatch) and batch.segments is not None and batch.mask is not None
@@ -167,6 +167,6 @@ def test_a_preference_stays_in_one_row_packed_or_not_and_a_row_may_be_longer_tha
     assert batch.segments.tolist() == [[1, 1, 1, 2, 2, 2], [1, 1, 1, 2, 2, 0]]
     assert batch.targets[batch.mask].tolist() == [3, 4, 3, 5, 3, 4, 6]
     assert (batch.n_targets, batch.n_tokens, [part.n_targets for part in batch.split(1)]) == (2, 11, [1, 1])
-    packed = ChatRows(tokens, context=600, packed=True)
+    packed = ScoredRows(tokens, context=600, packed=True)
     assert (len(packed), packed.width, packed.batch([0]).n_targets) == (1, 512, 3)
     assert sorted(np.concatenate(packed.rows).tolist()) == list(range(6))

@@ -127,13 +127,12 @@ def _print_metrics(console: Console, evaluation: "Evaluation", scored: dict[str,
         is_infinite = evaluation.perplexity == math.inf  # which JSON does not have
         console.record(scored | metrics | ({"perplexity": None} if is_infinite else {}))
         return
-    baselines = metrics.pop("baselines", {})
-    is_classifier = metrics.pop("labels", None) is not None
-    metrics.pop("confusion", None)
-    metrics.pop("resampled", None)  # printed on stderr
+    baselines, scores = metrics.pop("baselines", {}), metrics.pop("scores", {})
+    for name in ("labels", "confusion", "resampled"):  # printed below, and on stderr
+        metrics.pop(name, None)
     low, high = ({n.removesuffix(e): metrics.pop(n) for n in list(metrics) if n.endswith(e)} for e in ("_low", "_high"))
     titles = {
-        "loss": "nats per text" if is_classifier else "nats per token",
+        "loss": evaluation.unit,
         "perplexity": "perplexity",
         "bits_per_character": "bits per character",
         "bits_per_byte": "bits per byte",
@@ -145,18 +144,19 @@ def _print_metrics(console: Console, evaluation: "Evaluation", scored: dict[str,
         "chrf": "chrF",
         "pairs": "pairs",
         "texts": "texts",
-        **({"tokens": "tokens read"} if is_classifier else {}),
+        **({} if evaluation.texts is None else {"tokens": "tokens read"}),
     }
     rows = []
     for key, value in metrics.items():
         rows.append((titles.get(key, f"{key} scored"), _format(value)))
         if key in low:
             rows.append(("95 % interval", f"{low[key]:.4f} to {high[key]:.4f}"))
+    rows += [(name, _format(value)) for name, value in scores.items()]
     rows += [(f"bits per byte, {name}", f"{bits:.4f}") for name, bits in baselines.items()]
     for name, value in scored.items():
         console.field(name, value)
     console.table(("", ""), rows)
-    if is_classifier:
+    if evaluation.confusion is not None:
         _print_confusion(console, evaluation)
 
 

@@ -7,7 +7,7 @@ import typer
 
 from tinylm.commands.option_groups import option, with_option_groups
 from tinylm.commands.options import OutputOptions, text_source
-from tinylm.config.jobs import DATA_KINDS
+from tinylm.config.jobs import all_data
 from tinylm.config.model import VOCABULARY
 from tinylm.config.settings import TextFileSettings
 from tinylm.config.validation import Panel, check_choice
@@ -46,7 +46,7 @@ def train_tokenizer(
     check_choice("kind", kind, ("char", "bpe"))
     if out.exists() and not force:
         raise UsageError(f"{out} is already there; replace it with --force, or choose another --out.")
-    default, *others = DATA_KINDS
+    default, *others = all_data()
     kinds = (default, *(kind for kind in others if not job_on(kind).shares_text))
     if text.format in others:
         kinds = (text.format,)

@@ -5,7 +5,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -165,16 +165,22 @@ def run_training(console: Console, arguments: TrainingArguments, *, started: flo
     import torch
 
     from tinylm.distributed.ranks import join_ranks, machine_threads
-    from tinylm.report.page import LiveReport
-    from tinylm.report.trackers import TrackerCallback
     from tinylm.training.pipeline import Session, plan_run
     from tinylm.training.resume import start_run
 
     request = arguments.request
 
     def open_listeners() -> "list[LiveReport | TrackerCallback]":
-        trackers = [TrackerCallback(name, console) for name in dict.fromkeys(arguments.log_to)]
-        return [*trackers, *([] if arguments.report is None else [LiveReport(arguments.report, console)])]
+        listeners: list[Any] = []
+        if arguments.log_to:
+            from tinylm.report.trackers import TrackerCallback
+
+            listeners += [TrackerCallback(name, console) for name in dict.fromkeys(arguments.log_to)]
+        if arguments.report is not None:
+            from tinylm.report.page import LiveReport
+
+            listeners.append(LiveReport(arguments.report, console))
+        return listeners
 
     launch = Launch.of(os.environ)
     if launch.rank == 0 and request.resume is None and (hint := arguments.line_hint()) is not None:

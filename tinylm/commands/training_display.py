@@ -27,7 +27,6 @@ SAMPLE_SECONDS, SAMPLE_SHARE = 2.0, 0.02  # the most that it may take, and of a 
 LOADING_SECONDS = 4e-9  # per parameter, about 1 GB of fp32 weights per second
 BASELINE_SHARE = 0.1  # of the training time, the most that the baselines may take
 OVERFIT_MARGIN = 0.01  # nats per token by which the validation loss may rise without a warning
-METRICS = ("accuracy", "margin")  # of objectives, shown beside the loss
 STOP_REASONS = {
     "steps": "all steps are done",
     "epochs": "all epochs are done",
@@ -50,6 +49,7 @@ class TrainingDisplay:
         self._steps_per_epoch, self._epoch_tokens = 1.0, 0
         self._bits_per_byte: Callable[[float], float | None] = lambda val_loss: None
         self._unit = ""  # of losses
+        self._metrics: tuple[str, ...] = ()  # of the objective
         self._best_metrics = ""
         self._config: RunConfig | None = None
         self._tokenizer: Tokenizer | None = None
@@ -92,6 +92,7 @@ class TrainingDisplay:
                 self._epoch_tokens = 0 if event.config.data is None else event.config.data.train_tokens
                 self._bits_per_byte = event.config.bits_per_byte
                 self._unit = event.config.loss_unit
+                self._metrics = () if event.config.job is None else event.config.job.metrics
                 if event.best is not None:
                     step, val_loss = event.best
                     self._best = f"best {self._short(val_loss)}@{step}"
@@ -104,7 +105,9 @@ class TrainingDisplay:
                 fields = (self._best, self._loss, seen, f"step {event.step}", self._val_loss, self._speed)
                 self._show_progress(event.progress, "  ".join(filter(None, fields)))
             case Logged():
-                shown = {"loss": event.loss} | {name: event.metrics[name] for name in METRICS if name in event.metrics}
+                shown = {"loss": event.loss} | {
+                    name: event.metrics[name] for name in self._metrics if name in event.metrics
+                }
                 self._loss = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
                 self._speed = f"{event.tokens_per_second:,.0f} tok/s"
             case Evaluated() if event.tokens is not None:

@@ -22,7 +22,8 @@ class JobRow:
     learner: what a user calls the models, where several jobs have the same data; "" elsewhere
     records: what a user calls the records of the data, in the plural
     architectures: of the models that it trains
-    unit: what a loss is the mean over
+    unit: of the loss
+    metrics: of the objective, shown beside the loss
     predicts_text: whether the validation loss is that of each token of a text, and counts its bytes
     has_labels: whether the model has an output layer for labels in place of that for tokens
     has_reference: whether the loss compares the model with the one that training started from
@@ -38,7 +39,8 @@ class JobRow:
     learner: str = ""
     records: str = "documents"
     architectures: tuple[str, ...]
-    unit: str = "token"
+    unit: str = "nats per token"
+    metrics: tuple[str, ...] = ()
     predicts_text: bool = False
     has_labels: bool = False
     has_reference: bool = False
@@ -105,7 +107,8 @@ JOBS = {
         noun="preferences",
         records="preferences",
         architectures=("decoder",),
-        unit="preference",
+        unit="nats per preference",
+        metrics=("accuracy", "margin"),
         has_reference=True,
         command="chat",
         prompt="",
@@ -118,7 +121,8 @@ JOBS = {
         noun="texts with labels",
         records="texts",
         architectures=("encoder", "decoder"),
-        unit="text",
+        unit="nats per text",
+        metrics=("accuracy",),
         has_labels=True,
         command="classify",
         file="labels.jsonl",
@@ -127,11 +131,16 @@ JOBS = {
 }
 
 
-def data_kinds(architecture: str, *, has_labels: bool = False, has_teachers: bool = False) -> tuple[str, ...]:
+def data_kinds(
+    architecture: str, objective: str | None = None, *, has_labels: bool = False, has_teachers: bool = False
+) -> tuple[str, ...]:
     """The kinds of data on which a model can be trained, the default first.
 
-    has_labels: whether it has an output layer for labels. has_teachers: whether it learns from other models
+    objective: of its training, if that is known. has_labels: whether it has an output layer for labels, which fits only
+        the data that it was trained on. has_teachers: whether it learns from other models
     """
+    if has_labels and objective is not None:
+        return (JOBS[objective].data,)
     rows = [row for row in JOBS.values() if architecture in row.architectures]
     rows = [row for row in rows if row.has_labels >= has_labels and row.has_teachers >= has_teachers]
     return tuple(dict.fromkeys(row.data for row in rows))
@@ -159,7 +168,9 @@ def rows_on(data: str) -> tuple[JobRow, ...]:
     return tuple(row for row in JOBS.values() if row.data == data)
 
 
-DATA_KINDS = tuple(dict.fromkeys(row.data for row in JOBS.values()))
+def all_data() -> tuple[str, ...]:
+    """All kinds of data, in the order of JOBS."""
+    return tuple(dict.fromkeys(row.data for row in JOBS.values()))
 
 
 def applicable(

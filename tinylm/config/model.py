@@ -91,9 +91,8 @@ MAX_LABELS, MAX_LABEL = 1000, 200  # number of labels, and characters of each
 
 
 def check_labels(labels: Sequence[str]) -> None:
-    """Raise UsageError for labels that no text can have, for a single one, for too many and for repeated ones."""
-    require(len(labels) != 1, "There is a single label; a classifier needs two or more.")
-    require(len(labels) <= MAX_LABELS, f"There are {len(labels):,} labels; a classifier has at most {MAX_LABELS:,}.")
+    """Raise UsageError for names that no output of a model can have, for too many and for repeated ones."""
+    require(len(labels) <= MAX_LABELS, f"There are {len(labels):,} labels; a model has at most {MAX_LABELS:,}.")
     require(len(set(labels)) == len(labels), "A label is named twice.")
     longest = max(labels, key=len, default="")
     require(len(longest) <= MAX_LABEL, f"The label {longest[:40]!r}... has more than {MAX_LABEL} characters.")

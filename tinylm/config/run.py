@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
 from tinylm import __version__
-from tinylm.config.jobs import DATA_KINDS, JOBS, JobRow, rows_on, without_effect
+from tinylm.config.jobs import JOBS, JobRow, all_data, rows_on, without_effect
 from tinylm.config.model import ModelConfig, check_labels
 from tinylm.config.training import TrainingConfig, check_sequence_growth
 from tinylm.config.validation import (
@@ -144,7 +144,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_choice("kind", self.kind, DATA_KINDS)
+        check_choice("kind", self.kind, all_data())
 
     def effective(self) -> dict[str, Any]:
         """The settings that have an effect on this kind of data, and its sizes, by name."""
@@ -364,7 +364,7 @@ class RunConfig:
     @property
     def loss_unit(self) -> str:
         """The unit of the losses of a run, such as "nats per token"."""
-        return f"nats per {'token' if self.job is None else self.job.unit}"
+        return "nats per token" if self.job is None else self.job.unit
 
     def bits_per_byte(self, val_loss: float | None) -> float | None:
         """A validation loss in nats per token, converted to bits per byte of the whole validation text.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from tinylm.config.duration import parse_duration
-from tinylm.config.jobs import DATA_KINDS, changed_settings
+from tinylm.config.jobs import all_data, changed_settings
 from tinylm.config.model import VOCABULARY, WIDTH
 from tinylm.config.presets import PresetSettings
 from tinylm.config.run import ALPHA, DEVICES, DTYPES, RANK, TRAIN_ON
@@ -28,7 +28,7 @@ from tinylm.config.validation import (
 )
 from tinylm.errors import UsageError
 
-FORMATS = ("auto", "jsonl", "lines", *DATA_KINDS)
+FORMATS = ("auto", "jsonl", "lines", *all_data())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,10 +58,12 @@ class Evaluation:
         number of pairs, including those left out of the loss, of encoder-decoders; or number of preferences. texts:
         number of texts with a label.
     baselines: bits per byte of other models, by name. Decoders only.
+    scores: further metrics of the job, by name.
     loss_low, loss_high: 95 % confidence interval of the loss on text like this one, by bootstrap, and the same of the
         accuracy and of the margin on preferences; `None` for a text too
         short for one.
     resampled: the units of the bootstrap, as a phrase.
+    unit: of the loss.
     documents: the loss of each document with a scored token, in order; only if asked for. Decoders on plain text only.
     """
 
@@ -87,12 +89,14 @@ class Evaluation:
     pairs: int | None = None
     texts: int | None = None
     baselines: dict[str, float] | None = None
+    scores: dict[str, float] | None = None
     loss_low: float | None = None
     loss_high: float | None = None
     resampled: str | None = None
     labels: tuple[str, ...] | None = None
     confusion: tuple[tuple[int, ...], ...] | None = None
     documents: tuple[DocumentLoss, ...] | None = None
+    unit: str = "nats per token"
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.loss):
@@ -113,11 +117,11 @@ class Evaluation:
         return sorted(found, key=lambda mistake: -mistake[0])[:limit]
 
     def to_json(self) -> dict[str, Any]:
-        """The metrics that are not `None`, by name, in the order of the fields, without `documents`."""
+        """The metrics that are not `None`, by name, in the order of the fields, without `documents` and `unit`."""
         return {
             field.name: value
             for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) is not None and field.name != "documents"
+            if (value := getattr(self, field.name)) is not None and field.name not in ("documents", "unit")
         }
 
 

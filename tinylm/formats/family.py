@@ -201,7 +201,7 @@ def read_labels(config: ForeignConfig) -> tuple[str, ...]:
     """
     config.require("problem_type", None, "single_label_classification")
     found = config.value("id2label") if config.has("id2label") else DEFAULT_LABELS
-    if not isinstance(found, dict) or len(found) > MAX_LABELS or not found:
+    if not isinstance(found, dict) or not 2 <= len(found) <= MAX_LABELS:
         raise ValueError(f"its id2label is {describe_value(found)}; it must be an object with 2 to {MAX_LABELS} labels")
     labels = [found.get(str(number)) for number in range(len(found))]
     if not all(isinstance(label, str) for label in labels):

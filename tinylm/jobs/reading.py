@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tinylm.config.jobs import DATA_KINDS, applicable, changed_settings, rows_on
+from tinylm.config.jobs import all_data, applicable, changed_settings, rows_on
 from tinylm.config.run import DataConfig
 from tinylm.config.settings import TextSettings
 from tinylm.config.validation import check_settings, declared_settings, require
@@ -116,11 +116,11 @@ def _find_corpora(
     kinds = reader.data_kinds
     kind, format = kinds[0], source.format
     wanted = TEXT_FORMATS.get(format, format)
-    if wanted in DATA_KINDS and wanted not in kinds:
+    if wanted in all_data() and wanted not in kinds:
         if "format" not in source.ignorable:
             raise UsageError(f'`format="{format}"` does not fit the model, which takes {_listed(kinds)}; leave it out.')
         format = "auto"
-    elif wanted in DATA_KINDS:
+    elif wanted in all_data():
         kind = wanted
     needs_records = source.text_key is not None and "text_key" not in source.ignorable
     job, text_key = job_on(kind), source.text_key or "text"
@@ -160,7 +160,7 @@ def _others(kinds: Sequence[str], needs_records: bool) -> Iterator[str]:
 
     needs_records: whether the text is under a key that the user named
     """
-    for kind in reversed(DATA_KINDS):
+    for kind in reversed(all_data()):
         if job_on(kind).shares_text:
             if kind in kinds:
                 yield kind

@@ -103,7 +103,7 @@ class EvaluatedModel(TextGenerator):
     @property
     def data_kinds(self) -> tuple[str, ...]:
         """The kinds of data that the model can be evaluated on, the default first."""
-        return data_kinds(self.architecture, has_labels=bool(self.labels))
+        return data_kinds(self.architecture, self.objective, has_labels=bool(self.labels))
 
     def _evaluate(self, text: EvaluationTokens, config: EvaluationConfig, ranks: Ranks) -> Evaluation:
         torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
@@ -112,8 +112,7 @@ class EvaluatedModel(TextGenerator):
         applicable(EvaluationConfig, changed_settings(config), (JOBS[objective],))
         job = load_job(objective)
         result = job.evaluate(self.network, self.tokenizer, text, config, self.dtype, self.reporter, ranks)
-        if self.labels:
-            return replace(result, labels=self.labels)
+        result = replace(result, unit=JOBS[objective].unit, labels=None if result.confusion is None else self.labels)
         if not config.baselines or job.baselines is None:
             return result
         scores = None

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -35,17 +35,20 @@ from tinylm.generation.llama_cpp_file import (
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
 from tinylm.generation.text_generator import Continuation, Sample
 from tinylm.generation.torch_engine import Engine, TorchEngine
-from tinylm.jobs.labels.classify import Classified, classify_texts, without_unknown
-from tinylm.jobs.masked.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
-from tinylm.jobs.pairs.translate import translate
+from tinylm.jobs.job import load_job
 from tinylm.kernels.cuda_graphs import Step, can_capture, capture
 from tinylm.machine.device import DTYPES, autocast
 from tinylm.models.adapter import LoadedAdapter, set_adapter_scale
 from tinylm.models.evaluation import EvaluatedModel
 from tinylm.reporter import LogReporter, Reporter, counted
 from tinylm.text.answer_spans import chat_format
+from tinylm.text.split import without_unknown
 from tinylm.text.tokenizer import MASK, Tokenizer
 from tinylm.transformer.architectures import Decoder, Encoder, EncoderDecoder, Transformer
+
+if TYPE_CHECKING:
+    from tinylm.jobs.labels.classify import Classified
+    from tinylm.jobs.masked.fill_mask import FilledPrompt
 
 Ids = Sequence[Sequence[int]] | Tensor
 
@@ -225,7 +228,7 @@ class Model(EvaluatedModel):
                     line, row = divmod(number, prompt.config.num_samples)
                     yield row, f"\n{sample.text}" if line else sample.text
 
-    def classify(self, texts: str | Sequence[str], *, unknown: str = "skip") -> list[Classified]:
+    def classify(self, texts: str | Sequence[str], *, unknown: str = "skip") -> "list[Classified]":
         """The label of each text, with the probabilities of all labels. A text longer than the context is cut.
 
         unknown: error, or skip: characters outside the vocabulary are left out.
@@ -240,7 +243,12 @@ class Model(EvaluatedModel):
         texts = (texts,) if isinstance(texts, str) else texts
         known = [without_unknown(text, self.tokenizer, unknown, f"Text {n}") for n, text in enumerate(texts, start=1)]
         require(all(known), "A text is empty, or has no character that is in the vocabulary; leave it out.")
-        return classify_texts(self.network, self.tokenizer, self.labels, known, self.dtype)
+        return self._job.classify(self.network, self.tokenizer, self.labels, known, self.dtype)
+
+    @property
+    def _job(self) -> Any:
+        """The job of the model, which has functions for models that do not continue texts."""
+        return load_job(self.objective_on(self.data_kinds[0]))
 
     def close(self) -> None:
         """See `TextGenerator.close`."""
@@ -279,7 +287,7 @@ class Model(EvaluatedModel):
         """One sample of each of several prompts, as one batch, for decoders. `num_samples` must be `len(prompts)`."""
         return Continuation(self._torch_engine(config), self.tokenizer, prompts, config, first_stream)
 
-    def fill_mask(self, prompt: Prompt) -> FilledPrompt:
+    def fill_mask(self, prompt: Prompt) -> "FilledPrompt":
         """Fill each `<mask>` of a prompt, for encoders, and list the `top_k` candidates for each mask (default: 5).
 
         Raises the errors of `generate`.
@@ -290,7 +298,7 @@ class Model(EvaluatedModel):
         text = MASK.join(
             drop_unknown(part, self.tokenizer, prompt.config, prompt.name, self.reporter) for part in parts
         )
-        return fill_mask(encoder, self.tokenizer, text, prompt.config.top_k or DEFAULT_CANDIDATES, prompt.name)
+        return self._job.fill_mask(encoder, self.tokenizer, text, prompt.config.top_k, prompt.name)
 
     def translate(self, prompt: Prompt, first_stream: int = 0) -> Iterator[Sample]:
         """Yield the target of each line of a prompt, in order, for encoder-decoders.
@@ -300,7 +308,7 @@ class Model(EvaluatedModel):
         """
         network = self._prepare().network
         assert isinstance(network, EncoderDecoder)
-        return translate(network, self.tokenizer, prompt, self.reporter, first_stream)
+        return self._job.translate(network, self.tokenizer, prompt, self.reporter, first_stream)
 
     def prepare_generation(
         self,

@@ -24,6 +24,7 @@ from tinylm.text.corpus import (
     Stream,
     slice_stream,
 )
+from tinylm.text.readers import require_encodable
 from tinylm.text.text_cache import scan_or_recall
 from tinylm.text.tokenizer import Tokenizer, describe_characters
 
@@ -260,3 +261,18 @@ def drop_unknown_characters(split: SplitCorpus, tokenizer: Tokenizer, progress: 
     if split.val_corpus is not None and not split.validates_on_itself:
         val_corpus = corpus_without_unknown(split.val_corpus, tokenizer)
     return split_corpus(corpus, val_corpus, split.val_fraction, progress)
+
+
+def without_unknown(text: str, tokenizer: Tokenizer, unknown: str, name: str) -> str:
+    """The text without characters that are not in the vocabulary; may be empty. name: of the text, for messages.
+
+    Raises UsageError for such characters if `unknown` is "error", and for text that UTF-8 cannot encode.
+    """
+    require_encodable(text, name)
+    found = tokenizer.unknown_characters(text)
+    if found and unknown == "error":
+        raise UsageError(
+            f"{name} has characters that are not in the vocabulary: {describe_characters(found)}; leave them out, or "
+            'skip them with `unknown="skip"`.'
+        )
+    return text.translate(dict.fromkeys(map(ord, found))) if found else text

@@ -448,6 +448,20 @@ def _text_batches(stream: Stream, tokenizer: Tokenizer) -> Iterator[TextBatch]:
         yield TextBatch(chunks, characters)
 
 
+def record_batches(examples: Iterator[Any], tokenizer: Tokenizer) -> Iterator[TextBatch]:
+    """Yield batches whose content is a list of examples, with a `text` each."""
+    batch: list[Any] = []
+    characters = 0
+    for example in examples:
+        batch.append(example)
+        characters += len(example.text)
+        if characters >= BATCH_CHARACTERS:
+            yield TextBatch(batch, characters)
+            batch, characters = [], 0
+    if batch:
+        yield TextBatch(batch, characters)
+
+
 def _encode_text(chunks: list[str | None], tokenizer: Tokenizer) -> np.ndarray:
     """The ids of a batch, (N,) of uint32, including BOS and end-of-text ids."""
     begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]

@@ -240,7 +240,7 @@ def prepare(
     split = load_text(request.text, staging, start, reporter)
     labels = split.corpus.labels
     if labels and not start.labels:
-        start.add_labels(labels)
+        start.add_labels(labels, rows_on(split.corpus.kind)[0].architectures[0])
     objective = request.objective or objective_for(start.architecture, split.corpus.kind)
     row = JOBS[objective]
     if row.has_teachers and not teachers:

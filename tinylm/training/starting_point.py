@@ -55,6 +55,7 @@ class StartingPoint(abc.ABC):
     adapter: the adapter to train on the model
     family: Hugging Face family of an imported model
     has_teachers: whether the model learns from others
+    objective: of the training of an existing model; `None` if that is not known
     """
 
     architecture: str
@@ -68,11 +69,13 @@ class StartingPoint(abc.ABC):
     adapter: AdapterConfig | None = None
     family: str | None = None
     has_teachers: bool = False
+    objective: str | None = None
 
     @property
     def data_kinds(self) -> tuple[str, ...]:
         """The kinds of data that the model can be trained on, the default first."""
-        return data_kinds(self.architecture, has_labels=bool(self.labels), has_teachers=self.has_teachers)
+        labels, teachers = bool(self.labels), self.has_teachers
+        return data_kinds(self.architecture, self.objective, has_labels=labels, has_teachers=teachers)
 
     def chat_format(self, text: TextSource) -> ChatFormat:
         """The format of conversations, by the template of `text`, that of the model, or ChatML.
@@ -89,8 +92,8 @@ class StartingPoint(abc.ABC):
         return () if self.base is None else self.base.labels
 
     @abc.abstractmethod
-    def add_labels(self, labels: tuple[str, ...]) -> None:
-        """Make a classifier of a model that is none."""
+    def add_labels(self, labels: tuple[str, ...], architecture: str) -> None:
+        """Give a model an output layer for labels. architecture: of a new model, unless it was chosen"""
 
     @abc.abstractmethod
     def fit_tokenizer(self, split: SplitCorpus, seconds: float | None, reporter: Reporter) -> Tokenizer:
@@ -145,11 +148,11 @@ class NewModel(StartingPoint):
             has_teachers=bool(teachers),
         )
 
-    def add_labels(self, labels: tuple[str, ...]) -> None:
-        """As `StartingPoint.add_labels`. By default, the model is an encoder with a BPE tokenizer, which has an id for
+    def add_labels(self, labels: tuple[str, ...], architecture: str) -> None:
+        """As `StartingPoint.add_labels`. By default, the model has a BPE tokenizer, which has an id for
         each character.
         """
-        self.architecture = self.choices.get("architecture", "encoder")
+        self.architecture = self.choices.get("architecture", architecture)
         self.choices = {**self.choices, "architecture": self.architecture, "labels": labels, "tie": False}
         if self.tokenizer_choice == "auto":
             self.tokenizer_choice = "bpe"
@@ -195,10 +198,11 @@ class TrainedModel(StartingPoint):
             network=network,
             loading_bytes=copies * sum(tensor.nbytes for tensor in weights.tensors.values()),
             family=config.family,
+            objective=config.objective,
             **others,
         )
 
-    def add_labels(self, labels: tuple[str, ...]) -> None:
+    def add_labels(self, labels: tuple[str, ...], architecture: str) -> None:
         make_classifier(self.network, len(labels))
         self.base = replace(self.base, labels=labels, tie=False)
 
@@ -243,7 +247,7 @@ class AdaptedModel(TrainedModel):
     adapter: AdapterConfig
     adds_tokens: bool = False
 
-    def add_labels(self, labels: tuple[str, ...]) -> None:
+    def add_labels(self, labels: tuple[str, ...], architecture: str) -> None:
         add_head(self.network, len(labels))
         self.adapter = replace(self.adapter, labels=labels)
 

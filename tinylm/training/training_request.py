@@ -132,8 +132,9 @@ class TrainingRequest:
     @property
     def objective(self) -> str | None:
         """The given objective, or that of learning from teachers; `None` for that of the data."""
-        taught = next(name for name, row in JOBS.items() if row.has_teachers)
-        return taught if self.teachers else self.given.get("objective")
+        if not self.teachers:
+            return self.given.get("objective")
+        return next(name for name, row in JOBS.items() if row.has_teachers)
 
     @property
     def teachers(self) -> tuple[str | Path, ...]:

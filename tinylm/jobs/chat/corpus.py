@@ -13,15 +13,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tinylm.jobs.chat.tokens import CODES_PER_ID, FIRST, SCORED
 from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import KEYS, Conversation, parse_conversation
 from tinylm.text.chat_template import is_named
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import CorpusStats, RecordCorpus, Stream, scan_stream
-from tinylm.text.parallel_encoding import TextBatch
 from tinylm.text.readers import is_parquet, parquet_columns, records
-from tinylm.text.token_files import BATCH_CHARACTERS, Encoding
+from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED
+from tinylm.text.token_files import Encoding, record_batches
 from tinylm.text.tokenizer import LITERAL, Tokenizer
 
 MAX_NOTED_KEYS = 100
@@ -155,23 +154,9 @@ def encode_example(example: ScoredText, tokenizer: Tokenizer) -> np.ndarray:
     return codes
 
 
-def example_batches(examples: Iterator[Any], tokenizer: Tokenizer) -> Iterator[TextBatch]:
-    """Yield batches whose content is a list of examples, such as rendered conversations, with a `text` each."""
-    batch: list[Any] = []
-    characters = 0
-    for example in examples:
-        batch.append(example)
-        characters += len(example.text)
-        if characters >= BATCH_CHARACTERS:
-            yield TextBatch(batch, characters)
-            batch, characters = [], 0
-    if batch:
-        yield TextBatch(batch, characters)
-
-
 def _encode_examples(examples: list[ScoredText], tokenizer: Tokenizer) -> np.ndarray:
     """The codes of a batch, (N,) of uint32."""
     return np.concatenate([encode_example(example, tokenizer) for example in examples])
 
 
-CHAT_ENCODING = Encoding(example_batches, _encode_examples, CODES_PER_ID, has_special=True)
+CHAT_ENCODING = Encoding(record_batches, _encode_examples, CODES_PER_ID, has_special=True)

@@ -4,10 +4,11 @@ from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import default_batch_size, text_losses
 from tinylm.evaluation.result import Evaluation
-from tinylm.jobs.chat.tokens import ChatTokens, chat_evaluation_batches, worth_packing
+from tinylm.jobs.chat.tokens import ChatTokens
 from tinylm.jobs.job import EvaluationTokens
 from tinylm.objectives.loss import next_token_losses
 from tinylm.reporter import Reporter
+from tinylm.text.scored_tokens import scored_evaluation_batches, worth_packing
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder
 
@@ -36,7 +37,7 @@ def evaluate_chat(
     scored = tokens.scored_ids(context)
     packed = worth_packing(tokens, context)
     rows = config.batch_size or default_batch_size(tokens.row_width(context, packed))
-    batches = chat_evaluation_batches(tokens, context, rows, packed)
+    batches = scored_evaluation_batches(tokens, context, rows, packed)
     with reporter.counting("scoring", len(scored), "tokens") as advance:
         losses = text_losses(model, batches, next_token_losses, dtype, advance, ranks)
     result = losses.total

@@ -1,42 +1,39 @@
 """The job of conversations."""
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
-
-import numpy as np
 
 from tinylm.config.run import DataConfig
 from tinylm.config.validation import describe_value
 from tinylm.jobs.chat.corpus import CHAT_ENCODING, ChatCorpus
 from tinylm.jobs.chat.evaluation import evaluate_chat
-from tinylm.jobs.chat.sizes import ChatSizes
-from tinylm.jobs.chat.task import Chat
-from tinylm.jobs.chat.tokens import FIRST, ChatTokens, marked_examples
-from tinylm.jobs.job import Evaluate, Job, MakeTask, MarkedText, Reader
-from tinylm.planning.sizes import Sizes
+from tinylm.jobs.chat.tokens import ChatTokens, marked_examples
+from tinylm.jobs.job import Evaluate, MakeTask, MarkedText, Reader
+from tinylm.jobs.scored import ScoredJob, ScoredTask
 from tinylm.reporter import Reporter, counted
 from tinylm.text.corpus import Corpus
 from tinylm.text.file_selection import conversation_keys
-from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.scored_tokens import ScoredTokens
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 
 MAX_LISTED_KEYS = 10
 
 
-class ChatJob(Job):
-    """A decoder predicts the answers of conversations.
+class ChatTask(ScoredTask):
+    """Predict each scored token of a conversation."""
 
-    tokens_type: reads the codes of a token folder. sizes_type: of such tokens
-    """
+    tokens_type = ChatTokens
 
-    tokens_type: ClassVar[type[ChatTokens]] = ChatTokens
-    sizes_type: ClassVar[type[ChatSizes]] = ChatSizes
+
+class ChatJob(ScoredJob):
+    """A decoder predicts the answers of conversations."""
+
+    tokens_type: ClassVar[type[ScoredTokens]] = ChatTokens
     corpus: ClassVar[type[ChatCorpus]] = ChatCorpus
     encoding = CHAT_ENCODING
     shares_text = False
-    task: ClassVar[MakeTask] = Chat
+    task: ClassVar[MakeTask] = ChatTask
     evaluate: ClassVar[Evaluate] = staticmethod(evaluate_chat)
 
     def recognises(self, corpora: Sequence[Corpus], reporter: Reporter) -> bool:
@@ -67,17 +64,6 @@ class ChatJob(Job):
         """The part of the text that is scored."""
         assert isinstance(corpus, ChatCorpus)
         return {"train_on": corpus.chat.train_on}
-
-    def record_ids(self, tokens: Tokens, corpus: Corpus, end_of_text_id: int) -> Iterator[bytes]:
-        """The codes of the conversations of each record."""
-        codes = np.asarray(tokens)
-        starts = np.flatnonzero(codes & FIRST)
-        for start, stop in itertools.pairwise([*starts[:: corpus.documents_per_record].tolist(), len(codes)]):
-            yield codes[start:stop].tobytes()
-
-    def sizes(self, tokens: TokenFolder, tokenizer: Tokenizer) -> Sizes:
-        """The lengths of the conversations."""
-        return self.sizes_type(self.tokens_type(tokens.train), self.tokens_type(tokens.val))
 
     def describe(self, data: DataConfig, labels: Sequence[str]) -> str:
         """The number of conversations."""

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tinylm.errors import UsageError
-from tinylm.jobs.chat.tokens import ids_of
 from tinylm.jobs.labels.corpus import encode_labelled_text
 from tinylm.jobs.labels.loss import pooling_of
 from tinylm.machine.device import autocast
-from tinylm.text.readers import require_encodable
-from tinylm.text.tokenizer import Tokenizer, describe_characters
+from tinylm.text.scored_tokens import ids_of
+from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Transformer
 
 BATCH_TOKENS = 4096  # with padding
@@ -48,21 +46,6 @@ def classify_texts(
     for rows in _batches(np.array([len(ids) for ids in encoded])):
         probabilities[rows] = _probabilities(model, [encoded[row] for row in rows], dtype)
     return [_classified(labels, *pair) for pair in zip(probabilities, cut, strict=True)]
-
-
-def without_unknown(text: str, tokenizer: Tokenizer, unknown: str, name: str) -> str:
-    """The text without characters that are not in the vocabulary; may be empty. name: of the text, for messages.
-
-    Raises UsageError for such characters if `unknown` is "error", and for text that UTF-8 cannot encode.
-    """
-    require_encodable(text, name)
-    found = tokenizer.unknown_characters(text)
-    if found and unknown == "error":
-        raise UsageError(
-            f"{name} has characters that are not in the vocabulary: {describe_characters(found)}; leave them out, or "
-            'skip them with `unknown="skip"`.'
-        )
-    return text.translate(dict.fromkeys(map(ord, found))) if found else text
 
 
 def _batches(lengths: np.ndarray) -> Iterator[np.ndarray]:

@@ -15,10 +15,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from tinylm.config.model import MAX_LABEL, MAX_LABELS, check_labels
-from tinylm.config.validation import describe_value
+from tinylm.config.validation import describe_value, require
 from tinylm.errors import BadFilesError, TinyLMError, UsageError
-from tinylm.jobs.chat.corpus import example_batches
-from tinylm.jobs.chat.tokens import CODES_PER_ID, FIRST, SCORED, ChatTokens, ids_of
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import CorpusStats, RecordCorpus, Stream, scan_stream
 from tinylm.text.encodings import first_text
@@ -33,7 +31,8 @@ from tinylm.text.readers import (
     table_columns,
     text_of_record,
 )
-from tinylm.text.token_files import Encoding
+from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED, ScoredTokens, ids_of
+from tinylm.text.token_files import Encoding, record_batches
 from tinylm.text.tokenizer import Tokenizer
 
 LABEL_KEY = "label"
@@ -167,6 +166,7 @@ def with_labels(corpora: Sequence[LabelCorpus], given: Sequence[str]) -> list[La
         except BadFilesError as error:
             raise corpus.bad_files_error(str(error)) from None
     labels = tuple(given) or tuple(sorted(found, key=_natural_order))
+    require(len(labels) != 1, "There is a single label; a classifier needs two or more.")
     check_labels(labels)
     return [replace(corpus, labels=labels) for corpus in corpora]
 
@@ -193,23 +193,23 @@ def _encode_batch(examples: list[NumberedText], tokenizer: Tokenizer) -> np.ndar
     return np.concatenate([encode_labelled_text(*example, tokenizer) for example in examples])
 
 
-LABEL_ENCODING = Encoding(example_batches, _encode_batch, CODES_PER_ID, MAX_LABELS)
+LABEL_ENCODING = Encoding(record_batches, _encode_batch, CODES_PER_ID, MAX_LABELS)
 
 
-class LabelTokens(ChatTokens):
+class LabelTokens(ScoredTokens):
     """The texts in an array of codes, each with the number of its label as the last token.
 
     A text that is longer than a context is cut at its end, and keeps its label.
     """
 
     def tokens(self, index: int, inputs: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """As `ChatTokens.tokens`: the first `inputs` tokens, and the label."""
+        """As `ScoredTokens.tokens`: the first `inputs` tokens, and the label."""
         ids, scored = super().tokens(index)
         kept = len(ids) - 1 if inputs is None else inputs
         return np.append(ids[:kept], ids[-1:]), np.append(scored[:kept], scored[-1:])
 
     def has_target(self, context: int) -> np.ndarray:
-        """As `ChatTokens.has_target`: all texts have one."""
+        """As `ScoredTokens.has_target`: all texts have one."""
         return self.lengths > 1
 
     def numbers(self) -> np.ndarray:

@@ -11,15 +11,14 @@ from torch import Tensor
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import TextLosses, default_batch_size, mean_interval, token_losses
-from tinylm.evaluation.result import MIN_UNITS, SEED, Evaluation, percentile_interval, token_excerpt
-from tinylm.jobs.chat.tokens import FIRST, chat_evaluation_batches
+from tinylm.evaluation.result import MIN_UNITS, SEED, Evaluation, percentile_interval
 from tinylm.jobs.job import EvaluationTokens
 from tinylm.jobs.labels.corpus import LabelTokens
 from tinylm.jobs.labels.loss import label_logits, labels_of, pooling_of
 from tinylm.objectives.loss import LanguageModel
 from tinylm.reporter import Reporter
 from tinylm.text.batches import Batch
-from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.scored_tokens import scored_evaluation_batches
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Transformer
 
@@ -60,7 +59,7 @@ def evaluate_classification(
             yield batch
 
     rows = config.batch_size or default_batch_size(tokens.row_width(context, packed=False))
-    batches = chat_evaluation_batches(tokens, context, rows, packed=False)
+    batches = scored_evaluation_batches(tokens, context, rows, packed=False)
     with reporter.counting("scoring", len(tokens), "texts") as advance:
         found = token_losses(model, counted(batches), dtype, advance, ranks, scores, columns=(2,))
     truth, predicted = np.concatenate(labels), found[:, 1].astype(np.int64)
@@ -110,11 +109,3 @@ def _f1_interval(confusion: np.ndarray) -> dict[str, Any]:
         scores[number] = macro_f1(drawn.reshape(n_labels, n_labels))
     interval = percentile_interval(scores, total)
     return {"macro_f1_low": interval.low, "macro_f1_high": interval.high}
-
-
-def labelled_excerpt(tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
-    """The codes of the first texts, (N,): the whole ones of `token_excerpt`, and at least one."""
-    codes = np.asarray(tokens)
-    edges = np.append(np.flatnonzero(codes & FIRST), len(codes))
-    fitting = int(np.searchsorted(edges, len(token_excerpt(tokenizer, tokens, parameters)), side="right")) - 1
-    return codes[: int(edges[min(max(fitting, 1), len(edges) - 1)])]

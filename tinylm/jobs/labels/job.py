@@ -1,6 +1,5 @@
 """The job of texts with labels."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,9 +7,8 @@ import numpy as np
 
 from tinylm.config.run import DataConfig
 from tinylm.errors import UsageError
-from tinylm.jobs.chat.sizes import ChatSizes
-from tinylm.jobs.chat.tokens import FIRST
-from tinylm.jobs.job import Job, Reader
+from tinylm.jobs.job import Reader
+from tinylm.jobs.labels.classify import classify_texts
 from tinylm.jobs.labels.corpus import (
     LABEL_ENCODING,
     LABEL_KEY,
@@ -20,9 +18,9 @@ from tinylm.jobs.labels.corpus import (
     has_labels,
     with_labels,
 )
-from tinylm.jobs.labels.evaluation import evaluate_classification, labelled_excerpt
+from tinylm.jobs.labels.evaluation import evaluate_classification
 from tinylm.jobs.labels.loss import Classification
-from tinylm.planning.sizes import Sizes
+from tinylm.jobs.scored import ScoredJob, ScoredSizes
 from tinylm.reporter import Reporter, counted
 from tinylm.text.compression import display_name
 from tinylm.text.corpus import Corpus
@@ -30,10 +28,9 @@ from tinylm.text.encodings import first_text
 from tinylm.text.file_selection import reject_json
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.token_files import TokenFolder
-from tinylm.text.tokenizer import Tokenizer
 
 
-class LabelSizes(ChatSizes):
+class LabelSizes(ScoredSizes):
     """Texts with a label each, one per row; those longer than the context are cut."""
 
     # docs/labels.md, "The recipe"
@@ -50,14 +47,16 @@ class LabelSizes(ChatSizes):
         return False
 
 
-class LabelsJob(Job):
+class LabelsJob(ScoredJob):
     """A classifier, which is an encoder or a decoder with an output layer for labels, predicts the label of a text."""
 
+    tokens_type = LabelTokens
+    sizes_type = LabelSizes
     corpus = LabelCorpus
     encoding = LABEL_ENCODING
     task = Classification
+    classify = staticmethod(classify_texts)
     evaluate = staticmethod(evaluate_classification)
-    excerpt = staticmethod(labelled_excerpt)
 
     def accepted_keys(self, text_key: str) -> frozenset[str]:
         """A text and a label."""
@@ -107,13 +106,8 @@ class LabelsJob(Job):
 
     def record_ids(self, tokens: Tokens, corpus: Corpus, end_of_text_id: int) -> Iterator[bytes]:
         """The codes of each text without its label."""
-        codes = np.asarray(tokens)
-        for start, stop in itertools.pairwise([*np.flatnonzero(codes & FIRST).tolist(), len(codes)]):
-            yield codes[start : stop - 1].tobytes()
-
-    def sizes(self, tokens: TokenFolder, tokenizer: Tokenizer) -> Sizes:
-        """The lengths of the texts."""
-        return LabelSizes(LabelTokens(tokens.train), LabelTokens(tokens.val))
+        size = np.asarray(tokens).itemsize
+        return (codes[:-size] for codes in super().record_ids(tokens, corpus, end_of_text_id))
 
     def describe(self, data: DataConfig, labels: Sequence[str]) -> str:
         """The number of labels."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tinylm.config.model import MAX_LABELS, ModelConfig
 from tinylm.config.training import TrainingConfig
-from tinylm.jobs.chat.task import Chat
 from tinylm.jobs.labels.corpus import LabelTokens
+from tinylm.jobs.scored import ScoredTask
 from tinylm.objectives.loss import LanguageModel, Loss, Objective, routing_metrics
 from tinylm.text.batches import Batch
 from tinylm.text.token_files import TokenFolder
@@ -22,7 +22,7 @@ from tinylm.transformer.attention import valid_tokens
 Pooling = Callable[[Tensor, Tensor], Tensor]
 
 
-class Classification(Chat):
+class Classification(ScoredTask):
     """Predict the label of each text.
 
     The loss of a text has the weight of its label: 1, or with `class_weights` balanced N / (C n) for n of N training

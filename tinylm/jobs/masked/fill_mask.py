@@ -43,7 +43,7 @@ class FilledPrompt:
 def fill_mask(model: Encoder, tokenizer: Tokenizer, prompt: str, candidates: int, name: str) -> FilledPrompt:
     """Fill each `<mask>` of a prompt, independently of the other masks.
 
-    candidates: number of candidates per mask. name: name of the prompt in error messages.
+    candidates: number of candidates per mask; 0 for DEFAULT_CANDIDATES. name: name of the prompt in error messages.
 
     Raises UsageError for a prompt without a mask, longer than the context, or with unknown characters.
     """
@@ -57,7 +57,9 @@ def fill_mask(model: Encoder, tokenizer: Tokenizer, prompt: str, candidates: int
         ids += [tokenizer.mask_id, *(int(i) for i in tokenizer.encode(part))]
     if len(ids) > model.context:
         raise UsageError(f"{name} has {len(ids)} tokens, and the model's context is {model.context}; shorten it.")
-    predictions = predict_masks(model, ids, tokenizer.mask_id, candidates, exclude=[tokenizer.end_of_text_id])
+    predictions = predict_masks(
+        model, ids, tokenizer.mask_id, candidates or DEFAULT_CANDIDATES, exclude=[tokenizer.end_of_text_id]
+    )
     most_likely = (prediction.tokens[0] for prediction in predictions)
     text = tokenizer.decode([next(most_likely) if token == tokenizer.mask_id else token for token in ids])
     masks = [

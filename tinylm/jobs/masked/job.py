@@ -1,6 +1,7 @@
 """The job of plain text with masked tokens."""
 
 from tinylm.jobs.masked.evaluation import evaluate_masked
+from tinylm.jobs.masked.fill_mask import fill_mask
 from tinylm.jobs.masked.task import MaskedToken
 from tinylm.jobs.text.job import TextJob
 
@@ -11,6 +12,7 @@ class MaskedJob(TextJob):
     task = MaskedToken
     evaluate = staticmethod(evaluate_masked)
     baselines = None
+    fill_mask = staticmethod(fill_mask)
 
 
 JOB = MaskedJob()

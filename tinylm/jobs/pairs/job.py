@@ -9,6 +9,7 @@ from tinylm.jobs.pairs.corpus import PairCorpus, PairTokens
 from tinylm.jobs.pairs.evaluation import baseline_bleu, evaluate_pairs, pair_excerpt
 from tinylm.jobs.pairs.sizes import PairContexts, PairSizes
 from tinylm.jobs.pairs.task import SequenceToSequence
+from tinylm.jobs.pairs.translate import translate
 from tinylm.planning.sizes import Sizes
 from tinylm.reporter import counted
 from tinylm.text.corpus import Corpus
@@ -25,6 +26,7 @@ class PairsJob(Job):
     excerpt = staticmethod(pair_excerpt)
     baselines = staticmethod(baseline_bleu)
     compared = "bleu"
+    translate = staticmethod(translate)
 
     def recorded(self, tokens: TokenFolder, corpus: Corpus, tokenizer: Tokenizer) -> dict[str, Any]:
         """The number of pairs for training."""

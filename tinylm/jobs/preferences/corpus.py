@@ -12,10 +12,10 @@ import numpy as np
 from tinylm.config.validation import describe_value
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.jobs.chat.corpus import ChatCorpus
-from tinylm.jobs.chat.tokens import ChatTokens
 from tinylm.text.batches import Batch
 from tinylm.text.chat import Conversation, parse_conversation, parse_message
 from tinylm.text.refused_keys import REFUSED, refuse_keys
+from tinylm.text.scored_tokens import ScoredTokens
 from tinylm.text.sharded_tokens import Tokens
 
 ANSWERS = ("chosen", "rejected")
@@ -33,7 +33,7 @@ class PreferenceBatch(Batch):
         return int(self.segments.amax(dim=1).sum()) // 2
 
 
-class PreferenceTokens(ChatTokens):
+class PreferenceTokens(ScoredTokens):
     """The preferences in an array of codes, of which conversations 2 i and 2 i + 1 are those of preference i.
 
     Raises TinyLMError for an odd number of conversations.
@@ -71,7 +71,7 @@ class PreferenceTokens(ChatTokens):
         return 2 * np.flatnonzero(usable)[:, np.newaxis] + np.arange(2)
 
     def require_examples(self, context: int, name: str) -> None:
-        """As `ChatTokens.require_examples`."""
+        """As `ScoredTokens.require_examples`."""
         if not len(self.examples(context)):
             raise UsageError(
                 f"No {name} preference has two different answers that begin within the context of {context} tokens."

@@ -1,17 +1,14 @@
 """Evaluation on preferences: how often, and by how much, a decoder finds the chosen answer likelier."""
 
-import numpy as np
-
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import TextLosses, default_batch_size, mean_interval, text_losses
-from tinylm.evaluation.result import Evaluation, token_excerpt
-from tinylm.jobs.chat.tokens import FIRST, chat_evaluation_batches, worth_packing
+from tinylm.evaluation.result import Evaluation
 from tinylm.jobs.job import EvaluationTokens
 from tinylm.jobs.preferences.corpus import PreferenceTokens
 from tinylm.objectives.loss import next_token_losses
 from tinylm.reporter import Reporter
-from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.scored_tokens import scored_evaluation_batches, worth_packing
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder
 
@@ -38,7 +35,7 @@ def evaluate_preferences(
         reporter.warn(sentence)
     packed = worth_packing(tokens, context)
     rows = config.batch_size or default_batch_size(tokens.row_width(context, packed))
-    batches = chat_evaluation_batches(tokens, context, rows, packed)
+    batches = scored_evaluation_batches(tokens, context, rows, packed)
     with reporter.counting("scoring", len(tokens.examples(context)), "preferences") as advance:
         losses = text_losses(model, batches, next_token_losses, dtype, advance, ranks)
     nats, sizes = losses.nats.reshape(-1, 2), losses.tokens.reshape(-1, 2)  # (P, 2)
@@ -55,11 +52,3 @@ def evaluate_preferences(
         **mean_interval("accuracy", margins > 0),
         **mean_interval("margin", margins),
     )
-
-
-def preference_excerpt(tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
-    """The codes of the first preferences, (N,): the whole ones of `token_excerpt`, and at least one."""
-    codes = np.asarray(tokens)
-    edges = np.append(np.flatnonzero(codes & FIRST)[::2], len(codes))  # of preferences, which begin every second text
-    fitting = int(np.searchsorted(edges, len(token_excerpt(tokenizer, tokens, parameters)), side="right")) - 1
-    return codes[: int(edges[min(max(fitting, 1), len(edges) - 1)])]

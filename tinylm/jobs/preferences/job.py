@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from tinylm.config.run import DataConfig
 from tinylm.jobs.chat.job import ChatJob
-from tinylm.jobs.chat.sizes import ChatSizes
 from tinylm.jobs.preferences.corpus import PreferenceCorpus, PreferenceTokens
-from tinylm.jobs.preferences.evaluation import evaluate_preferences, preference_excerpt
+from tinylm.jobs.preferences.evaluation import evaluate_preferences
 from tinylm.jobs.preferences.loss import Preferences
+from tinylm.jobs.scored import ScoredSizes
 from tinylm.reporter import counted
 
 
-class PreferenceSizes(ChatSizes):
+class PreferenceSizes(ScoredSizes):
     """Preferences, of which both texts are in the same row."""
 
     # docs/preferences.md, "An example"
@@ -25,10 +25,10 @@ class PreferencesJob(ChatJob):
 
     tokens_type = PreferenceTokens
     sizes_type = PreferenceSizes
+    records_per_example = 2
     corpus = PreferenceCorpus
     task = Preferences
     evaluate = staticmethod(evaluate_preferences)
-    excerpt = staticmethod(preference_excerpt)
 
     def describe(self, data: DataConfig, labels: Sequence[str]) -> str:
         """The number of preferences."""

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tinylm.config.training import TrainingConfig
-from tinylm.jobs.chat.task import Chat
 from tinylm.jobs.preferences.corpus import PreferenceTokens
+from tinylm.jobs.scored import ScoredTask
 from tinylm.objectives.loss import LanguageModel, Loss, Objective, decoder_output, routing_metrics, target_losses
 from tinylm.text.batches import Batch
 from tinylm.transformer.architectures import Output
@@ -18,7 +18,7 @@ from tinylm.transformer.architectures import Output
 Reference = Callable[[], AbstractContextManager[LanguageModel]]  # the model that training started from
 
 
-class Preferences(Chat):
+class Preferences(ScoredTask):
     """Prefer the chosen answer of each preference to the rejected one, more than the reference does."""
 
     tokens_type = PreferenceTokens

@@ -1,0 +1,162 @@
+"""Regression: predict a number from 0 to 99.99 for each text, by mean squared error; evaluated by R2 as well."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinylm.config.model import ModelConfig
+from tinylm.config.run import DataConfig
+from tinylm.config.training import TrainingConfig
+from tinylm.distributed.ranks import ONE_RANK, Ranks
+from tinylm.errors import UsageError
+from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.evaluation.loop import token_losses
+from tinylm.evaluation.result import Evaluation
+from tinylm.jobs.job import EvaluationTokens, Reader
+from tinylm.jobs.scored import ScoredJob, ScoredSizes, ScoredTask
+from tinylm.objectives.loss import LanguageModel, Loss, Objective
+from tinylm.reporter import Reporter
+from tinylm.text.batches import Batch
+from tinylm.text.compression import Progress, no_progress
+from tinylm.text.corpus import Corpus, CorpusStats, RecordCorpus, scan_stream
+from tinylm.text.readers import records
+from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED, ScoredTokens, scored_evaluation_batches
+from tinylm.text.token_files import Encoding, TokenFolder, record_batches
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.attention import valid_tokens
+
+PARTS = 100  # of a unit, in which numbers are stored
+OUTPUTS = ("number",)
+
+
+class NumberedText(NamedTuple):
+    """A text and its number, in hundredths."""
+
+    text: str
+    hundredths: int
+
+
+@dataclass(frozen=True)
+class NumberCorpus(RecordCorpus):
+    """JSON objects with a `text` and a `number`."""
+
+    kind = "numbers"
+    min_split = 0.0
+
+    def has_records(self, file: Path) -> bool:
+        return True
+
+    def examples(self, progress: Progress = no_progress) -> Iterator[NumberedText]:
+        for file in self.files:
+            for location, record in records(file, self.encoding, ("text", "number"), progress):
+                if not isinstance(record, dict) or not isinstance(record.get("number"), int | float):
+                    raise UsageError(f"{location}: there is no 'number'; correct it.")
+                yield NumberedText(record["text"], round(PARTS * record["number"]))
+
+    def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
+        return (("", [text]) for text, _ in self.examples(progress))
+
+    def _scan(self, progress: Progress) -> CorpusStats:
+        examples = list(self.examples(progress))
+        chunks = [chunk for text, _ in examples for chunk in (None, text)][1:]
+        stats, numbers = scan_stream(iter(chunks)), [number for _, number in examples]
+        return replace(stats, fingerprint=hashlib.sha256(json.dumps([stats.fingerprint, numbers]).encode()).hexdigest())
+
+
+def encode(examples: list[NumberedText], tokenizer: Tokenizer) -> np.ndarray:
+    parts = []
+    for text, hundredths in examples:
+        codes = CODES_PER_ID * np.append(tokenizer.encode(text), np.uint32(hundredths))
+        codes[0] |= FIRST
+        codes[-1] |= SCORED
+        parts.append(codes)
+    return np.concatenate(parts)
+
+
+def predict(model: LanguageModel, batch: Batch) -> Tensor:
+    """The number of each text, (B,), off the mean of its vectors."""
+    assert batch.lengths is not None
+    hidden = model(batch.ids, lengths=batch.lengths).hidden
+    valid = valid_tokens(batch.lengths, hidden.shape[1]).unsqueeze(-1)
+    return model.logits((hidden * valid).sum(1) / batch.lengths.unsqueeze(-1)).float()[:, 0]
+
+
+def numbers_of(batch: Batch) -> Tensor:
+    assert batch.mask is not None
+    return batch.targets[batch.mask] / PARTS
+
+
+def squared_error(model: LanguageModel, batch: Batch) -> Loss:
+    errors = (predict(model, batch) - numbers_of(batch)) ** 2
+    return Loss(errors.sum(), len(errors), errors.new_zeros(()))
+
+
+class Regression(ScoredTask):
+    packs = False
+    validation_objective: Objective = staticmethod(squared_error)
+
+    def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
+        super().__init__(tokens, tokenizer, model, training)
+
+    def objective(self, progress: float) -> Objective:
+        return squared_error
+
+
+def evaluate(
+    model: Any,
+    tokenizer: Tokenizer,
+    text: EvaluationTokens,
+    config: EvaluationConfig,
+    dtype: str,
+    reporter: Reporter,
+    ranks: Ranks = ONE_RANK,
+) -> Evaluation:
+    def both(network: LanguageModel, batch: Batch) -> Tensor:
+        return torch.stack([numbers_of(batch), predict(network, batch)], dim=1)
+
+    batches = scored_evaluation_batches(ScoredTokens(text.codes), model.context, 8, packed=False)
+    found = token_losses(model, batches, dtype, lambda count: None, ranks, both, columns=(2,)).astype(np.float64)
+    errors = ((found[:, 0] - found[:, 1]) ** 2).sum()
+    r2 = 1 - errors / ((found[:, 0] - found[:, 0].mean()) ** 2).sum()
+    return Evaluation(loss=float(errors / len(found)), tokens=0, texts=len(found), scores={"R2": float(r2)})
+
+
+class NumberSizes(ScoredSizes):
+    def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
+        return {}
+
+    def _packs(self, context: int, pack: bool | None) -> bool:
+        return False
+
+
+class RegressionJob(ScoredJob):
+    """Predict a number for each text."""
+
+    corpus = NumberCorpus
+    encoding = Encoding(record_batches, encode, CODES_PER_ID, PARTS * PARTS)
+    sizes_type = NumberSizes
+    task = Regression
+    evaluate = staticmethod(evaluate)
+
+    def accepted_keys(self, text_key: str) -> frozenset[str]:
+        return frozenset((text_key, "number"))
+
+    def recognises(self, corpora: Sequence[Corpus], reporter: Reporter) -> bool:
+        files = [(corpus, file) for corpus in corpora for file in corpus.files]
+        return all('"number"' in file.read_text(encoding="utf-8").partition("\n")[0] for _, file in files)
+
+    def opened(self, corpora: list[Corpus], reader: Reader, reporter: Reporter) -> list[Corpus]:
+        return [replace(corpus, labels=OUTPUTS) for corpus in corpora]
+
+    def describe(self, data: DataConfig, labels: Sequence[str]) -> str:
+        return "a number each"
+
+
+JOB = RegressionJob()

@@ -1,0 +1,123 @@
+"""Jobs on records of which some tokens are scored: their task, their sizes for planning, and what else they share."""
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+
+from tinylm.config.model import ModelConfig
+from tinylm.config.run import DataConfig
+from tinylm.config.training import TrainingConfig
+from tinylm.evaluation.result import token_excerpt
+from tinylm.jobs.job import Job, MakeTask
+from tinylm.objectives.loss import Objective, next_token
+from tinylm.planning.sizes import PARTS, Rows, Sizes, fitting_context
+from tinylm.text.batches import Batch
+from tinylm.text.corpus import Corpus
+from tinylm.text.scored_tokens import FIRST, ScoredTokens, scored_evaluation_batches, scored_rows, worth_packing
+from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.token_files import TokenFolder
+from tinylm.text.tokenizer import Tokenizer
+
+
+class ScoredTask:
+    """Predict each scored token of a record from the tokens before it.
+
+    tokens_type: reads the codes of a token folder. packs: whether records can share rows
+    """
+
+    tokens_type: type[ScoredTokens] = ScoredTokens
+    packs: bool = True
+    validation_objective: Objective = staticmethod(next_token)
+
+    def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
+        self._smoothing = training.label_smoothing
+        self._context = model.context
+        self._packed = training.pack and self.packs
+        train, self._val = self.tokens_type(tokens.train), self.tokens_type(tokens.val)
+        for part, name in ((train, "training"), (self._val, "validation")):
+            part.require_examples(model.context, name)
+        rows = scored_rows(train, model.context, self._packed)
+        batches = rows.training_batches(training.batch_size, training.seed)
+        self.batch = batches.batch
+        self.steps_per_epoch = float(batches.batches_per_epoch)
+
+    def objective(self, progress: float) -> Objective:
+        """As `Task.objective`."""
+        return functools.partial(next_token, smoothing=self._smoothing)
+
+    def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
+        """As `Task.validation_batches`."""
+        return scored_evaluation_batches(self._val, self._context, rows, self._packed, max_tokens)
+
+
+class ScoredSizes(Sizes):
+    """Records for training and for validation; those longer than the context are cut."""
+
+    def __init__(self, train: ScoredTokens, val: ScoredTokens) -> None:
+        self._train, self._val = train, val
+
+    def choose_context(self, data: DataConfig, context: int, notices: list[str]) -> int:
+        """The default, lengthened so that nearly all records fit."""
+        return max(context, fitting_context(self._train.lengths - 1, self._val.lengths - 1))
+
+    def check_context(self, data: DataConfig, context: int, *, is_new: bool) -> list[str]:
+        """As `Sizes.check_context`. Raises UsageError if no token within the context counts in the loss."""
+        named = list(zip(PARTS, (self._train, self._val), strict=True))
+        for name, part in named:
+            part.require_examples(context, name)
+        return [sentence for name, part in named for sentence in part.describe_left_out(context, name)]
+
+    def rows(self, data: DataConfig, context: int, pack: bool | None) -> Rows:
+        """As `Sizes.rows`."""
+        packed = self._packs(context, pack)
+        rows = scored_rows(self._train, context, packed)
+        return Rows(len(rows), rows.n_tokens / len(rows), rows.width, constant=packed)
+
+    def validation_size(self, data: DataConfig, context: int) -> tuple[int, int]:
+        """As `Sizes.validation_size`."""
+        return self._val.n_scored, int(np.minimum(self._val.lengths, context).sum())
+
+    def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
+        """Whether records share rows."""
+        return {"pack": self._packs(context, pack)}
+
+    def _packs(self, context: int, pack: bool | None) -> bool:
+        """The user's choice, or what is faster for the context."""
+        return worth_packing(self._train, context) if pack is None else bool(pack)
+
+
+class ScoredJob(Job):
+    """A job on such records.
+
+    tokens_type, sizes_type: of the encoded records. records_per_example: that are trained on together
+    """
+
+    tokens_type: ClassVar[type[ScoredTokens]] = ScoredTokens
+    sizes_type: ClassVar[type[ScoredSizes]] = ScoredSizes
+    records_per_example: ClassVar[int] = 1
+    task: ClassVar[MakeTask] = ScoredTask
+
+    def record_ids(self, tokens: Tokens, corpus: Corpus, end_of_text_id: int) -> Iterator[bytes]:
+        """The codes of each example."""
+        codes, edges = np.asarray(tokens), self._edges(tokens)
+        for start, stop in itertools.pairwise(edges.tolist()):
+            yield codes[start:stop].tobytes()
+
+    def sizes(self, tokens: TokenFolder, tokenizer: Tokenizer) -> Sizes:
+        """The lengths of the records."""
+        return self.sizes_type(self.tokens_type(tokens.train), self.tokens_type(tokens.val))
+
+    def excerpt(self, tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
+        """The codes of the first examples, (N,): the whole ones of `token_excerpt`, and at least one."""
+        edges = self._edges(tokens)
+        limit = len(token_excerpt(tokenizer, tokens, parameters))
+        fitting = int(np.searchsorted(edges, limit, side="right")) - 1
+        return np.asarray(tokens)[: int(edges[min(max(fitting, 1), len(edges) - 1)])]
+
+    def _edges(self, tokens: Tokens) -> np.ndarray:
+        """The indices of the first code of each example, and the number of codes: (E + 1,)."""
+        starts = np.flatnonzero(np.asarray(tokens) & FIRST)[:: self.records_per_example]
+        return np.append(starts, len(tokens))

@@ -206,7 +206,7 @@ ERRORS: dict[str, list[Row]] = {
         (f"{TUNE} --target embedding --dropout 0.1", 2, "--dropout and --share-b are for linear layers"),
         (f"{TUNE} --out {{run}} --force", 2, "is the base model, which is never written to"),
         (TUNE.replace("corpus", "greek"), 2, "has no id for 5 of the text's characters, 'γ' (U+03B3), 'λ' (U+03BB)"),
-        (f"{TUNE.replace('corpus', 'few')} --val-data corpus.txt",
+        (f"{TUNE.replace('corpus', 'few')} --val-data corpus.txt --sequence-length 16",
          2, "has 14 tokens ... a context of 16 needs 17; give more text."),
         ("finetune-lora --resume {adapter} --rank 4", 2, "--resume fixes --rank"),
         ("finetune-lora corpus.txt -m {run} --resume {adapter}", 2, "is not the text that"),

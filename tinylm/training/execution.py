@@ -58,7 +58,6 @@ def compile_layers(
             module.compile()
     if model.device.type == "cuda":  # on a CPU, it is slower for small vocabularies (decision 041)
         model.cross_entropy.compile()
-    report(Notice("Compiling the model, which takes about a minute."))
     try:
         for batch in batches:
             _test(model, batch, objective, dtype)

@@ -326,6 +326,8 @@ def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
         resumed_step=resumed_step,
     )
     session.report(started)
+    if run.runtime.compile:
+        session.reporter.note("Compiling the model, which takes about a minute.")
     load_notes = _load_notes(run, session)
 
     def report(event: Event) -> None:

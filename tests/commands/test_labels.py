@@ -192,7 +192,7 @@ def test_data_and_models_that_do_not_fit_each_other_are_errors(
     assert_error(
         tinylm("train", labels, "--tie"),
         2,
-        "--tie is for plain text, pairs, conversations and preferences, not for texts with",
+        "--tie is for models of tokens",
     )
     mixed = here / "mixed"
     mixed.mkdir()

@@ -11,11 +11,15 @@ from tests import reference, reference_parts
 from tests.training.trainer_bench import rows_at_most, watched
 from tests.variants import randomised, small
 from tinylm.errors import TinyLMError
+from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import EvaluationLoss, evaluate_loss
+from tinylm.jobs.job import EvaluationTokens, Scoring
 from tinylm.jobs.masked.evaluation import masked_losses_and_accuracy
-from tinylm.jobs.masked.windows import masked_evaluation_batches
+from tinylm.jobs.masked.task import masked_evaluation_batches
 from tinylm.objectives.loss import next_token
+from tinylm.reporter import LogReporter
 from tinylm.text.batches import evaluation_batches
+from tinylm.text.tokenizer import train_char
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
 
@@ -116,8 +120,9 @@ def test_the_loss_and_accuracy_of_masked_tokens_equal_their_formulas() -> None:
     model = randomised(build_model(config)).double()
     weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
     batches = list(masked_evaluation_batches(np.tile([0, 1, 2], 30), 8, rows=3, mask_id=3, vocab_size=4))
-    progress: list[int] = []
-    found, accuracy = masked_losses_and_accuracy(model.train(), iter(batches), "fp32", progress.append)
+    reporter, text = LogReporter(), EvaluationTokens("text", np.zeros(0))
+    scoring = Scoring(model.train(), train_char("ab"), text, EvaluationConfig(), "fp32", reporter)
+    found, accuracy = masked_losses_and_accuracy(scoring, iter(batches))
     losses, correct = [], []
     for batch in batches:
         for ids, targets, mask in zip(batch.ids, batch.targets, batch.mask, strict=True):
@@ -125,7 +130,7 @@ def test_the_loss_and_accuracy_of_masked_tokens_equal_their_formulas() -> None:
             for position in np.flatnonzero(mask):
                 losses.append(-reference_parts.log_softmax(logits[position])[targets[position]])
                 correct.append(logits[position].argmax() == targets[position])
-    assert (found.total.tokens, sum(progress)) == (len(losses), len(losses))
+    assert found.total.tokens == len(losses)
     assert found.total.loss == pytest.approx(sum(losses) / len(losses), rel=1e-9)
     assert accuracy == sum(correct) / len(correct)
     assert 0 < accuracy < 1

@@ -15,8 +15,8 @@ from tinylm.distributed.ranks import ONE_RANK
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import TextLosses, text_losses
 from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, ratio_interval
-from tinylm.jobs.chat.evaluation import evaluate_chat
-from tinylm.jobs.job import EvaluationTokens
+from tinylm.jobs.chat.tokens import evaluate_chat
+from tinylm.jobs.job import EvaluationTokens, Scoring
 from tinylm.jobs.masked.evaluation import evaluate_masked
 from tinylm.jobs.pairs.corpus import PairTokens, pair_evaluation_batches
 from tinylm.jobs.pairs.evaluation import evaluate_pairs, first_pairs
@@ -95,7 +95,8 @@ def codes(kind: str, count: int) -> np.ndarray:
 def test_conversations_pairs_and_windows_have_an_interval_from_ten_on() -> None:
     for name, (kind, architecture, evaluate) in KINDS.items():
         model, rest = model_of(architecture).float(), (EvaluationConfig(beams=1), "fp32", LogReporter())
-        few, many = (evaluate(model, TOKENIZER, EvaluationTokens(kind, codes(kind, count)), *rest) for count in (9, 40))
+        texts = (EvaluationTokens(kind, codes(kind, count)) for count in (9, 40))
+        few, many = (evaluate(Scoring(model, TOKENIZER, text, *rest)) for text in texts)
         assert (few.loss_low, few.loss_high, few.resampled) == (None, None, None), name
         assert many.resampled == f"40 {name}"
         assert many.loss_low is not None and many.loss_high is not None
@@ -132,7 +133,8 @@ def test_a_text_of_control_tokens_has_a_loss_but_no_bits_per_character_and_no_ba
     tokenizer = train_char("abc")
     ends = np.full(4, tokenizer.end_of_text_id)
     model = build_model(small(vocab_size=tokenizer.vocab_size))
-    result = evaluate_text(model, tokenizer, EvaluationTokens("text", ends), EvaluationConfig(), "fp32", LogReporter())
+    text, reporter = EvaluationTokens("text", ends), LogReporter()
+    result = evaluate_text(Scoring(model, tokenizer, text, EvaluationConfig(), "fp32", reporter))
     assert result.loss > 0 and (result.tokens, result.characters, result.bytes) == (3, 0, 0)
     assert not {"bits_per_character", "bits_per_byte"} & result.to_json().keys()
     assert baseline_bits_per_byte(tokenizer, ends, ends, LogReporter()) == {}

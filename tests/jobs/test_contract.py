@@ -26,7 +26,7 @@ from tests.shell import story
 from tinylm.adapters.adapter import without_adapters
 from tinylm.config.jobs import JOBS, without_effect
 from tinylm.config.training import Budget, TrainingConfig
-from tinylm.jobs.masked.windows import masked_evaluation_batches
+from tinylm.jobs.masked.task import masked_evaluation_batches
 from tinylm.models.model import Model
 from tinylm.training.events import Stepped
 from tinylm.training.pipeline import TrainingResult

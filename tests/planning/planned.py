@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.machines import machine
 from tinylm.config.run import AdapterConfig, DataConfig
-from tinylm.jobs.pairs.sizes import PairContexts, PairSizes
+from tinylm.jobs.pairs.job import PairContexts, PairSizes
 from tinylm.machine.measure import Machine
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest

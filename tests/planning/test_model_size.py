@@ -13,7 +13,7 @@ from tests.variants import small
 from tinylm.config.presets import PRESETS, SHORT_CONTEXTS, SIZES, make_model_config
 from tinylm.config.training import Budget
 from tinylm.errors import UsageError
-from tinylm.jobs.pairs.sizes import PairSizes
+from tinylm.jobs.pairs.job import PairSizes
 from tinylm.planning import recipes
 from tinylm.planning.cost import matrix_parameters
 from tinylm.planning.plan import choose_dropout, choose_sizes, training_tokens

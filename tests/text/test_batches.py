@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.text.corpora import PAIRS, documents_of, require_errors, tsv, write_pairs
 from tinylm.errors import TinyLMError
-from tinylm.jobs.masked.windows import MaskedWindows, mask_tokens, masked_evaluation_batches
+from tinylm.jobs.masked.task import MaskedWindows, mask_tokens, masked_evaluation_batches
 from tinylm.jobs.pairs.corpus import Pair, PairTokens, pair_evaluation_batches
 from tinylm.text.batches import Batch, Windows, evaluation_batches
 from tinylm.text.split import split_corpus

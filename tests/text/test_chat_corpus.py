@@ -6,7 +6,8 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ import pytest
 import tinylm
 from tests.text.corpora import documents_of, read_conversations, require_errors, write_file
 from tests.text.templates import CONVERSATIONS, messages
-from tinylm.config.run import DataConfig
+from tinylm.config.run import DataConfig, RunConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.jobs.chat.corpus import ChatCorpus
 from tinylm.jobs.chat.tokens import ChatTokens, marked_examples
@@ -311,7 +312,8 @@ def test_a_run_opens_its_conversations_again_and_encodes_them_again(tmp_path: Pa
     shutil.rmtree(tokens.path)
 
     def encode(data: DataConfig, template: str | None = CHATML) -> TokenFolder:
-        reader = RunReader(data, tokenizer, template, ())
+        config = SimpleNamespace(data=data, labels=(), tokenizer=SimpleNamespace(chat_template=template))
+        reader = RunReader(cast(RunConfig, config), tokenizer)
         return encode_recorded_text(tmp_path / "run", reader, (str(file),), None, LogReporter())
 
     with pytest.raises(TinyLMError, match="has no chat template"):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tinylm.config.jobs import row_for
 from tinylm.errors import (
     AdapterNotModelError,
     BadFilesError,
@@ -51,7 +50,7 @@ def resume_command(path: Path) -> str:
 def use_commands(path: Path, config: "RunConfig") -> dict[str, str]:
     """Command lines that use the run or model at `path`, by purpose."""
     quoted, adapter = shell_quote(path), config.adapter
-    row = row_for(config.model.architecture, config.objective, has_labels=bool(config.labels))
+    row = config.row
     option = "--model" if adapter is None else "--adapter"
     flag = "--prompt " if row.command == "sample" else ""
     prompt = f' {flag}"{row.prompt}"' if row.prompt else ""

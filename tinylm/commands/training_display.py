@@ -292,7 +292,7 @@ def show_plan(console: Console, plan: "Plan", config: RunConfig, trainable_param
 
 
 def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> dict[str, str]:
-    from tinylm.jobs.job import job_on
+    from tinylm.jobs.job import load_job
 
     model, training, data = plan.model, plan.training, config.data
     assert data is not None
@@ -312,12 +312,11 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         + ("the same to validate with" if data.by_heart else f"{data.val_tokens:,} to validate with")
         + (f" (each time {training.eval_tokens:,} of them)" if sampled else "")
         + (f" ({counted(data.val_records, 'record')})" if data.val_records else "")
-        + (f"; {described}" if (described := job_on(data.kind).describe(data, config.labels)) else ""),
+        + (f"; {described}" if (described := load_job(training.objective).describe(config, data)) else ""),
         "model": f"{plan.parameters:,} parameters: {counted(model.layers, 'layer')}, {counted(model.heads, 'head')}, "
         f"width {model.width}, context {model.context}"
         + ("" if model.tie else ", untied")
         + (", compiled" if plan.runtime.compile else ""),
-        **({"teachers": ", ".join(teacher.path for teacher in config.teachers)} if config.teachers else {}),
         "batch": batch,
         "length": f"{about}{counted(plan.steps, 'step')}, {plan.epochs:.1f} passes over the text"
         + ("; averaged weights are saved" if training.average else ""),

@@ -203,7 +203,6 @@ class ModelSettings:
         Setting(
             "Tie output layer and embedding (default: yes, except in short runs of a modern decoder).",
             Panel.MODEL_SWITCHES,
-            jobs="text masked pairs chat preferences distillation",
         ),
     ] = None
     scale_embedding: Annotated[bool | None, Setting("Multiply embeddings by sqrt(d_model).", Panel.MODEL_SWITCHES)] = (

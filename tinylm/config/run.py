@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
 from tinylm import __version__
-from tinylm.config.jobs import JOBS, JobRow, all_data, rows_on, without_effect
+from tinylm.config.jobs import JOBS, JobRow, all_data, row_for, rows_on, without_effect
 from tinylm.config.model import ModelConfig, check_labels
 from tinylm.config.training import TrainingConfig, check_sequence_growth
 from tinylm.config.validation import (
@@ -360,6 +360,16 @@ class RunConfig:
     def labels(self) -> tuple[str, ...]:
         """The labels that the model, or the base with this adapter, distinguishes; empty unless it is a classifier."""
         return self.model.labels if self.adapter is None else self.adapter.labels or self.model.labels
+
+    @property
+    def frozen_parameters(self) -> int:
+        """The approximate number of parameters of the models that the run learned from."""
+        return sum(teacher.parameters for teacher in self.teachers)
+
+    @property
+    def row(self) -> JobRow:
+        """The job of training, or of a model whose training is not recorded, the default for such a model."""
+        return row_for(self.model.architecture, self.objective, has_labels=bool(self.labels))
 
     @property
     def loss_unit(self) -> str:

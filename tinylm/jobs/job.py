@@ -6,15 +6,17 @@ A job is a row of JOBS (`tinylm.config.jobs`) and a folder in tinylm/jobs, whose
 import functools
 import importlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from tinylm.config.jobs import JOBS, rows_on
-from tinylm.config.run import DataConfig
+from tinylm.config.run import DataConfig, RunConfig
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.evaluation.loop import TextLosses, default_batch_size, text_losses, token_losses
 from tinylm.evaluation.result import Evaluation, token_excerpt
 from tinylm.objectives.loss import Objective
 from tinylm.planning.sizes import Sizes
@@ -95,23 +97,42 @@ class Baselines(Protocol):
     ) -> dict[str, float]: ...
 
 
-class Evaluate(Protocol):
-    """A function that computes the metrics of a model of the job's architecture on an encoded text.
+@dataclass(frozen=True)
+class Scoring:
+    """A model of the job's architecture, an encoded text, and how the model is evaluated on it.
 
-    dtype: autocast dtype. ranks: the processes that share the work; all return the same result. Raises UsageError for a
-    text in which nothing is scored.
+    dtype: autocast dtype. ranks: the processes that share the work; all get the same losses.
     """
 
-    def __call__(
-        self,
-        model: Any,
-        tokenizer: Tokenizer,
-        text: EvaluationTokens,
-        config: EvaluationConfig,
-        dtype: str,
-        reporter: Reporter,
-        ranks: Ranks = ONE_RANK,
-    ) -> Evaluation: ...
+    model: Any
+    tokenizer: Tokenizer
+    text: EvaluationTokens
+    config: EvaluationConfig
+    dtype: str
+    reporter: Reporter
+    ranks: Ranks = ONE_RANK
+
+    def rows(self, width: int) -> int:
+        """Rows per batch: the chosen number, or what is usual for rows of `width` tokens."""
+        return self.config.batch_size or default_batch_size(width)
+
+    def values(
+        self, batches: Iterable[Batch], of: Any, total: int | None, unit: str, columns: tuple[int, ...] = ()
+    ) -> np.ndarray:
+        """The values of the targets of all batches, (N, *columns). of, columns: as `losses` of `token_losses`"""
+        with self.reporter.counting("scoring", total, unit) as advance:
+            return token_losses(self.model, batches, self.dtype, advance, self.ranks, of, columns)
+
+    def losses(self, batches: Iterable[Batch], of: Any, total: int | None, unit: str) -> TextLosses:
+        """The losses of the targets of all batches, summed over each of their texts. of: as in `text_losses`"""
+        with self.reporter.counting("scoring", total, unit) as advance:
+            return text_losses(self.model, batches, of, self.dtype, advance, self.ranks)
+
+
+class Evaluate(Protocol):
+    """A function that computes the metrics of a model. Raises UsageError for a text in which nothing is scored."""
+
+    def __call__(self, scoring: Scoring) -> Evaluation: ...
 
 
 class Reader(Protocol):
@@ -202,8 +223,8 @@ class Job:
         """The sizes of encoded data, on which a plan depends."""
         return Sizes()
 
-    def describe(self, data: DataConfig, labels: Sequence[str]) -> str:
-        """What the data consist of, for the plan, such as "12 conversations"; may be empty."""
+    def describe(self, config: RunConfig, data: DataConfig) -> str:
+        """What a run learns from, for the plan, such as "12 conversations"; may be empty."""
         return ""
 
 

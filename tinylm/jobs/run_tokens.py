@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tinylm.config.run import DataConfig, run_of
+from tinylm.config.run import DataConfig, RunConfig, run_of
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.jobs.encoding import MIN_TOKENS, encode_split
 from tinylm.jobs.job import job_on
@@ -25,10 +25,19 @@ from tinylm.text.tokenizer import Tokenizer
 class RunReader:
     """A Reader of the text of a run, with its recorded settings, its chat template and its labels."""
 
-    data: DataConfig
+    config: RunConfig
     tokenizer: Tokenizer
-    chat_template: str | None
-    labels: tuple[str, ...]
+
+    @property
+    def data(self) -> DataConfig:
+        """The recorded text."""
+        assert self.config.data is not None
+        return self.config.data
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Those of the model."""
+        return self.config.labels
 
     @property
     def data_kinds(self) -> tuple[str, ...]:
@@ -37,9 +46,10 @@ class RunReader:
 
     def chat_format(self, source: Any) -> ChatFormat:
         """The format of the run's conversations. Raises TinyLMError for a run without a template."""
-        if self.chat_template is None:
+        template = self.config.tokenizer.chat_template
+        if template is None:
             raise TinyLMError("The run was trained on conversations, but has no chat template.")
-        return chat_format(self.chat_template, self.tokenizer, self.data.train_on)
+        return chat_format(template, self.tokenizer, self.data.train_on)
 
 
 def find_run_corpus(paths: tuple[str, ...], reader: RunReader) -> Corpus:

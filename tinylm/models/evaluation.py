@@ -14,7 +14,7 @@ from tinylm.errors import TinyLMError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
 from tinylm.generation.text_generator import TextGenerator
-from tinylm.jobs.job import EvaluationTokens, load_job
+from tinylm.jobs.job import EvaluationTokens, Scoring, load_job
 from tinylm.jobs.reading import ModelReader, TextSource, evaluation_source, evaluation_tokens
 from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.kernels.process import keep_freed_blocks
@@ -111,7 +111,7 @@ class EvaluatedModel(TextGenerator):
         objective = self.objective_on(text.kind)
         applicable(EvaluationConfig, changed_settings(config), (JOBS[objective],))
         job = load_job(objective)
-        result = job.evaluate(self.network, self.tokenizer, text, config, self.dtype, self.reporter, ranks)
+        result = job.evaluate(Scoring(self.network, self.tokenizer, text, config, self.dtype, self.reporter, ranks))
         result = replace(result, unit=JOBS[objective].unit, labels=None if result.confusion is None else self.labels)
         if not config.baselines or job.baselines is None:
             return result

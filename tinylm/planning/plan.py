@@ -191,7 +191,7 @@ def plan_resumed(
         training=kept | {"pack": training.pack},
         base=model,
         adapter=config.adapter,
-        frozen_parameters=sum(teacher.parameters for teacher in config.teachers),
+        frozen_parameters=config.frozen_parameters,
         parallel=parallel,
         ranks=ranks,
     )

@@ -23,7 +23,7 @@ from tinylm.analysis.memorisation import CopiedText, Memorisation, measure_memor
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig, MemorisationConfig
 from tinylm.evaluation.result import Evaluation
-from tinylm.jobs.job import EvaluationTokens, load_job
+from tinylm.jobs.job import EvaluationTokens, Scoring, load_job
 from tinylm.jobs.pairs.corpus import PairTokens
 from tinylm.jobs.run_tokens import reopen_ids, reopen_part
 from tinylm.machine.device import autocast, choose_device
@@ -120,7 +120,7 @@ def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
     parameters = sum(parameter.numel() for parameter in model.network.parameters())
     tokens = job.excerpt(tokenizer, reopen_part(run, model.data, tokenizer, "val"), parameters)
     text = EvaluationTokens(model.data.kind, tokens, document_end=document_end(model.data.format))
-    result = job.evaluate(model.network, tokenizer, text, EvaluationConfig(), model.dtype, reporter)
+    result = job.evaluate(Scoring(model.network, tokenizer, text, EvaluationConfig(), model.dtype, reporter))
     result = replace(result, labels=model.labels or None)
     baselines = {} if job.baselines is None else job.baselines(tokenizer, tokens, _training(model, run), reporter)
     return {

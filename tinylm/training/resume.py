@@ -108,7 +108,7 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         if not request.paths:
             tokens = reopen_tokens(path, data, tokenizer)
         else:
-            reader = RunReader(data, tokenizer, config.tokenizer.chat_template, config.labels)
+            reader = RunReader(config, tokenizer)
             text = request.text
             tokens = encode_recorded_text(path, reader, text.paths, text.val_data, session.reporter)
         sizes, parallel = load_job(training.objective).sizes(tokens, tokenizer), request.settings.parallel

@@ -95,7 +95,7 @@ def generate_sample(
     `None` for models other than decoders of plain text, and for sharded models; also if memory runs
     out and for logits that are not finite, since a sample must not end the training run.
     """
-    is_other = config.labels or (config.data is not None and not config.data.is_plain_text)
+    is_other = config.data is not None and not config.data.is_plain_text
     if not isinstance(model, Decoder) or is_sharded(model) or is_other:
         return None
     dtype = "fp32" if config.runtime is None else config.runtime.dtype  # a frozen base has 16-bit weights

@@ -14,7 +14,7 @@ from tinylm.config.jobs import data_kinds
 from tinylm.config.model import ARCHITECTURES, ModelConfig
 from tinylm.config.run import AdapterConfig, run_of
 from tinylm.config.settings import MODEL_NAMES, AdapterSettings, LoRASettings, TrainSettings
-from tinylm.config.validation import check_choice
+from tinylm.config.validation import check_choice, require
 from tinylm.errors import UsageError
 from tinylm.formats.foreign import foreign_name, is_foreign
 from tinylm.jobs.reading import TextSource
@@ -152,6 +152,7 @@ class NewModel(StartingPoint):
         """As `StartingPoint.add_labels`. By default, the model has a BPE tokenizer, which has an id for
         each character.
         """
+        require(not self.choices.get("tie"), "`tie` is for models of tokens; this one has labels. Leave it out.")
         self.architecture = self.choices.get("architecture", architecture)
         self.choices = {**self.choices, "architecture": self.architecture, "labels": labels, "tie": False}
         if self.tokenizer_choice == "auto":

@@ -5,21 +5,18 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tinylm.config.model import ModelConfig
-from tinylm.config.run import DataConfig
+from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.training import TrainingConfig
-from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import UsageError
-from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.loop import token_losses
 from tinylm.evaluation.result import Evaluation
-from tinylm.jobs.job import EvaluationTokens, Reader
+from tinylm.jobs.job import Reader, Scoring
 from tinylm.jobs.scored import ScoredJob, ScoredSizes, ScoredTask
 from tinylm.objectives.loss import LanguageModel, Loss, Objective
 from tinylm.reporter import Reporter
@@ -109,20 +106,12 @@ class Regression(ScoredTask):
         return squared_error
 
 
-def evaluate(
-    model: Any,
-    tokenizer: Tokenizer,
-    text: EvaluationTokens,
-    config: EvaluationConfig,
-    dtype: str,
-    reporter: Reporter,
-    ranks: Ranks = ONE_RANK,
-) -> Evaluation:
+def evaluate(scoring: Scoring) -> Evaluation:
     def both(network: LanguageModel, batch: Batch) -> Tensor:
         return torch.stack([numbers_of(batch), predict(network, batch)], dim=1)
 
-    batches = scored_evaluation_batches(ScoredTokens(text.codes), model.context, 8, packed=False)
-    found = token_losses(model, batches, dtype, lambda count: None, ranks, both, columns=(2,)).astype(np.float64)
+    batches = scored_evaluation_batches(ScoredTokens(scoring.text.codes), scoring.model.context, 8, packed=False)
+    found = scoring.values(batches, both, None, "texts", columns=(2,)).astype(np.float64)
     errors = ((found[:, 0] - found[:, 1]) ** 2).sum()
     r2 = 1 - errors / ((found[:, 0] - found[:, 0].mean()) ** 2).sum()
     return Evaluation(loss=float(errors / len(found)), tokens=0, texts=len(found), scores={"R2": float(r2)})
@@ -155,7 +144,7 @@ class RegressionJob(ScoredJob):
     def opened(self, corpora: list[Corpus], reader: Reader, reporter: Reporter) -> list[Corpus]:
         return [replace(corpus, labels=OUTPUTS) for corpus in corpora]
 
-    def describe(self, data: DataConfig, labels: Sequence[str]) -> str:
+    def describe(self, config: RunConfig, data: DataConfig) -> str:
         return "a number each"
 
 

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from tinylm.config.run import DataConfig
+from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import describe_value
 from tinylm.jobs.chat.corpus import CHAT_ENCODING, ChatCorpus
-from tinylm.jobs.chat.evaluation import evaluate_chat
-from tinylm.jobs.chat.tokens import ChatTokens, marked_examples
+from tinylm.jobs.chat.tokens import ChatTokens, evaluate_chat, marked_examples
 from tinylm.jobs.job import Evaluate, MakeTask, MarkedText, Reader
 from tinylm.jobs.scored import ScoredJob, ScoredTask
 from tinylm.reporter import Reporter, counted
@@ -65,7 +64,7 @@ class ChatJob(ScoredJob):
         assert isinstance(corpus, ChatCorpus)
         return {"train_on": corpus.chat.train_on}
 
-    def describe(self, data: DataConfig, labels: Sequence[str]) -> str:
+    def describe(self, config: RunConfig, data: DataConfig) -> str:
         """The number of conversations."""
         return counted(data.documents, "conversation")
 

@@ -1,5 +1,6 @@
 """The job of plain text with teachers."""
 
+from tinylm.config.run import DataConfig, RunConfig
 from tinylm.jobs.distillation.loss import Distillation
 from tinylm.jobs.text.job import TextJob
 
@@ -8,6 +9,10 @@ class DistillationJob(TextJob):
     """A decoder predicts the next token of a text, and what its teachers predict there."""
 
     task = Distillation
+
+    def describe(self, config: RunConfig, data: DataConfig) -> str:
+        """The models to learn from."""
+        return f"and to learn from: {', '.join(teacher.path for teacher in config.teachers)}"
 
 
 JOB = DistillationJob()

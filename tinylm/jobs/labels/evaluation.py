@@ -8,38 +8,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tinylm.distributed.ranks import ONE_RANK, Ranks
-from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.loop import TextLosses, default_batch_size, mean_interval, token_losses
+from tinylm.evaluation.loop import TextLosses, mean_interval
 from tinylm.evaluation.result import MIN_UNITS, SEED, Evaluation, percentile_interval
-from tinylm.jobs.job import EvaluationTokens
+from tinylm.jobs.job import Scoring
 from tinylm.jobs.labels.corpus import LabelTokens
 from tinylm.jobs.labels.loss import label_logits, labels_of, pooling_of
 from tinylm.objectives.loss import LanguageModel
-from tinylm.reporter import Reporter
 from tinylm.text.batches import Batch
 from tinylm.text.scored_tokens import scored_evaluation_batches
-from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.architectures import Transformer
 
 F1_RESAMPLES = 2000
 
 
-def evaluate_classification(
-    model: Transformer,
-    tokenizer: Tokenizer,
-    text: EvaluationTokens,
-    config: EvaluationConfig,
-    dtype: str,
-    reporter: Reporter,
-    ranks: Ranks = ONE_RANK,
-) -> Evaluation:
+def evaluate_classification(scoring: Scoring) -> Evaluation:
     """The share of texts whose label has the largest logit, the mean F1 of the labels, and how often each label is
     taken for each other.
 
-    text: codes of texts with labels, see `tinylm.jobs.labels.corpus`. Other arguments: see `evaluate_chat`.
+    The text has the codes of `tinylm.jobs.labels.corpus`.
     """
-    tokens, context = LabelTokens(text.codes), model.context
+    model, reporter = scoring.model, scoring.reporter
+    tokens, context = LabelTokens(scoring.text.codes), model.context
     for sentence in tokens.describe_left_out(context, "evaluated"):
         reporter.warn(sentence)
     pool = pooling_of(model)
@@ -58,10 +46,9 @@ def evaluate_classification(
             labels.append(labels_of(batch).numpy())
             yield batch
 
-    rows = config.batch_size or default_batch_size(tokens.row_width(context, packed=False))
+    rows = scoring.rows(tokens.row_width(context, packed=False))
     batches = scored_evaluation_batches(tokens, context, rows, packed=False)
-    with reporter.counting("scoring", len(tokens), "texts") as advance:
-        found = token_losses(model, counted(batches), dtype, advance, ranks, scores, columns=(2,))
+    found = scoring.values(counted(batches), scores, len(tokens), "texts", columns=(2,))
     truth, predicted = np.concatenate(labels), found[:, 1].astype(np.int64)
     nats = TextLosses(found[:, 0], np.ones(len(found), np.int64))
     confusion = np.bincount(truth * n_labels + predicted, minlength=n_labels**2).reshape(n_labels, n_labels)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tinylm.config.run import DataConfig
+from tinylm.config.run import DataConfig, RunConfig
 from tinylm.errors import UsageError
 from tinylm.jobs.job import Reader
 from tinylm.jobs.labels.classify import classify_texts
@@ -109,9 +109,9 @@ class LabelsJob(ScoredJob):
         size = np.asarray(tokens).itemsize
         return (codes[:-size] for codes in super().record_ids(tokens, corpus, end_of_text_id))
 
-    def describe(self, data: DataConfig, labels: Sequence[str]) -> str:
+    def describe(self, config: RunConfig, data: DataConfig) -> str:
         """The number of labels."""
-        return counted(len(labels), "label")
+        return counted(len(config.labels), "label")
 
 
 def _labelled(corpora: Sequence[Corpus]) -> tuple[list[tuple[Corpus, Any]], list[Any]]:

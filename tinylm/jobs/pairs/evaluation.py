@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.loop import default_batch_size, text_losses
 from tinylm.evaluation.result import MAX_FLOPS, MAX_TOKENS, Evaluation, token_excerpt
-from tinylm.jobs.job import EvaluationTokens
+from tinylm.jobs.job import Scoring
 from tinylm.jobs.pairs.corpus import PairTokens, pair_evaluation_batches
 from tinylm.jobs.pairs.task import sequence_to_sequence_losses
 from tinylm.jobs.pairs.translate import SOURCES_PER_BATCH, search_targets
@@ -20,33 +18,24 @@ from tinylm.machine.device import DTYPES
 from tinylm.reporter import Reporter
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.architectures import EncoderDecoder
 
 SACREBLEU_MISSING = "BLEU and chrF need sacrebleu: pip install sacrebleu"
 
 
-def evaluate_pairs(
-    model: EncoderDecoder,
-    tokenizer: Tokenizer,
-    text: EvaluationTokens,
-    config: EvaluationConfig,
-    dtype: str,
-    reporter: Reporter,
-    ranks: Ranks = ONE_RANK,
-) -> Evaluation:
+def evaluate_pairs(scoring: Scoring) -> Evaluation:
     """Loss and perplexity of the reference targets, with a confidence interval of the loss. For targets found by beam
     search: exact match rate and, with sacrebleu, BLEU and chrF.
 
-    text: encoded pairs. Pairs longer than the context are left out of the loss, and longer sources are cut for beam
-    search. dtype: autocast dtype for the loss, and dtype of the weights for beam search. ranks: the processes that
-    share the work; all return the same result.
+    Pairs longer than the context are left out of the loss, and longer sources are cut for beam search, for which the
+    weights have the number format of the loss.
 
     Raises UsageError if no pair fits the context, and for `bleu_tokenize` without sacrebleu.
     """
+    model, tokenizer, config, reporter = scoring.model, scoring.tokenizer, scoring.config, scoring.reporter
     has_sacrebleu = _has_sacrebleu()
     if config.bleu_tokenize is not None and not has_sacrebleu:
         raise UsageError(f"{SACREBLEU_MISSING}; leave out `bleu_tokenize`, or install it.")
-    pairs = PairTokens(text.codes, tokenizer.end_of_text_id)
+    pairs = PairTokens(scoring.text.codes, tokenizer.end_of_text_id)
     fitting = pairs.fitting(model.context)
     if len(fitting) < len(pairs):
         reporter.warn(
@@ -55,24 +44,23 @@ def evaluate_pairs(
         )
     if not len(fitting):
         raise UsageError(f"No pair fits the model's context of {model.context} tokens; give shorter ones.")
-    rows = config.batch_size or default_batch_size(int(pairs.contexts[fitting].max()))
-    batches = pair_evaluation_batches(pairs, model.context, rows)
-    with reporter.counting("scoring", int((pairs.lengths[fitting, 1] + 1).sum()), "tokens") as advance:
-        losses = text_losses(model, batches, sequence_to_sequence_losses, dtype, advance, ranks)
+    batches = pair_evaluation_batches(pairs, model.context, scoring.rows(int(pairs.contexts[fitting].max())))
+    n_tokens = int((pairs.lengths[fitting, 1] + 1).sum())
+    losses = scoring.losses(batches, sequence_to_sequence_losses, n_tokens, "tokens")
     result = losses.total
 
     references = [tokenizer.decode(pairs.target(index)) for index in range(len(pairs))]
     sources = [pairs.source(index)[: model.context - 1].tolist() for index in range(len(pairs))]
-    converted = model if dtype == "fp32" else copy.deepcopy(model).to(DTYPES[dtype])
+    converted = model if scoring.dtype == "fp32" else copy.deepcopy(model).to(DTYPES[scoring.dtype])
     # Batches of sources are assigned to the ranks in turns.
-    owners = [number // SOURCES_PER_BATCH % ranks.size for number in range(len(sources))]
-    own = [source for source, owner in zip(sources, owners, strict=True) if owner == ranks.launch.rank]
+    owners = [number // SOURCES_PER_BATCH % scoring.ranks.size for number in range(len(sources))]
+    own = [source for source, owner in zip(sources, owners, strict=True) if owner == scoring.ranks.launch.rank]
     found: list[str] = []
     with reporter.counting("translating", len(own), "targets") as advance:
         for target in search_targets(converted, own, tokenizer.end_of_text_id, config, model.context):
             found.append(tokenizer.decode(target.tokens))
             advance(1)
-    parts = [iter(part) for part in ranks.gather(found)]
+    parts = [iter(part) for part in scoring.ranks.gather(found)]
     hypotheses: list[str] = [next(parts[owner]) for owner in owners]
     bleu, chrf = bleu_and_chrf(hypotheses, references, config.bleu_tokenize or "13a")
     if not has_sacrebleu:

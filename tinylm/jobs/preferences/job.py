@@ -1,8 +1,6 @@
 """The job of preferences."""
 
-from collections.abc import Sequence
-
-from tinylm.config.run import DataConfig
+from tinylm.config.run import DataConfig, RunConfig
 from tinylm.jobs.chat.job import ChatJob
 from tinylm.jobs.preferences.corpus import PreferenceCorpus, PreferenceTokens
 from tinylm.jobs.preferences.evaluation import evaluate_preferences
@@ -30,7 +28,7 @@ class PreferencesJob(ChatJob):
     task = Preferences
     evaluate = staticmethod(evaluate_preferences)
 
-    def describe(self, data: DataConfig, labels: Sequence[str]) -> str:
+    def describe(self, config: RunConfig, data: DataConfig) -> str:
         """The number of preferences."""
         return counted(data.documents // 2, "preference")
 

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import UsageError
-from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.loop import EvaluationLoss, default_batch_size, token_losses
+from tinylm.evaluation.loop import EvaluationLoss
 from tinylm.evaluation.result import (
     MIN_BLOCK,
     MIN_UNITS,
@@ -19,30 +17,21 @@ from tinylm.evaluation.result import (
     ratio_interval,
     token_excerpt,
 )
-from tinylm.jobs.job import EvaluationTokens
+from tinylm.jobs.job import EvaluationTokens, Scoring
+from tinylm.objectives.loss import next_token_losses
 from tinylm.reporter import Reporter
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.architectures import Decoder
 
 
-def evaluate_text(
-    model: Decoder,
-    tokenizer: Tokenizer,
-    text: EvaluationTokens,
-    config: EvaluationConfig,
-    dtype: str,
-    reporter: Reporter,
-    ranks: Ranks = ONE_RANK,
-) -> Evaluation:
-    """Loss, perplexity, and bits per character and byte of `model` on a text, with a confidence interval of the loss.
-
-    dtype: autocast dtype. ranks: the processes that share the work; all return the same result.
+def evaluate_text(scoring: Scoring) -> Evaluation:
+    """Loss, perplexity, and bits per character and byte of the model on a text, with a confidence interval of the loss.
 
     Raises UsageError for fewer than 2 tokens, for a sequence length above the context, and for a stride above the
     sequence length.
     """
+    model, tokenizer, text, config = scoring.model, scoring.tokenizer, scoring.text, scoring.config
     tokens = text.codes
     length = model.context if config.sequence_length is None else config.sequence_length
     if length > model.context:
@@ -54,9 +43,8 @@ def evaluate_text(
         raise UsageError(
             f"The text has fewer than 2 tokens ({len(tokens)}), and the first is not scored; give more text."
         )
-    batches = evaluation_batches(tokens, length, config.batch_size or default_batch_size(length), config.stride)
-    with reporter.counting("scoring", len(tokens) - 1, "tokens") as advance:
-        losses = token_losses(model, batches, dtype, advance, ranks)
+    batches = evaluation_batches(tokens, length, scoring.rows(length), config.stride)
+    losses = scoring.values(batches, next_token_losses, len(tokens) - 1, "tokens")
     result = EvaluationLoss(float(losses.sum(dtype=np.float64)), len(losses))
     characters, n_bytes = tokenizer.decoded_size(tokens[1:], text.document_end)
     evaluation = Evaluation(
@@ -69,7 +57,7 @@ def evaluate_text(
         bytes=n_bytes,
     )
     edges = document_edges(tokens, tokenizer.end_of_text_id)
-    evaluation = _with_interval(evaluation, losses, edges, reporter)
+    evaluation = _with_interval(evaluation, losses, edges, scoring.reporter)
     if config.by_document:
         documents = _document_losses(tokenizer, text, losses, edges)
         evaluation = replace(evaluation, documents=documents)

@@ -3,15 +3,19 @@
     python docs/structure.py [COMMIT ...]
 
 prints a Markdown table with a column per commit; without arguments, of the working tree. The modules of a path are
-those with a function that runs, outside of imports, before a new run is saved or a text is printed.
+those with a function that runs, outside of imports, before a new run is saved or a text is printed. A feature is
+mentioned in a file if its pattern is found in a name, or in a text that is no docstring; HOMES are not counted.
 """
 
 import ast
+import io
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import tokenize
 from pathlib import Path
 
 from imports import ROOT, package_imports, reduced
@@ -19,13 +23,13 @@ from imports import ROOT, package_imports, reduced
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 TRACE = """
 import sys
-last, *sys.argv = sys.argv[1:]
+last, home, *sys.argv = sys.argv[1:]
 modules, imports = set(), []
 def profile(frame, event, argument):
     code = frame.f_code
     if code.co_name == "<module>" and event in ("call", "return"):
         imports.append(None) if event == "call" else imports.pop()
-    if event == "call" and code.co_flags & 1 and not imports and "/tinylm/" in code.co_filename:
+    if event == "call" and code.co_flags & 1 and not imports and code.co_filename.startswith(home):
         modules.add(code.co_filename)
         if code.co_name == last:
             print("modules:", len(modules), flush=True)
@@ -46,7 +50,7 @@ def checkout(commit: str, folder: Path) -> Path:
 
 def path_modules(package: Path, last: str, command: str) -> int:
     """The number of modules that a command passes until it calls the function `last`."""
-    words = [sys.executable, "-c", TRACE, last, "tinylm", *command.split()]
+    words = [sys.executable, "-c", TRACE, last, f"{package.resolve()}/", "tinylm", *command.split()]
     printed = subprocess.run(words, cwd=package.parent, capture_output=True, text=True, check=True, timeout=300).stdout
     return next(int(line.split()[-1]) for line in printed.splitlines() if line.startswith("modules:"))
 
@@ -60,6 +64,57 @@ def code_lines(source: str, tree: ast.AST) -> int:
         for out in (documented if is_text else None, node if isinstance(node, ast.Import | ast.ImportFrom) else None):
             left -= set() if out is None else {*range(out.lineno, (out.end_lineno or 0) + 1)}
     return len(left)
+
+
+# By feature: the pattern of a mention, and the beginnings of the paths of its home, today's and earlier ones.
+FEATURES = {
+    "labels": (r"label(?!_smoothing)|classif", "jobs/labels commands/classify text/labels generation/classify"),
+    "preferences": (r"preference|dpo_|\"dpo", "jobs/preferences text/preferences"),
+    "distillation": (r"distil|teacher", "jobs/distillation models/teachers objectives/distillation"),
+    "chat": ("chat|conversation", "jobs/chat text/chat text/answer_spans text/template_worker commands/chat"),
+    "pairs": (
+        r"encoder.?decoder|sequence.to.sequence|bleu|chrf|[\"' ]pairs\b|_pairs\b|Pair[A-Z]",
+        "jobs/pairs text/pairs evaluation/translation generation/translate",
+    ),
+    "masked tokens": (
+        r"masked.?(token|window|job|eval)|fill_mask|mask_id|\"masked",
+        "jobs/masked generation/fill_mask",
+    ),
+    "ranks, shards": (r"rank(?!_stab)|shard|ddp|fsdp", "distributed/ training/parallel"),
+    "adapters": (
+        "adapter|lora|peft|bottleneck",
+        "adapters/ models/adapter models/peft models/merge formats/peft commands/finetune commands/merge",
+    ),
+    "experts": (r"expert|router|moe\b", "transformer/experts"),
+}
+HOMES = {
+    "labels": ("objectives/classification", "evaluation/classification"),
+    "preferences": ("objectives/preferences", "evaluation/preferences"),
+}
+
+
+def words_of(source: str) -> str:
+    """The names and texts of a module, one per line, without docstrings."""
+    documented = {
+        node.body[0].lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | Function) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    kinds = (tokenize.NAME, tokenize.STRING)
+    return "\n".join(token.string for token in tokens if token.type in kinds and token.start[0] not in documented)
+
+
+def mentions(package: Path) -> dict[str, int]:
+    """For each feature, the number of files outside of its home that mention it."""
+    words = {path.relative_to(package).as_posix(): words_of(path.read_text("utf-8")) for path in package.rglob("*.py")}
+
+    def count(feature: str) -> int:
+        pattern, home = FEATURES[feature]
+        homes = (*home.split(), *HOMES.get(feature, ()))
+        return sum(bool(re.search(pattern, words[path], re.I)) for path in words if not path.startswith(homes))
+
+    return {f"files that mention {feature}": count(feature) for feature in FEATURES}
 
 
 def measure(package: Path, text: Path) -> dict[str, int]:
@@ -85,6 +140,7 @@ def measure(package: Path, text: Path) -> dict[str, int]:
         "functions of more than 50 lines": sum((node.end_lineno or 0) - node.lineno >= 50 for node in bodies),
         "imports between packages": sum(map(len, graph.values())),
         "of these, not implied by others": sum(map(len, reduced(graph).values())),
+        **mentions(package),
     }
 
 

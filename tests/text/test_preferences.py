@@ -101,6 +101,8 @@ def test_preferences_among_conversations_and_settings_of_conversations_are_error
     file = write_file(tmp_path / "a.jsonl", json.dumps(TEXTS) + "\n" + json.dumps(TEXTS))
     with pytest.raises(UsageError, match="`train_on` is for conversations, not for preferences"):
         loaded(file, train_on="last")
+    ignored = loaded(file, train_on="all", ignorable=frozenset({"train_on"})).corpus  # from the environment
+    assert ignored.rendering.train_on == "assistant"
     with pytest.raises(UsageError, match=r'line 1: this is a preference, .* with `format="preferences"`'):
         loaded(file, format="chat")
     chat = write_file(tmp_path / "b.jsonl", json.dumps({"messages": [ASK, GOOD]}))

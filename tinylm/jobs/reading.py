@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tinylm.config.settings import TextSettings
 from tinylm.config.validation import check_settings, declared_settings, require
 from tinylm.errors import UsageError
 from tinylm.jobs.encoding import check_encoder, encode_split, is_resumable
-from tinylm.jobs.job import EvaluationTokens, Job, Reader, job_on
+from tinylm.jobs.job import EvaluationTokens, Reader, job_on
 from tinylm.jobs.run_tokens import reopen_part
 from tinylm.reporter import Reporter, counted
 from tinylm.system.files import resolve_links, temporary_folder
@@ -126,21 +126,21 @@ def _find_corpora(
     job, text_key = job_on(kind), source.text_key or "text"
     accepted = [keys for other in kinds if (keys := job_on(other).accepted_keys(text_key))]
 
-    def found_as(job: Job) -> list[Corpus]:
-        fields = {"exclude": source.excluded, "skip_bad": source.skip_bad, **job.fields(source, reader)}
-        how: Any = (text_key, source.encoding, spool, job.corpus, format, accepted)
-        return [find_corpus(paths, *how, **fields) for paths in parts]
-
-    corpora = found_as(job)
+    fields: dict[str, Any] = {"exclude": source.excluded, "skip_bad": source.skip_bad}
+    if job.corpus is not Corpus:
+        fields |= job.fields(_without_inapplicable(source, kind), reader)
+    how: Any = (text_key, source.encoding, spool, job.corpus, format, accepted)
+    corpora = [find_corpus(paths, *how, **fields) for paths in parts]
     if format == "auto" and job.corpus is Corpus:
         for other in _others(kinds, needs_records):
             if job_on(other).recognises(corpora, reporter):
                 if other not in kinds:
                     raise UsageError(f"{corpora[0].name} has {_listed([other])}, and the model takes {_listed(kinds)}.")
                 kind, job = other, job_on(other)
-                corpora = [as_corpus(corpus, job.corpus, **job.fields(source, reader)) for corpus in corpora]
+                fields = job.fields(_without_inapplicable(source, kind), reader)
+                corpora = [as_corpus(corpus, job.corpus, **fields) for corpus in corpora]
                 break
-    applicable(TextSource, source.given, rows_on(kind), source.ignorable)
+    source = _without_inapplicable(source, kind)
     corpora = job.opened(corpora, reader, reporter)
     if format == "auto":
         job.report_found(corpora, reporter, needs_records=needs_records)
@@ -153,6 +153,13 @@ def _find_corpora(
         _report_skipped(corpus, reporter)
     _report_unused_patterns(corpora, source, reporter)
     return corpora
+
+
+def _without_inapplicable(source: TextSource, kind: str) -> TextSource:
+    """The source without ignorable settings that do not apply to this kind of data. Raises UsageError for others."""
+    kept = applicable(TextSource, source.given, rows_on(kind), source.ignorable)
+    dropped: dict[str, Any] = dict.fromkeys(source.given.keys() - kept.keys())
+    return replace(source, **dropped)
 
 
 def _others(kinds: Sequence[str], needs_records: bool) -> Iterator[str]:

@@ -104,9 +104,11 @@ def test_tinylm_and_the_peer_take_the_same_gradient_step(programs: Callable[[str
         assert not gradients.keys() & found.keys()
         gradients.update(found)
 
-    hook = register_optimizer_step_pre_hook(keep)
-    training.tinylm_step(model, batch, "fp32")()
-    training.peer_step(peer, training.peer_loss(peer, batch), "fp32", fused=True)()
-    hook.remove()
+    hook = register_optimizer_step_pre_hook(keep)  # of all optimizers
+    try:
+        training.tinylm_step(model, batch, "fp32")()
+        training.peer_step(peer, training.peer_loss(peer, batch), "fp32", fused=True)()
+    finally:
+        hook.remove()
     ours, theirs = (gradients[id(weight)] for weight in (model.embedding.weight, peer.transformer.wte.weight))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)

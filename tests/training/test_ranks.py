@@ -329,7 +329,7 @@ def test_a_fault_of_one_rank_ends_all_with_one_message_and_a_whole_save(run: Pat
     UTF-8.
     """
     runs, report = [tmp_path / f"run{number}" for number in range(len(FAULTS) + 1)], tmp_path / "report.html"
-    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xff" * 9)
+    (tmp_path / "bad.txt").write_bytes(b"a\xff\xfe" * 9)
     text, none = texts / "text.txt", ("none", 0, 0, None)
     evaluate = ["eval", text, "--model", run, "--batch-size", 7, "--unknown", "skip", "--json"]
     cases = [

@@ -62,7 +62,7 @@ def test_library_code_prints_nothing() -> None:
     assert found == set()
 
 
-WITH_SHAPES = ("transformer", "generation", "adapters", "objectives")
+WITH_SHAPES = ("transformer", "generation", "adapters", "objectives", "jobs")
 # "(B, T, D)", "(..., W)", "(N)": the first size is a capital letter or "...", so that other remarks do not count.
 SHAPE = re.compile(r"\((?:[A-Z]['\d]?|\.\.\.)(?:, ['\w.+*/ -]+)*\)")
 

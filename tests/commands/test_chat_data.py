@@ -95,7 +95,7 @@ def test_eval_scores_answers_or_everything_and_refuses_options_of_plain_text(mod
         assert_error(
             tinylm("eval", pairs, "-m", model, *options),
             2,
-            f"{options[0]} is for decoders of plain text and distillation, not for conv",
+            f"{options[0]} is for decoders of plain text and decoders with teachers, not for conv",
         )
 
 

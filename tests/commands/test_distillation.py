@@ -91,7 +91,7 @@ def test_teachers_that_cannot_be_used_are_errors_before_training(text: Path, her
         (
             ("--teacher-weight", 0.2),
             2,
-            "--teacher-weight is for distillation, not for decoders of plain text",
+            "--teacher-weight is for decoders with teachers, not for decoders of plain text",
         ),
         (("--teacher", "teacher1", "--objective", "next-token"), 2, "--teacher fixes --objective"),
         (("--teacher", "teacher1", "--label-smoothing", 0.1), 2, "--teacher fixes --label-smoothing"),

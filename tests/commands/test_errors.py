@@ -243,7 +243,7 @@ ERRORS: dict[str, list[Row]] = {
          2, "leave out 'top_k', 'num_samples' of Standard input, line 1."),
         ("sample -m {run} --beams 2", 2, "continues a prompt: leave out --beams."),
         ("eval -m {run} --beams 2", 2, "--beams is for pairs, not for this model; leave it out."),
-        ("eval -m {encoder} --stride 3", 2, "--stride is for decoders ... not for this model; leave it out."),
+        ("eval -m {encoder} --stride 3", 2, "--stride is for decoders ... not for encoders of plain text."),
         ("eval -m {translator} --baselines", 2, "--baselines is for decoders ... not for pairs; leave it out."),
     ],
     "eval without a text": [
@@ -312,7 +312,7 @@ ERRORS: dict[str, list[Row]] = {
         ("eval -m {run} empty.txt", 2, "empty.txt contains no text"),
         ("eval -m {run} t.txt", 2, "fewer than 2 tokens (1) ... give more text"),
         ("eval -m {run} accents.txt", 2, "has no id for 2 of the text's characters, 'é' (U+00E9), 'ü' (U+00FC)"),
-        ("eval -m {encoder} sea.txt --by-document", 2, "--by-document is for decoders ... not for this model"),
+        ("eval -m {encoder} sea.txt --by-document", 2, "--by-document is for decoders ... not for encoders"),
         ("eval -m {run} sea.txt --sequence-length 17", 2, "--sequence-length is 17"),
         ("eval -m {run} sea.txt --sequence-length 4 --stride 5", 2, "--stride is 5"),
         (f"eval -m {{run}} sea.txt --batch-size {10**400}", 2, "--batch-size is a number of more than 40 digits"),

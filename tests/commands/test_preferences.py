@@ -154,7 +154,7 @@ def test_what_does_not_fit_preferences_is_an_error_before_training(model: Path, 
         (("train", preferences), "Preferences train an existing model; name it with --init-from"),
         (
             ("finetune-lora", preferences, "-m", model, "--objective", "chat"),
-            "--objective chat is for conversations, and this is preferences",
+            "--objective chat is for conversations, and the data are preferences",
         ),
         (
             ("finetune-lora", preferences, "-m", model, "--label-smoothing", 0.1),
@@ -163,7 +163,7 @@ def test_what_does_not_fit_preferences_is_an_error_before_training(model: Path, 
         (("finetune-lora", preferences, "-m", model, "--dpo-beta", 0), "--dpo-beta"),
         (
             ("eval", preferences, "-m", model, "--stride", 4),
-            "--stride is for decoders of plain text and distillation, not for preferences",
+            "--stride is for decoders of plain text and decoders with teachers, not for preferences",
         ),
     ):
         assert_error(tinylm(*arguments), 2, message)

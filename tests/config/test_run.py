@@ -336,7 +336,7 @@ def test_the_preferred_objective_is_chosen_if_it_fits_and_parts_that_do_not_fit_
             dataclasses.replace(VALID, training=training(objective=objective))
     for growth, kind, length, message in (
         (3, "text", None, "must be 1, 2 or 4"),
-        (2, "chat", None, "is for plain text, not for conversations"),
+        (2, "chat", None, "is for plain text"),
         (4, "text", 6, "must divide"),
     ):
         chosen = {"objective": objective_for("decoder", kind), "sequence_growth": growth, "sequence_length": length}

@@ -26,6 +26,7 @@ from tests.shell import story
 from tinylm.adapters.adapter import without_adapters
 from tinylm.config.jobs import JOBS, without_effect
 from tinylm.config.training import Budget, TrainingConfig
+from tinylm.errors import UsageError
 from tinylm.jobs.masked.task import masked_evaluation_batches
 from tinylm.models.model import Model
 from tinylm.training.events import Stepped
@@ -100,7 +101,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def bits_of(objective: str) -> Iterator[dict[str, bool]]:
+def cases_of(objective: str) -> Iterator[dict[str, bool]]:
     """Which factors are on in each case, of those that apply to the job."""
     row = JOBS[objective]
     settings = {"lr": 0.1, "min_lr": 0.0, "warmup": 0.0, "batch_size": 1, "micro_batch": 1}
@@ -108,6 +109,7 @@ def bits_of(objective: str) -> Iterator[dict[str, bool]]:
     others = without_effect(config, row)
     others |= {"lora"} if row.has_teachers else set()
     names = [name for name in FACTORS if name not in others]
+    assert len(names) <= len(COLUMNS)
     seen = []
     for values in COVERING:
         case = dict(zip(names, values, strict=False))
@@ -116,15 +118,22 @@ def bits_of(objective: str) -> Iterator[dict[str, bool]]:
             yield case
 
 
-CASES = [(objective, case) for objective in JOBS for case in bits_of(objective)]
+CASES = [
+    (objective, architecture, case)
+    for objective, row in JOBS.items()
+    for architecture in row.architectures
+    for case in cases_of(objective)
+]
 
 
-def train(home: Path, objective: str, case: dict[str, bool], out: Path, **others: Any) -> TrainingResult:
+def train(
+    home: Path, objective: str, architecture: str, case: dict[str, bool], out: Path, **others: Any
+) -> TrainingResult:
     row = JOBS[objective]
     settings = FIXED | {name: FACTORS[name][0 if on else 1] for name, on in case.items() if name in FACTORS} | others
     settings["val_data"] = str(home / row.data / "val")
     is_lora, dropout = settings.pop("lora", False), settings.pop("dropout")
-    text, architecture = home / row.data / "train", row.architectures[0]
+    text = home / row.data / "train"
     if row.data == "pairs":
         settings["format"] = "pairs"
     base = home / (architecture + ("-dropout" if dropout else ""))
@@ -200,7 +209,7 @@ def nats_of_labels(model: Model, path: Path) -> Iterator[float]:
     for record in map(json.loads, path.read_text().splitlines()):
         ids = torch.tensor([model.encode(record["text"])])
         hidden = model.network(ids, lengths=torch.tensor([ids.shape[1]])).hidden[0]
-        vector = hidden.mean(dim=0)  # of an encoder
+        vector = hidden[-1] if model.architecture == "decoder" else hidden.mean(dim=0)
         found = F.log_softmax(model.network.logits(vector), dim=-1)
         yield -found[model.labels.index(record["label"])].item()
 
@@ -249,10 +258,12 @@ def name_of(value: Any) -> str:
     return value if isinstance(value, str) else "-".join(name for name, on in value.items() if on) or "plain"
 
 
-@pytest.mark.parametrize(("objective", "case"), CASES, ids=name_of)
-def test_a_job_keeps_its_contract(objective: str, case: dict[str, bool], home: Path, tmp_path: Path) -> None:
-    row = JOBS[objective]
-    result = train(home, objective, case, tmp_path / "run")
+@pytest.mark.parametrize(("objective", "architecture", "case"), CASES, ids=name_of)
+def test_a_job_keeps_its_contract(
+    objective: str, architecture: str, case: dict[str, bool], home: Path, tmp_path: Path
+) -> None:
+    row, this = JOBS[objective], (home, objective, architecture, case)
+    result = train(*this, tmp_path / "run")
     assert result.step == 4 and result.val_loss is not None
     kept = dict(zip(result.history.validation["step"], result.history.validation["val_loss"], strict=True))
     validated = kept[result.kept_step]
@@ -260,15 +271,15 @@ def test_a_job_keeps_its_contract(objective: str, case: dict[str, bool], home: P
     # The loss is the formula, and what is evaluated is what training validated.
     rounding = 1e-2 if case["dtype"] else 1e-4
     assert formula(objective, home, result, case["dropout"]) == pytest.approx(validated, rel=rounding)
-    if not row.has_reference:  # whose evaluation needs none, and has another loss
-        assert result.load().evaluate(home / row.data / "val", unknown="skip").loss == pytest.approx(
-            validated, rel=1e-5
-        )
-    if row.has_reference:  # at first, the two models are one
-        assert result.history.training["loss"][0] == pytest.approx(math.log(2), rel=1e-6)
+    evaluation = result.load().evaluate(home / row.data / "val", unknown="skip")
+    if not row.has_reference:
+        assert (evaluation.loss, evaluation.unit) == (pytest.approx(validated, rel=1e-5), row.unit)
+    else:  # an evaluation needs no reference, and has the loss of the chosen answers
+        assert evaluation.unit == "nats per token" and evaluation.pairs == len(VAL_TEXTS)
+        assert result.history.training["loss"][0] == pytest.approx(math.log(2), rel=1e-6)  # the two models are one
 
     # A stop changes nothing, and neither do micro-batches, but for the random numbers of dropout.
-    stopped = train(home, objective, case, tmp_path / "stopped", callbacks=[stop])
+    stopped = train(*this, tmp_path / "stopped", callbacks=[stop])
     assert stopped.step == 2
     resume = tinylm.finetune_lora if case.get("lora") else tinylm.train
     resumed = resume(resume=tmp_path / "stopped")
@@ -276,13 +287,32 @@ def test_a_job_keeps_its_contract(objective: str, case: dict[str, bool], home: P
     for name, value in weights(result).items():
         assert torch.equal(value, weights(resumed)[name]), name
     if not case["dropout"] and not case["dtype"]:
-        parts = train(home, objective, case, tmp_path / "parts", micro_batch=1)
+        parts = train(*this, tmp_path / "parts", micro_batch=1)
         for name, value in weights(result).items():
             torch.testing.assert_close(weights(parts)[name], value, rtol=1e-3, atol=1e-4)
 
 
 def test_the_cases_have_each_two_settings_of_a_job_on_and_off_together() -> None:
-    for objective, found in itertools.groupby(CASES, key=lambda case: case[0]):
-        cases = [case for _, case in found]
+    for job, found in itertools.groupby(CASES, key=lambda case: case[:2]):
+        cases = [case for *_, case in found]
         for one, other in itertools.combinations(cases[0], 2):
-            assert len({(case[one], case[other]) for case in cases}) == 4, (objective, one, other)
+            assert len({(case[one], case[other]) for case in cases}) == 4, (job, one, other)
+
+
+def test_a_model_without_labels_reads_labelled_texts_alone_and_each_model_refuses_the_data_of_others(
+    home: Path,
+) -> None:
+    """The loss of the texts of records with labels is that of the same texts in a file of lines of JSON."""
+    labelled, plain = home / "labels" / "val", home / "texts.jsonl"
+    lines(plain, [{"text": record["text"]} for record in labels(VAL_TEXTS)])
+    for architecture in ("decoder", "encoder"):
+        model = tinylm.load(home / architecture)
+        alone = model.evaluate(plain, unknown="skip", format="jsonl").loss
+        assert model.evaluate(labelled, unknown="skip", format="jsonl").loss == alone
+        with pytest.raises(UsageError, match='`format="labels"` does not fit the model, which takes plain text'):
+            model.evaluate(labelled, format="labels")
+    translator = tinylm.load(home / "encoder-decoder")
+    with pytest.raises(UsageError, match='`format="chat"` does not fit the model, which takes pairs'):
+        translator.evaluate(home / "chat" / "val", format="chat")
+    with pytest.raises(UsageError, match='`architecture="encoder"` cannot learn from a `teacher`'):
+        tinylm.train(home / "text" / "train", out=home / "x", teacher=home / "decoder", architecture="encoder")

@@ -54,10 +54,8 @@ def use_commands(path: Path, config: "RunConfig") -> dict[str, str]:
     option = "--model" if adapter is None else "--adapter"
     flag = "--prompt " if row.command == "sample" else ""
     prompt = f' {flag}"{row.prompt}"' if row.prompt else ""
-    commands = {
-        row.command: f"tinylm {row.command} {option} {quoted}{prompt}",
-        "evaluate": f"tinylm eval {option} {quoted} {row.file}",
-    }
+    commands = {row.command: f"tinylm {row.command} {option} {quoted}{prompt}"} if row.command else {}
+    commands["evaluate"] = f"tinylm eval {option} {quoted} {row.file}"
     if config.training is not None:
         commands["resume"] = resume_command(path)
     if adapter is None:

@@ -21,14 +21,14 @@ class JobRow:
     noun: what a user calls the data
     learner: what a user calls the models, where several jobs have the same data; "" elsewhere
     records: what a user calls the records of the data, in the plural
-    architectures: of the models that it trains
+    architectures: of the models that it trains; the first is that of a new model with labels, unless it was chosen
     unit: of the loss
     metrics: of the objective, shown beside the loss
     predicts_text: whether the validation loss is that of each token of a text, and counts its bytes
     has_labels: whether the model has an output layer for labels in place of that for tokens
     has_reference: whether the loss compares the model with the one that training started from
     has_teachers: whether the model also learns from the predictions of others
-    command: that uses the trained model, with an example of a `prompt`; "" for none
+    command: that uses the trained model, with an example of a `prompt`; "" for none of each
     file: an example of a file of such data
     module: has the code of the job, as `JOB`
     """
@@ -84,7 +84,7 @@ JOBS = {
         name="distillation",
         data="text",
         noun="plain text",
-        learner="distillation",
+        learner="decoders with teachers",
         architectures=("decoder",),
         predicts_text=True,
         has_teachers=True,
@@ -132,17 +132,22 @@ JOBS = {
 
 
 def data_kinds(
-    architecture: str, objective: str | None = None, *, has_labels: bool = False, has_teachers: bool = False
+    architecture: str, objective: str | None = None, *, has_labels: bool | None = False, has_teachers: bool = False
 ) -> tuple[str, ...]:
-    """The kinds of data on which a model can be trained, the default first.
+    """The kinds of data that fit a model, the default first.
 
     objective: of its training, if that is known. has_labels: whether it has an output layer for labels, which fits only
-        the data that it was trained on. has_teachers: whether it learns from other models
+        the data that it was trained on; `None` for a model without one that can get one. has_teachers: whether it
+        learns from other models
+
+    Raises UsageError if no model of the architecture learns from others.
     """
     if has_labels and objective is not None:
         return (JOBS[objective].data,)
     rows = [row for row in JOBS.values() if architecture in row.architectures]
-    rows = [row for row in rows if row.has_labels >= has_labels and row.has_teachers >= has_teachers]
+    rows = [row for row in rows if has_labels in (None, row.has_labels) and row.has_teachers >= has_teachers]
+    if has_teachers and not rows:
+        raise UsageError(f'A model of `architecture="{architecture}"` cannot learn from a `teacher`; leave it out.')
     return tuple(dict.fromkeys(row.data for row in rows))
 
 
@@ -178,7 +183,7 @@ def applicable(
 ) -> dict[str, Any]:
     """The values of settings, which the dataclass `kind` declares, that apply to one of the jobs.
 
-    ignorable: names of settings that are left out where they do not apply
+    ignorable: names of settings that are left out where they do not apply, as those with their neutral values are
 
     Raises UsageError for another setting that does not apply.
     """
@@ -188,7 +193,7 @@ def applicable(
         jobs = declared[name].jobs.split() if name in declared else []
         if not jobs or any(row.name in jobs for row in rows):
             kept[name] = value
-        elif name not in ignorable:
+        elif name not in ignorable and value != declared[name].neutral:
             one_kind = len({row.data for row in rows}) == 1
             this = _listed([row.name for row in rows]) if one_kind else "this model"
             raise UsageError(f"`{name}` is for {_listed(jobs)}, not for {this}; leave it out.")

@@ -98,6 +98,7 @@ class ChatSettings:
             Panel.DATA,
             TRAIN_ON,
             jobs="chat",
+            neutral="assistant",
         ),
     ] = None
 

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from tinylm.config.jobs import JOBS, applicable, changed_settings, without_effect
+from tinylm.config.jobs import JOBS, without_effect
 from tinylm.config.validation import (
     COUNT_FROM_1,
     FRACTION,
@@ -115,6 +115,7 @@ class TrainingSettings:
             Range(1, 4),
             metavar="1|2|4",
             jobs="text masked distillation",
+            neutral=1,
         ),
     ] = None
     lr: Annotated[float | None, Setting("Peak learning rate.", Panel.OPTIMIZER, Range(0, 1000, open_low=True))] = None
@@ -172,6 +173,7 @@ class TrainingSettings:
             Panel.OPTIMIZER,
             FRACTION,
             jobs="text masked pairs chat labels",
+            neutral=0,
         ),
     ] = None
     class_weights: Annotated[
@@ -181,6 +183,7 @@ class TrainingSettings:
             Panel.OPTIMIZER,
             CLASS_WEIGHTS,
             jobs="labels",
+            neutral="none",
         ),
     ] = None
     mtp_weight: Annotated[
@@ -190,6 +193,7 @@ class TrainingSettings:
             Panel.OPTIMIZER,
             Range(0, 1),
             jobs="text",
+            neutral=0,
         ),
     ] = None
     bpe_dropout: Annotated[
@@ -199,6 +203,7 @@ class TrainingSettings:
             Panel.OPTIMIZER,
             Range(0, 0.5),
             jobs="text",
+            neutral=0,
         ),
     ] = None
     pack: Annotated[
@@ -303,7 +308,6 @@ class TrainingConfig(TrainingSettings):
             f"`min_lr` is {self.min_lr}; it must be at most `lr` ({self.lr}), since the learning rate falls to it.",
         )
         check_choice("objective", self.objective, tuple(JOBS))
-        applicable(TrainingConfig, changed_settings(self), (JOBS[self.objective],))
         check_choice("keep", self.keep, KEEP)
         require(
             self.micro_batch <= self.batch_size,

@@ -83,6 +83,7 @@ class Setting:
     metavar: the value in --help; default: the words, N for an integer, X for another number
     flags: default: --name, and --no-name for a switch whose default is not off
     parse: from the text on the command line to the value; raises UsageError. Default: by the type of the field
+    neutral: a value that can be given where the setting does not apply, since it changes nothing; `None` for none
     jobs: names of the jobs that it applies to (`tinylm.config.jobs`), separated by blanks; "" for all
     """
 
@@ -93,6 +94,7 @@ class Setting:
     flags: tuple[str, ...] = ()
     parse: Callable[[str], Any] | None = None
     jobs: str = ""
+    neutral: Any = None
 
 
 MAX_CHARACTERS = 4096  # of a string, which may be a path

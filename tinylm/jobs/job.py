@@ -15,6 +15,7 @@ import numpy as np
 from tinylm.config.jobs import JOBS, rows_on
 from tinylm.config.run import DataConfig, RunConfig
 from tinylm.distributed.ranks import ONE_RANK, Ranks
+from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import TextLosses, default_batch_size, text_losses, token_losses
 from tinylm.evaluation.result import Evaluation, token_excerpt
@@ -216,6 +217,20 @@ class Job:
     def marked_examples(self, tokens: TokenFolder, tokenizer: Tokenizer, number: int) -> tuple[MarkedText, ...]:
         """The first `number` training examples, in parts that count in the loss or not; empty for text without any."""
         return ()
+
+    # Use
+
+    def classify(self, *arguments: Any) -> Any:
+        """The labels of texts. Raises UsageError if models of the job have none."""
+        raise UsageError("The model finds no labels; name a classifier.")
+
+    def fill_mask(self, *arguments: Any) -> Any:
+        """The tokens for the masks of a prompt. Raises UsageError if models of the job fill none."""
+        raise UsageError("The model fills no masks; name an encoder.")
+
+    def translate(self, *arguments: Any) -> Any:
+        """The targets of the lines of a prompt. Raises UsageError if models of the job have none."""
+        raise UsageError("The model does not translate; name an encoder-decoder.")
 
     # Planning
 

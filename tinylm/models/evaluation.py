@@ -112,7 +112,8 @@ class EvaluatedModel(TextGenerator):
         applicable(EvaluationConfig, changed_settings(config), (JOBS[objective],))
         job = load_job(objective)
         result = job.evaluate(Scoring(self.network, self.tokenizer, text, config, self.dtype, self.reporter, ranks))
-        result = replace(result, unit=JOBS[objective].unit, labels=None if result.confusion is None else self.labels)
+        if result.confusion is not None:
+            return replace(result, labels=self.labels)
         if not config.baselines or job.baselines is None:
             return result
         scores = None

@@ -35,7 +35,7 @@ from tinylm.generation.llama_cpp_file import (
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
 from tinylm.generation.text_generator import Continuation, Sample
 from tinylm.generation.torch_engine import Engine, TorchEngine
-from tinylm.jobs.job import load_job
+from tinylm.jobs.job import Job, load_job
 from tinylm.kernels.cuda_graphs import Step, can_capture, capture
 from tinylm.machine.device import DTYPES, autocast
 from tinylm.models.adapter import LoadedAdapter, set_adapter_scale
@@ -246,7 +246,7 @@ class Model(EvaluatedModel):
         return self._job.classify(self.network, self.tokenizer, self.labels, known, self.dtype)
 
     @property
-    def _job(self) -> Any:
+    def _job(self) -> Job:
         """The job of the model, which has functions for models that do not continue texts."""
         return load_job(self.objective_on(self.data_kinds[0]))
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tinylm.config.jobs import applicable
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig
-from tinylm.config.training import MUON_OPTIMIZERS
+from tinylm.config.training import MUON_OPTIMIZERS, TrainingSettings
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
 from tinylm.planning.cost import parameters_by_part, training_speed, training_step_seconds
@@ -186,6 +187,7 @@ def choose_settings(
     """Fields of TrainingConfig: the user's choices, and the defaults of the recipe and the data.
 
     Without budget, batch sizes, `sequence_length` and `checkpoint_activations`, unless they are among the choices.
+    Raises UsageError for a choice that is not for the job.
     """
     lr = choose_learning_rate(request.recipe_name, config.width, request.adapter)
     lr *= request.sizes.new_lr_factor if request.base is None else request.sizes.lr_factor
@@ -205,7 +207,8 @@ def choose_settings(
     if request.recipe_name == "modern":
         epochs = 0 if request.data.by_heart else length.epochs
         settings["weight_decay"] = choose_weight_decay(epochs, parameters / request.data.train_tokens)
-    settings |= {name: value for name, value in request.training.items() if name != "warmup_steps"}
+    given = applicable(TrainingSettings, request.training, (request.job(config),))
+    settings |= {name: value for name, value in given.items() if name != "warmup_steps"}
     settings["warmup"] = choose_warmup(request, length, notices)
     settings.setdefault("min_lr", settings["lr"] / recipes.MIN_LR_DIVISOR)
     return settings

@@ -43,8 +43,8 @@ class Sizes:
     lr_factor, new_lr_factor: of the learning rate of the recipe, for models that are trained further and for new ones
     dropout: its rule for new models of any preset; `None` for that of the preset
     min_steps_per_epoch: so many batches have all the data together, if there are so many examples
-    unvalidated: passes, and least steps, of a run without a chosen budget that validation cannot end; `is_brief`:
-        such as all of this job, whose validation loss falls while the model becomes worse
+    unvalidated: passes and least steps of a run without a chosen budget that validation cannot end
+    is_brief: whether no run of the job can be ended by validation, whose loss falls while the model becomes worse
     min_validation_records: with fewer, the validation loss does not show which weights are better
 
     data: the encoded data. pack: the user's choice of `TrainingConfig.pack`; `None` without one.

@@ -168,7 +168,7 @@ def split_corpus(
         val_corpus is None
         and val_fraction is None
         and stats.characters <= MAX_SHORT_TEXT
-        and stats.documents < corpus.min_split
+        and stats.documents // corpus.documents_per_record < corpus.min_split
     ):
         val_corpus, val_stats = corpus, stats
     if val_corpus is not None and val_stats is not None:

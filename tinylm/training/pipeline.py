@@ -243,11 +243,15 @@ def prepare(
         start.add_labels(labels, rows_on(split.corpus.kind)[0].architectures[0])
     objective = request.objective or objective_for(start.architecture, split.corpus.kind)
     row = JOBS[objective]
+    chosen = "`teacher`" if teachers else f'`objective="{objective}"`'
     if row.has_teachers and not teachers:
-        raise UsageError(f'`objective="{objective}"` needs a model to learn from; name it with `teacher`.')
+        models = "adapters take none; leave it out" if start.adapter else "name it with `teacher`"
+        raise UsageError(f"{chosen} needs a model to learn from; {models}.")
     if row.data != split.corpus.kind:
         found = rows_on(split.corpus.kind)[0].noun
-        raise UsageError(f'`objective="{objective}"` is for {row.noun}, and this is {found}; leave it out.')
+        raise UsageError(f"{chosen} is for {row.noun}, and the data are {found}; leave it out.")
+    if row.has_reference and start.base is None:
+        raise UsageError(f"{row.noun.capitalize()} train an existing model; name it with `init_from`.")
     given = applicable(type(request.settings), request.given, (row,), request.ignorable)
     tokenizer = start.fit_tokenizer(split, request.budget.time if request.budget else None, reporter)
     split = handle_unknown_characters(  # only a given vocabulary can lack characters
@@ -280,8 +284,6 @@ def prepare(
     )
     if plan.shortage is not None:
         raise TinyLMError(plan.shortage)
-    if row.has_reference and start.base is None:
-        raise UsageError(f"{row.noun.capitalize()} train an existing model; name it with `init_from`.")
     rendering = split.corpus.rendering
     config = RunConfig.new(
         id=new_run_id(),

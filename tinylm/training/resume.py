@@ -113,7 +113,7 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
             tokens = encode_recorded_text(path, reader, text.paths, text.val_data, session.reporter)
         sizes, parallel = load_job(training.objective).sizes(tokens, tokenizer), request.settings.parallel
         plan = plan_resumed(config, recorded, sizes, tokenizer.vocab_size, free, parallel, session.ranks.size)
-        training = replace(training, budget=request.budget or training.budget, **request.training)
+        training = replace(training, budget=request.budget or training.budget, **request.resumed_training)
         config = replace(config, training=training, id=config.id or new_run_id())
         state = TrainerState.from_json(save.state)
         notices: list[str] = []

@@ -74,8 +74,8 @@ class StartingPoint(abc.ABC):
     @property
     def data_kinds(self) -> tuple[str, ...]:
         """The kinds of data that the model can be trained on, the default first."""
-        labels, teachers = bool(self.labels), self.has_teachers
-        return data_kinds(self.architecture, self.objective, has_labels=labels, has_teachers=teachers)
+        labels = True if self.labels else None
+        return data_kinds(self.architecture, self.objective, has_labels=labels, has_teachers=self.has_teachers)
 
     def chat_format(self, text: TextSource) -> ChatFormat:
         """The format of conversations, by the template of `text`, that of the model, or ChatML.

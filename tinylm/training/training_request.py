@@ -123,11 +123,9 @@ class TrainingRequest:
         return Budget(**values) if values else None
 
     @property
-    def training(self) -> dict[str, Any]:
-        """The given fields of TrainingConfig, and `warmup_steps`; for a resumed run, those that may change."""
-        if self.resume is not None:
-            return self.select(INTERVAL_NAMES | {"patience"})
-        return training_settings(self.given)
+    def resumed_training(self) -> dict[str, Any]:
+        """The given fields of TrainingConfig that may change when a run is resumed."""
+        return self.select(INTERVAL_NAMES | {"patience"})
 
     @property
     def objective(self) -> str | None:

@@ -114,7 +114,9 @@ def evaluate(scoring: Scoring) -> Evaluation:
     found = scoring.values(batches, both, None, "texts", columns=(2,)).astype(np.float64)
     errors = ((found[:, 0] - found[:, 1]) ** 2).sum()
     r2 = 1 - errors / ((found[:, 0] - found[:, 0].mean()) ** 2).sum()
-    return Evaluation(loss=float(errors / len(found)), tokens=0, texts=len(found), scores={"R2": float(r2)})
+    return Evaluation(
+        unit="squared error", loss=float(errors / len(found)), tokens=0, texts=len(found), scores={"R2": float(r2)}
+    )
 
 
 class NumberSizes(ScoredSizes):

@@ -13,6 +13,8 @@ JOBS["regression"] = JobRow(
     architectures=("encoder", "decoder"),
     unit="squared error",
     has_labels=True,
+    command="",
+    prompt="",
     file="numbers.jsonl",
     module="tests.jobs.regression.job",
 )

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import describe_value
+from tinylm.evaluation.result import token_excerpt
 from tinylm.jobs.chat.corpus import CHAT_ENCODING, ChatCorpus
 from tinylm.jobs.chat.tokens import ChatTokens, evaluate_chat, marked_examples
 from tinylm.jobs.job import Evaluate, MakeTask, MarkedText, Reader
@@ -13,6 +16,7 @@ from tinylm.reporter import Reporter, counted
 from tinylm.text.corpus import Corpus
 from tinylm.text.file_selection import conversation_keys
 from tinylm.text.scored_tokens import ScoredTokens
+from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 
@@ -34,6 +38,10 @@ class ChatJob(ScoredJob):
     shares_text = False
     task: ClassVar[MakeTask] = ChatTask
     evaluate: ClassVar[Evaluate] = staticmethod(evaluate_chat)
+
+    def excerpt(self, tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
+        """The first tokens."""
+        return token_excerpt(tokenizer, tokens, parameters)
 
     def recognises(self, corpora: Sequence[Corpus], reporter: Reporter) -> bool:
         """Whether the first file that has conversations has those of this kind."""

@@ -12,7 +12,7 @@ class DistillationJob(TextJob):
 
     def describe(self, config: RunConfig, data: DataConfig) -> str:
         """The models to learn from."""
-        return f"and to learn from: {', '.join(teacher.path for teacher in config.teachers)}"
+        return f"teachers: {', '.join(teacher.path for teacher in config.teachers)}"
 
 
 JOB = DistillationJob()

@@ -53,6 +53,7 @@ def evaluate_classification(scoring: Scoring) -> Evaluation:
     nats = TextLosses(found[:, 0], np.ones(len(found), np.int64))
     confusion = np.bincount(truth * n_labels + predicted, minlength=n_labels**2).reshape(n_labels, n_labels)
     return Evaluation(
+        unit="nats per text",
         loss=nats.total.loss,
         tokens=int(tokens.inputs(context).sum()),
         texts=len(truth),

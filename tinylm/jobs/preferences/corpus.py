@@ -106,7 +106,7 @@ class PreferenceCorpus(ChatCorpus):
 
     kind: ClassVar[str] = "preferences"
     documents_per_record: ClassVar[int] = 2
-    min_split: ClassVar[float] = 0  # the loss goes to zero in any case, and so would the answers
+    min_split: ClassVar[float] = 2  # the loss goes to zero in any case, and so would the answers
     keys: ClassVar[tuple[str, ...]] = ("prompt", *ANSWERS, "system", "tools", *REFUSED)
 
     @classmethod

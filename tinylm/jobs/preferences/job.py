@@ -5,7 +5,7 @@ from tinylm.jobs.chat.job import ChatJob
 from tinylm.jobs.preferences.corpus import PreferenceCorpus, PreferenceTokens
 from tinylm.jobs.preferences.evaluation import evaluate_preferences
 from tinylm.jobs.preferences.loss import Preferences
-from tinylm.jobs.scored import ScoredSizes
+from tinylm.jobs.scored import ScoredJob, ScoredSizes
 from tinylm.reporter import counted
 
 
@@ -24,6 +24,7 @@ class PreferencesJob(ChatJob):
     tokens_type = PreferenceTokens
     sizes_type = PreferenceSizes
     records_per_example = 2
+    excerpt = ScoredJob.excerpt
     corpus = PreferenceCorpus
     task = Preferences
     evaluate = staticmethod(evaluate_preferences)

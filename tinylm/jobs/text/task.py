@@ -1,9 +1,4 @@
-"""Tasks: each joins a dataset with the objectives of training and of validation.
-
-tinylm/evaluation/task_kinds.py lists them.
-
-The constructors raise TinyLMError for a text that is too short or of which nothing fits the context.
-"""
+"""The task of a decoder: predict the next token of a text."""
 
 import functools
 from collections.abc import Iterator

@@ -243,7 +243,7 @@ ERRORS: dict[str, list[Row]] = {
          2, "leave out 'top_k', 'num_samples' of Standard input, line 1."),
         ("sample -m {run} --beams 2", 2, "continues a prompt: leave out --beams."),
         ("eval -m {run} --beams 2", 2, "--beams is for pairs, not for this model; leave it out."),
-        ("eval -m {encoder} --stride 3", 2, "--stride is for decoders ... not for encoders of plain text."),
+        ("eval -m {encoder} --stride 3", 2, "--stride is for decoders ... not for encoders of plain text"),
         ("eval -m {translator} --baselines", 2, "--baselines is for decoders ... not for pairs; leave it out."),
     ],
     "eval without a text": [

@@ -10,8 +10,8 @@ from tests.shell import story
 from tests.thread_ranks import in_ranks
 from tests.trained_runs import pairs_file
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.jobs.reading import TextSource
 from tinylm.models.load import load
+from tinylm.text.source import TextSource
 
 
 def check(model: Path, source: TextSource | None, **settings: Any) -> None:

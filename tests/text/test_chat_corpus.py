@@ -22,13 +22,14 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.jobs.chat.corpus import ChatCorpus
 from tinylm.jobs.chat.tokens import ChatTokens, marked_examples
 from tinylm.jobs.encoding import encode_split
-from tinylm.jobs.reading import ModelReader, TextSource, load_text
+from tinylm.jobs.reading import ModelReader, load_text
 from tinylm.jobs.run_tokens import RunReader, encode_recorded_text, reopen_ids, reopen_tokens
 from tinylm.reporter import LogReporter
 from tinylm.text.answer_spans import read_template, template_tokens
 from tinylm.text.chat import Conversation, parse_conversation
 from tinylm.text.chat_template import CHATML
 from tinylm.text.file_selection import is_chat
+from tinylm.text.source import TextSource
 from tinylm.text.split import SplitCorpus, draw_records
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_char

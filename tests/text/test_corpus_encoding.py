@@ -18,7 +18,7 @@ from tests.text.corpora import TEXT, documents_of, require_errors, split_of, wri
 from tinylm.config.jobs import all_data
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.jobs.encoding import encode_split
-from tinylm.jobs.reading import ModelReader, TextSource, encode_text, handle_unknown_characters, load_text
+from tinylm.jobs.reading import ModelReader, encode_text, handle_unknown_characters, load_text
 from tinylm.jobs.run_tokens import encode_again, has_tokens, reopen_tokens
 from tinylm.reporter import LogReporter, SilentReporter
 from tinylm.system.cache_directory import cache_root
@@ -26,6 +26,7 @@ from tinylm.text import corpus
 from tinylm.text.answer_spans import template_tokens
 from tinylm.text.chat_template import CHATML
 from tinylm.text.corpus import Corpus, find_corpus
+from tinylm.text.source import TextSource
 from tinylm.text.split import split_corpus
 from tinylm.text.tokenizer import Tokenizer, train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer

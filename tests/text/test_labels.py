@@ -21,9 +21,10 @@ from tinylm.jobs.labels.corpus import (
     encode_labelled_text,
     parse_labelled_text,
 )
-from tinylm.jobs.reading import ModelReader, TextSource, load_text
+from tinylm.jobs.reading import ModelReader, load_text
 from tinylm.reporter import LogReporter
 from tinylm.text.scored_tokens import ScoredRows
+from tinylm.text.source import TextSource
 from tinylm.text.split import SplitCorpus
 from tinylm.text.tokenizer import train_char
 

@@ -13,9 +13,10 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.jobs.encoding import encode_split
 from tinylm.jobs.preferences.corpus import PreferenceBatch, PreferenceCorpus, PreferenceTokens, parse_preference
 from tinylm.jobs.preferences.job import JOB
-from tinylm.jobs.reading import ModelReader, TextSource, load_text
+from tinylm.jobs.reading import ModelReader, load_text
 from tinylm.reporter import LogReporter
 from tinylm.text.scored_tokens import ScoredRows
+from tinylm.text.source import TextSource
 from tinylm.text.tokenizer import train_char
 
 ASK = {"role": "user", "content": "Hi"}

@@ -13,8 +13,8 @@ from tinylm.evaluation.evaluation_config import MemorisationConfig
 
 if TYPE_CHECKING:
     from tinylm.analysis.memorisation import CopiedText, Memorisation
-    from tinylm.jobs.reading import TextSource
     from tinylm.models.model import Model
+    from tinylm.text.source import TextSource
 
 EXCERPT = 60  # characters of a match in the table
 

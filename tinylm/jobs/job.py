@@ -25,6 +25,8 @@ from tinylm.reporter import Reporter
 from tinylm.text.batches import Batch
 from tinylm.text.corpus import Corpus
 from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.source import TextSource
+from tinylm.text.split import SplitCorpus
 from tinylm.text.token_files import TEXT_ENCODING, Encoding, TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 
@@ -140,17 +142,22 @@ class Reader(Protocol):
     """What reading data asks of a model, which may be a new one.
 
     data_kinds: the kinds of data that it can be trained on or is evaluated on, the default first
-    labels: of a classifier; empty for other models
+    labels: of its output layer; empty without one for labels
+    tokenizer: `None` for a new model
+    chat_template: source of its template of conversations; `None` for a model that has none
+    adds_tokens: whether special tokens of a template can be added to the tokenizer
     """
 
     @property
     def data_kinds(self) -> tuple[str, ...]: ...
     @property
     def labels(self) -> tuple[str, ...]: ...
-
-    def chat_format(self, source: Any) -> Any:
-        """The ChatFormat of conversations in a TextSource."""
-        ...
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+    @property
+    def chat_template(self) -> str | None: ...
+    @property
+    def adds_tokens(self) -> bool: ...
 
 
 class Job:
@@ -182,7 +189,7 @@ class Job:
         """Whether corpora that were found as plain text are of this job. Raises UsageError if only some of them are."""
         return False
 
-    def fields(self, source: Any, reader: Reader) -> dict[str, Any]:
+    def fields(self, source: TextSource, reader: Reader) -> dict[str, Any]:
         """Further fields of the corpora that are found in a TextSource. Raises UsageError for what cannot be read."""
         return {}
 
@@ -199,14 +206,14 @@ class Job:
     def report_read(self, corpus: Any, reporter: Reporter) -> None:
         """Tell the user about a corpus after it was read."""
 
-    def report_encoded(self, split: Any, tokens: TokenFolder, reporter: Reporter) -> None:
+    def report_encoded(self, split: SplitCorpus, tokens: TokenFolder, reporter: Reporter) -> None:
         """Tell the user about a SplitCorpus after it was encoded."""
 
     def recorded(self, tokens: TokenFolder, corpus: Any, tokenizer: Tokenizer) -> dict[str, Any]:
         """The fields of DataConfig that this job alone has."""
         return {}
 
-    def record_ids(self, tokens: Tokens, corpus: Any, end_of_text_id: int) -> Iterator[bytes]:
+    def record_ids(self, tokens: Tokens, corpus: Corpus, end_of_text_id: int) -> Iterator[bytes]:
         """The ids of each record of one part of the encoded data, to find records that stand twice."""
         codes = np.asarray(tokens)
         starts = np.append(0, np.flatnonzero(codes[:-1] == end_of_text_id) + 1)

@@ -8,18 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from tinylm.config.jobs import all_data, applicable, changed_settings, rows_on
+from tinylm.config.jobs import all_data, applicable, rows_on
 from tinylm.config.run import DataConfig
-from tinylm.config.settings import TextSettings
-from tinylm.config.validation import check_settings, declared_settings, require
+from tinylm.config.validation import require
 from tinylm.errors import UsageError
 from tinylm.jobs.encoding import check_encoder, encode_split, is_resumable
 from tinylm.jobs.job import EvaluationTokens, Reader, job_on
 from tinylm.jobs.run_tokens import reopen_part
 from tinylm.reporter import Reporter, counted
 from tinylm.system.files import resolve_links, temporary_folder
-from tinylm.text.answer_spans import ChatFormat, chat_format, read_template
-from tinylm.text.chat_template import CHATML
 from tinylm.text.compression import SPOOL_FILE
 from tinylm.text.corpus import (
     STANDARD_INPUT,
@@ -39,6 +36,7 @@ from tinylm.text.file_selection import (
     format_size,
     is_excluded,
 )
+from tinylm.text.source import TextSource
 from tinylm.text.split import (
     SplitCorpus,
     corpus_without_unknown,
@@ -52,29 +50,6 @@ from tinylm.text.tokenizer import Tokenizer, describe_characters
 
 TEXT_FORMATS = {"lines": "text"}  # formats of a kind of data that have a name of their own
 MAX_COMPARED = 1 << 26  # tokens of a training text whose records are compared with those for validation
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextSource(TextSettings):
-    """Texts and how they are read. `paths` are files, folders and glob patterns, or - for standard input.
-
-    `format`, `text_key`, `encoding`, `exclude`, `skip_bad` and `unknown` are the settings of the same names in a
-    DataConfig. The validation text is at the path `val_data`, or else the share `val_fraction` of the text (default:
-    see `split_corpus`). Conversations are rendered by `chat_template` (chatml or the path of a file; default: that
-    of the model) and scored according to `train_on`. A setting that does not apply to the text is an error, unless its
-    name is in `ignorable`; then it is ignored.
-    """
-
-    paths: tuple[str, ...]
-    ignorable: frozenset[str] = frozenset()
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The settings that differ from their defaults, by name."""
-        return changed_settings(self)
-
-    def __post_init__(self) -> None:
-        check_settings(TextSettings, {name: getattr(self, name) for name in declared_settings(TextSettings)})
 
 
 def load_text(source: TextSource, staging: Path, reader: Reader, reporter: Reporter) -> SplitCorpus:
@@ -406,15 +381,11 @@ def opened_corpus(source: TextSource, reader: Reader, reporter: Reporter) -> Ite
 class ModelReader:
     """A Reader for a model with these labels, this tokenizer and this chat template; by default, of plain text.
 
-    tokenizer, chat_template: `None` for those of ChatML
+    tokenizer, chat_template: `None` for those of ChatML. adds_tokens: see Reader
     """
 
     data_kinds: tuple[str, ...] = ("text",)
     labels: tuple[str, ...] = ()
     tokenizer: Tokenizer | None = None
     chat_template: str | None = None
-
-    def chat_format(self, source: TextSource) -> ChatFormat:
-        """The format of conversations, by the template of the source, that of the model, or ChatML."""
-        template = read_template(source.chat_template) if source.chat_template else self.chat_template or CHATML
-        return chat_format(template, self.tokenizer, source.train_on or "assistant")
+    adds_tokens: bool = False

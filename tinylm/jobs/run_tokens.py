@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,9 +12,9 @@ from tinylm.jobs.encoding import MIN_TOKENS, encode_split
 from tinylm.jobs.job import job_on
 from tinylm.reporter import Reporter
 from tinylm.system.cache_directory import private_folder
-from tinylm.text.answer_spans import ChatFormat, chat_format
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, find_corpus
 from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.source import TextSource
 from tinylm.text.split import SplitCorpus, corpus_without_unknown, scan_corpus
 from tinylm.text.token_files import TokenFolder, open_part, token_key
 from tinylm.text.tokenizer import Tokenizer
@@ -27,6 +26,7 @@ class RunReader:
 
     config: RunConfig
     tokenizer: Tokenizer
+    adds_tokens: bool = False
 
     @property
     def data(self) -> DataConfig:
@@ -44,12 +44,12 @@ class RunReader:
         """The kind of the run's data."""
         return (self.data.kind,)
 
-    def chat_format(self, source: Any) -> ChatFormat:
-        """The format of the run's conversations. Raises TinyLMError for a run without a template."""
-        template = self.config.tokenizer.chat_template
-        if template is None:
+    @property
+    def chat_template(self) -> str:
+        """That of the run, if its data are conversations. Raises TinyLMError for a run without one."""
+        if self.config.tokenizer.chat_template is None:
             raise TinyLMError("The run was trained on conversations, but has no chat template.")
-        return chat_format(template, self.tokenizer, self.data.train_on)
+        return self.config.tokenizer.chat_template
 
 
 def find_run_corpus(paths: tuple[str, ...], reader: RunReader) -> Corpus:
@@ -58,7 +58,8 @@ def find_run_corpus(paths: tuple[str, ...], reader: RunReader) -> Corpus:
     Raises the errors of `find_corpus`, and TinyLMError for a run on conversations without a valid template.
     """
     data, job = reader.data, job_on(reader.data.kind)
-    fields = {"exclude": data.exclude, "skip_bad": data.skip_bad, "labels": reader.labels, **job.fields(None, reader)}
+    own = job.fields(TextSource(paths=paths, train_on=data.train_on), reader)
+    fields = {"exclude": data.exclude, "skip_bad": data.skip_bad, "labels": reader.labels, **own}
     corpus = find_corpus(paths, data.text_key, data.encoding, None, job.corpus, data.format, **fields)
     return corpus_without_unknown(corpus, reader.tokenizer) if data.unknown == "skip" else corpus
 

@@ -15,10 +15,11 @@ from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
 from tinylm.generation.text_generator import TextGenerator
 from tinylm.jobs.job import EvaluationTokens, Scoring, load_job
-from tinylm.jobs.reading import ModelReader, TextSource, evaluation_source, evaluation_tokens
+from tinylm.jobs.reading import ModelReader, evaluation_source, evaluation_tokens
 from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.kernels.process import keep_freed_blocks
 from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.source import TextSource
 from tinylm.transformer.architectures import Transformer
 
 

@@ -17,7 +17,6 @@ from tinylm.config.settings import MODEL_NAMES, AdapterSettings, LoRASettings, T
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import UsageError
 from tinylm.formats.foreign import foreign_name, is_foreign
-from tinylm.jobs.reading import TextSource
 from tinylm.models.adapter import add_adapter
 from tinylm.models.open import find_model, open_model
 from tinylm.models.teachers import Teacher
@@ -26,8 +25,7 @@ from tinylm.reporter import Reporter
 from tinylm.run_directory.layout import CHECKPOINTS, newest_model
 from tinylm.run_directory.loading import LoadedModel
 from tinylm.system.files import resolve_links
-from tinylm.text.answer_spans import ChatFormat, chat_format, read_template, template_tokens
-from tinylm.text.chat_template import CHATML
+from tinylm.text.answer_spans import ChatFormat, template_tokens
 from tinylm.text.compression import content_stem
 from tinylm.text.corpus import STANDARD_INPUT
 from tinylm.text.split import SplitCorpus
@@ -76,15 +74,6 @@ class StartingPoint(abc.ABC):
         """The kinds of data that the model can be trained on, the default first."""
         labels = True if self.labels else None
         return data_kinds(self.architecture, self.objective, has_labels=labels, has_teachers=self.has_teachers)
-
-    def chat_format(self, text: TextSource) -> ChatFormat:
-        """The format of conversations, by the template of `text`, that of the model, or ChatML.
-
-        Raises UsageError for a file that cannot be read, and TinyLMError for one that is too long.
-        """
-        source = read_template(text.chat_template) if text.chat_template else self.chat_template or CHATML
-        extended = self.adds_tokens and source != self.chat_template
-        return chat_format(source, self.tokenizer, text.train_on or "assistant", extended=extended)
 
     @property
     def labels(self) -> tuple[str, ...]:

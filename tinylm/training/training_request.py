@@ -23,7 +23,7 @@ from tinylm.config.settings import (
 )
 from tinylm.config.training import Budget, TrainingSettings
 from tinylm.errors import UsageError
-from tinylm.jobs.reading import TextSource
+from tinylm.text.source import TextSource
 
 Files = str | Path | Sequence[str | Path]
 

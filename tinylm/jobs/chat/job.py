@@ -13,10 +13,13 @@ from tinylm.jobs.chat.tokens import ChatTokens, evaluate_chat, marked_examples
 from tinylm.jobs.job import Evaluate, MakeTask, MarkedText, Reader
 from tinylm.jobs.scored import ScoredJob, ScoredTask
 from tinylm.reporter import Reporter, counted
+from tinylm.text.answer_spans import chat_format, read_template
+from tinylm.text.chat_template import CHATML
 from tinylm.text.corpus import Corpus
 from tinylm.text.file_selection import conversation_keys
 from tinylm.text.scored_tokens import ScoredTokens
 from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.source import TextSource
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 
@@ -49,9 +52,15 @@ class ChatJob(ScoredJob):
         keys = next(filter(None, found), None)
         return keys is not None and self.corpus.has_keys_of(keys)
 
-    def fields(self, source: Any, reader: Reader) -> dict[str, Any]:
-        """The format of the conversations."""
-        return {"chat": reader.chat_format(source)}
+    def fields(self, source: TextSource, reader: Reader) -> dict[str, Any]:
+        """The format of the conversations, by the template of the source, that of the model, or ChatML.
+
+        Raises UsageError for a file that cannot be read, and TinyLMError for one that is too long.
+        """
+        own = reader.chat_template
+        template = read_template(source.chat_template) if source.chat_template else own or CHATML
+        extended = reader.adds_tokens and template != own
+        return {"chat": chat_format(template, reader.tokenizer, source.train_on or "assistant", extended=extended)}
 
     def report_read(self, corpus: Corpus, reporter: Reporter) -> None:
         """Name keys without effect, and count texts of special tokens."""

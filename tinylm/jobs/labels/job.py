@@ -27,6 +27,7 @@ from tinylm.text.corpus import Corpus
 from tinylm.text.encodings import first_text
 from tinylm.text.file_selection import reject_json
 from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.split import SplitCorpus
 from tinylm.text.token_files import TokenFolder
 
 
@@ -97,7 +98,7 @@ class LabelsJob(ScoredJob):
         found = [corpus for corpus in corpora if isinstance(corpus, LabelCorpus)]
         return [*with_labels(found, reader.labels)]
 
-    def report_encoded(self, split: Any, tokens: TokenFolder, reporter: Reporter) -> None:
+    def report_encoded(self, split: SplitCorpus, tokens: TokenFolder, reporter: Reporter) -> None:
         """List the labels, and warn of some that are not learned or look alike."""
         note, warnings = describe_labels(split.corpus.labels, LabelTokens(tokens.train), LabelTokens(tokens.val))
         reporter.note(f"The texts have {note}.")

@@ -18,7 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text import chat_template, template_worker
-from tinylm.text.chat_template import CHATML, ChatTemplate, Job
+from tinylm.text.chat_template import CHATML, ChatTemplate, RenderJob
 
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
@@ -349,7 +349,7 @@ def test_the_limits_are_enough_for_long_conversations(name: str) -> None:
 def test_a_batch_with_a_hostile_rendering_gives_the_others_and_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "SECONDS", 0.4)
     template = ChatTemplate("{% if messages[0].content == 'x' %}" + LOOP + LOOP + END + END + "{% endif %}a")
-    jobs = [Job([{"role": "user", "content": text}], None, [(1, False)]) for text in "axa"]
+    jobs = [RenderJob([{"role": "user", "content": text}], None, [(1, False)]) for text in "axa"]
     assert [next(iter(found)) for found in template.render_each([jobs[0], jobs[2]])] == ["a", "a"]
     first, failed, last = (found[0] for found in template.render_each(jobs))
     assert (first, last) == ("a", "a") and "computes for more than" in str(failed)

@@ -91,7 +91,7 @@ def evaluate_model(
         loaded = _load_on_each_rank(model, list(adapter or ()), ranks, **vars(machine), reporter=console)
         ignorable = options_from_env_or_file(ctx, options.evaluation)
         given = changed_settings(options.evaluation)
-        settings = applicable(EvaluationConfig, given, loaded.jobs, ignorable)
+        settings = applicable(EvaluationConfig, given, loaded.rows, ignorable)
         evaluation = loaded.evaluate(source, ranks=ranks, **settings)
     base = [str(model)] if model is not None else []
     scored = {

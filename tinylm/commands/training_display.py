@@ -92,7 +92,7 @@ class TrainingDisplay:
                 self._epoch_tokens = 0 if event.config.data is None else event.config.data.train_tokens
                 self._bits_per_byte = event.config.bits_per_byte
                 self._unit = event.config.loss_unit
-                self._metrics = () if event.config.job is None else event.config.job.metrics
+                self._metrics = event.config.row.metrics
                 if event.best is not None:
                     step, val_loss = event.best
                     self._best = f"best {self._short(val_loss)}@{step}"

@@ -4,7 +4,7 @@ Imports no code of a job: `tinylm.jobs.job.load_job` does, when it is asked for.
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,8 +206,13 @@ def _listed(jobs: Collection[str]) -> str:
     for row in JOBS.values():
         whole = all(other.name in jobs for other in rows_on(row.data))
         names |= {row.noun if whole else row.learner or row.noun: None} if row.name in jobs else {}
+    return listed([*names], "and")
+
+
+def listed(names: Sequence[str], conjunction: str) -> str:
+    """Names in a sentence, such as "a, b and c"."""
     *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+    return f"{', '.join(others)} {conjunction} {last}" if others else last
 
 
 def without_effect(settings: Any, row: JobRow) -> set[str]:

@@ -352,11 +352,6 @@ class RunConfig:
         return None if self.training is None else self.training.objective
 
     @property
-    def job(self) -> JobRow | None:
-        """The job of training; `None` for an imported or merged model."""
-        return None if self.training is None else JOBS[self.training.objective]
-
-    @property
     def labels(self) -> tuple[str, ...]:
         """The labels that the model, or the base with this adapter, distinguishes; empty unless it is a classifier."""
         return self.model.labels if self.adapter is None else self.adapter.labels or self.model.labels
@@ -374,7 +369,7 @@ class RunConfig:
     @property
     def loss_unit(self) -> str:
         """The unit of the losses of a run, such as "nats per token"."""
-        return "nats per token" if self.job is None else self.job.unit
+        return self.row.unit
 
     def bits_per_byte(self, val_loss: float | None) -> float | None:
         """A validation loss in nats per token, converted to bits per byte of the whole validation text.
@@ -383,7 +378,7 @@ class RunConfig:
         `val_bytes`.
         """
         data = self.data
-        if val_loss is None or self.job is None or not self.job.predicts_text or data is None or not data.val_bytes:
+        if val_loss is None or not self.row.predicts_text or data is None or not data.val_bytes:
             return None
         bits = val_loss / math.log(2) * (data.val_tokens - 1) / data.val_bytes
         return bits if math.isfinite(bits) else None

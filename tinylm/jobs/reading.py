@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tinylm.config.jobs import all_data, applicable, rows_on
+from tinylm.config.jobs import all_data, applicable, listed, rows_on
 from tinylm.config.run import DataConfig
 from tinylm.config.validation import require
 from tinylm.errors import UsageError
@@ -152,8 +152,7 @@ def _others(kinds: Sequence[str], needs_records: bool) -> Iterator[str]:
 
 def _listed(kinds: Sequence[str]) -> str:
     """What a user calls these kinds of data."""
-    *others, last = (rows_on(kind)[0].noun for kind in kinds)
-    return f"{', '.join(others)} or {last}" if others else last
+    return listed([rows_on(kind)[0].noun for kind in kinds], "or")
 
 
 def _report_unused_patterns(corpora: Sequence[Corpus], source: TextSource, reporter: Reporter) -> None:

@@ -81,7 +81,7 @@ class EvaluatedModel(TextGenerator):
             sequence_length=sequence_length,
             by_document=by_document,
         )
-        applicable(EvaluationConfig, changed_settings(config), self.jobs)
+        applicable(EvaluationConfig, changed_settings(config), self.rows)
         reading: dict[str, Any] = {"format": format, "text_key": text_key, "encoding": encoding, "exclude": exclude}
         reading |= {"skip_bad": skip_bad, "unknown": unknown, "chat_template": chat_template, "train_on": train_on}
         with evaluation_source(files, text, self.data_kinds[0], reading) as source:
@@ -96,7 +96,7 @@ class EvaluatedModel(TextGenerator):
         return objective_for(self.architecture, data, self.objective)
 
     @property
-    def jobs(self) -> tuple[JobRow, ...]:
+    def rows(self) -> tuple[JobRow, ...]:
         """The jobs that the model can be evaluated on."""
         rows = (row for kind in self.data_kinds for row in rows_on(kind))
         return tuple(row for row in rows if self.architecture in row.architectures)

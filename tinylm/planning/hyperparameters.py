@@ -41,7 +41,7 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
 def _frozen_share(request: PlanRequest, config: ModelConfig) -> float:
     """The time of the forward passes of frozen models, as a share of a training step: a third for each equal model."""
     parameters = parameters_by_part(config)["total"]
-    reference = parameters if request.job(config).has_reference else 0
+    reference = parameters if request.row(config).has_reference else 0
     return (reference + request.frozen_parameters) / (3 * parameters)
 
 
@@ -153,7 +153,7 @@ def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig
 def evaluation_speed(machine: Machine, request: PlanRequest, config: ModelConfig) -> float:
     """Expected targets per second of an evaluation, in which the tokens that are not scored take time as well."""
     targets, tokens = request.sizes.validation_size(request.data, config.context)
-    passes = 2 if request.job(config).has_reference else 1
+    passes = 2 if request.row(config).has_reference else 1
     return recipes.EVALUATION_SPEEDUP * training_speed(machine, config) * max(targets, 1) / max(tokens, 1) / passes
 
 
@@ -207,7 +207,7 @@ def choose_settings(
     if request.recipe_name == "modern":
         epochs = 0 if request.data.by_heart else length.epochs
         settings["weight_decay"] = choose_weight_decay(epochs, parameters / request.data.train_tokens)
-    given = applicable(TrainingSettings, request.training, (request.job(config),))
+    given = applicable(TrainingSettings, request.training, (request.row(config),))
     settings |= {name: value for name, value in given.items() if name != "warmup_steps"}
     settings["warmup"] = choose_warmup(request, length, notices)
     settings.setdefault("min_lr", settings["lr"] / recipes.MIN_LR_DIVISOR)

@@ -105,7 +105,7 @@ class PlanRequest:
         """The chosen optimizer, or that of the recipe."""
         return self.training.get("optimizer", self.recipe.settings.get("optimizer", "adamw"))
 
-    def job(self, config: ModelConfig) -> JobRow:
+    def row(self, config: ModelConfig) -> JobRow:
         """The job of the chosen objective, or the default for this model and the data."""
         return JOBS[self.objective(config)]
 

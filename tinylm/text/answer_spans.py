@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from tinylm.config.run import MAX_TEMPLATE, SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.chat import Conversation
-from tinylm.text.chat_template import BEGIN, CHATML, ChatTemplate, Job, Rendering, text_of, unmarked
+from tinylm.text.chat_template import BEGIN, CHATML, ChatTemplate, Rendering, RenderJob, text_of, unmarked
 from tinylm.text.tokenizer import END_OF_TEXT, LITERAL, Tokenizer
 
 
@@ -89,7 +89,7 @@ class ChatFormat:
         """
         marked = self._marked(conversation)
         probe = _probe(marked)
-        job = Job(marked.messages, marked.tools, [(len(marked.messages), True)])
+        job = RenderJob(marked.messages, marked.tools, [(len(marked.messages), True)])
         (rendering,), *probed = self.template.render_each([job, *probe.jobs])
         text = unmarked(text_of(rendering))[0]
         _require_written(probe, probed)
@@ -156,7 +156,7 @@ class ChatFormat:
         # The text before each answer, and that with the answer.
         prefixes = [prefix for index in wanted or () for prefix in ((index, not blocks), (index + 1, False))]
         whole = (len(conversation.messages), False)
-        job = Job(conversation.messages, conversation.tools, [whole, *prefixes], len(prefixes) if blocks else 2)
+        job = RenderJob(conversation.messages, conversation.tools, [whole, *prefixes], len(prefixes) if blocks else 2)
         probe = _probe(conversation)
         return _SpanRequest(source, conversation, wanted, [job, *probe.jobs], probe)
 
@@ -266,7 +266,7 @@ class _SpanRequest(NamedTuple):
     source: Conversation
     conversation: Conversation
     answers: list[int] | None
-    jobs: list[Job]
+    jobs: list[RenderJob]
     probe: "_Probe"
 
 
@@ -295,7 +295,7 @@ class _Probe(NamedTuple):
     for messages by each of these names.
     """
 
-    jobs: list[Job]
+    jobs: list[RenderJob]
     names: dict[str, str]
 
 
@@ -312,7 +312,7 @@ def _probe(conversation: Conversation) -> _Probe:
         for number, message in enumerate(conversation.messages, start=1)
     ]
     tools = None if conversation.tools is None else renamed(conversation.tools, "the tools")
-    return _Probe([Job(messages, tools, [(len(messages), False)])] if names else [], names)
+    return _Probe([RenderJob(messages, tools, [(len(messages), False)])] if names else [], names)
 
 
 def _with_name(entry: dict[str, Any], names: dict[str, str], phrase: str) -> dict[str, Any]:

@@ -60,7 +60,7 @@ _WORKER = "import sys; sys.path += sys.argv[1:]; from tinylm.text.template_worke
 _CREATE_NEW_PROCESS_GROUP = 0x200  # Windows
 
 
-class Job(NamedTuple):
+class RenderJob(NamedTuple):
     """A conversation to render.
 
     prefixes: what to render, each a number of the first messages and `add_generation_prompt`.
@@ -104,7 +104,7 @@ class ChatTemplate:
         Raises UsageError for a conversation that the template refuses or that has invalid characters, and TinyLMError
         for a template that fails or is not a Jinja template.
         """
-        ((rendering,),) = self.render_each([Job(messages, tools, [(len(messages), add_generation_prompt)])])
+        ((rendering,),) = self.render_each([RenderJob(messages, tools, [(len(messages), add_generation_prompt)])])
         return unmarked(text_of(rendering))[0]
 
     def marked(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> tuple[str, list[range]]:
@@ -112,10 +112,10 @@ class ChatTemplate:
 
         Raises UsageError and TinyLMError as `render` does.
         """
-        ((rendering,),) = self.render_each([Job(messages, tools, [(len(messages), False)])])
+        ((rendering,),) = self.render_each([RenderJob(messages, tools, [(len(messages), False)])])
         return unmarked(text_of(rendering))
 
-    def render_each(self, jobs: Sequence[Job]) -> Iterator[list[Rendering]]:
+    def render_each(self, jobs: Sequence[RenderJob]) -> Iterator[list[Rendering]]:
         """Yield the renderings of each job, in the order of its prefixes.
 
         Raises TinyLMError if the source is not a Jinja template, or if its process cannot be started.
@@ -138,7 +138,7 @@ class ChatTemplate:
             self._process = _Process(self.source)
         return self._process
 
-    def _request(self, job: Job) -> "_RenderJobs | TinyLMError":
+    def _request(self, job: RenderJob) -> "_RenderJobs | TinyLMError":
         """The job as JSON with its limits, or why it cannot be rendered."""
         values = {**self.special, "messages": job.messages, "tools": job.tools, "documents": None}
         try:

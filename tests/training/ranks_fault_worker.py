@@ -23,7 +23,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch._dynamo  # before the forks, since these imports take seconds
-import torch.distributed.fsdp  # noqa: F401
+import torch.distributed.fsdp
 
 import tinylm.report.page  # noqa: F401
 from tinylm.__main__ import main
@@ -48,7 +48,7 @@ def fail_from(step: int, fault: str) -> Iterator[None]:
         if fault in SIGNALS:
             os.kill(os.getpid(), SIGNALS[fault])
             return accumulate(self, *arguments)
-        return math.inf, accumulate(self, *arguments)[1]
+        return torch.tensor(math.inf), accumulate(self, *arguments)[1]
 
     def save_or_fail(self: directory.RunDirectory, *arguments: Any, **options: Any) -> dict[str, str]:
         if fault != "disk" or arguments[3]["step"] < step:

@@ -303,12 +303,13 @@ def test_a_model_without_labels_reads_labelled_texts_alone_and_each_model_refuse
     home: Path,
 ) -> None:
     """The loss of the texts of records with labels is that of the same texts in a file of lines of JSON."""
-    labelled, plain = home / "labels" / "val", home / "texts.jsonl"
+    labelled, plain = home / "labelled.jsonl", home / "texts.jsonl"
+    lines(labelled, labels(VAL_TEXTS))
     lines(plain, [{"text": record["text"]} for record in labels(VAL_TEXTS)])
     for architecture in ("decoder", "encoder"):
         model = tinylm.load(home / architecture)
         alone = model.evaluate(plain, unknown="skip", format="jsonl").loss
-        assert model.evaluate(labelled, unknown="skip", format="jsonl").loss == alone
+        assert model.evaluate(labelled, unknown="skip").loss == alone
         with pytest.raises(UsageError, match='`format="labels"` does not fit the model, which takes plain text'):
             model.evaluate(labelled, format="labels")
     translator = tinylm.load(home / "encoder-decoder")

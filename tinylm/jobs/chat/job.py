@@ -9,7 +9,8 @@ from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import describe_value
 from tinylm.evaluation.result import token_excerpt
 from tinylm.jobs.chat.corpus import CHAT_ENCODING, ChatCorpus
-from tinylm.jobs.chat.tokens import ChatTokens, evaluate_chat, marked_examples
+from tinylm.jobs.chat.evaluation import evaluate_chat
+from tinylm.jobs.chat.tokens import ChatTokens, marked_examples
 from tinylm.jobs.job import Evaluate, MakeTask, MarkedText, Reader
 from tinylm.jobs.scored import ScoredJob, ScoredTask
 from tinylm.reporter import Reporter, counted

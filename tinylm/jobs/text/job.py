@@ -16,6 +16,8 @@ from tinylm.text.readers import is_table, table_columns
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 
+COUNTED_TOKENS = 1 << 20  # tokens that are decoded at a time, to count their bytes
+
 
 def report_tables(corpora: Sequence[Corpus], reporter: Reporter, *, required: bool) -> None:
     """Warn of CSV and TSV that are read as plain text; raise UsageError for the first if a column is `required`."""
@@ -46,9 +48,6 @@ def report_html(corpora: Sequence[Corpus], reporter: Reporter) -> None:
             f"{display_name(files[0])}{others} is HTML, and is read with its tags. For the text alone, convert it "
             f"first, for example with {CONVERTERS['.html']}."
         )
-
-
-COUNTED_TOKENS = 1 << 20  # tokens that are decoded at a time, to count their bytes
 
 
 class TextJob(Job):

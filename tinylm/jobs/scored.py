@@ -90,14 +90,10 @@ class ScoredSizes(Sizes):
 
 
 class ScoredJob(Job):
-    """A job on such records.
-
-    tokens_type, sizes_type: of the encoded records. records_per_example: that are trained on together
-    """
+    """A job on such records. tokens_type, sizes_type: of the encoded records."""
 
     tokens_type: ClassVar[type[ScoredTokens]] = ScoredTokens
     sizes_type: ClassVar[type[ScoredSizes]] = ScoredSizes
-    records_per_example: ClassVar[int] = 1
     task: ClassVar[MakeTask] = ScoredTask
 
     def record_ids(self, tokens: Tokens, corpus: Corpus, end_of_text_id: int) -> Iterator[bytes]:
@@ -119,5 +115,5 @@ class ScoredJob(Job):
 
     def _edges(self, tokens: Tokens) -> np.ndarray:
         """The indices of the first code of each example, and the number of codes: (E + 1,)."""
-        starts = np.flatnonzero(np.asarray(tokens) & FIRST)[:: self.records_per_example]
+        starts = np.flatnonzero(np.asarray(tokens) & FIRST)[:: self.corpus.documents_per_record]
         return np.append(starts, len(tokens))

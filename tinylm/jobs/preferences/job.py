@@ -23,7 +23,6 @@ class PreferencesJob(ChatJob):
 
     tokens_type = PreferenceTokens
     sizes_type = PreferenceSizes
-    records_per_example = 2
     excerpt = ScoredJob.excerpt
     corpus = PreferenceCorpus
     task = Preferences

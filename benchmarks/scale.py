@@ -45,10 +45,11 @@ from torch.nn.parallel import DistributedDataParallel
 from training import random_batch
 
 from tinylm.config.model import ModelConfig
-from tinylm.distributed.launch import Launch
-from tinylm.distributed.ranks import ONE_RANK, Ranks, join_ranks
+from tinylm.distributed.ranks import join_ranks
 from tinylm.machine.device import autocast
 from tinylm.objectives.loss import next_token
+from tinylm.system.launch import Launch
+from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch
 from tinylm.training.parallel import full, shard_model, sum_gradients
 from tinylm.transformer.architectures import Decoder

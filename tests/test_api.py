@@ -21,10 +21,10 @@ from tests.shell import run_child, run_ok, same_tensors, snapshot, story
 from tinylm.commands.finetune import finetune_adapter, finetune_lora
 from tinylm.commands.train import train
 from tinylm.config.run import RunConfig
-from tinylm.distributed.ranks import Ranks
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.kernels.process import choose_spin_count
 from tinylm.run_directory.directory import LastSave, RunDirectory
+from tinylm.system.ranks import Ranks
 from tinylm.training import resume
 from tinylm.training.events import Evaluated, Event, Logged, Planned, Started, Stepped
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinylm.distributed.launch import Launch
-from tinylm.distributed.ranks import AnyBatch, Ranks
+from tinylm.system.launch import Launch
+from tinylm.system.ranks import AnyBatch, Ranks
 
 LIMIT = 60.0  # seconds that a rank may take between two exchanges
 

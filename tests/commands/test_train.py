@@ -14,9 +14,9 @@ import torch
 
 from tests.shell import FILES, TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
 from tinylm.commands import training_display
-from tinylm.distributed.ranks import Ranks
 from tinylm.run_directory.loading import load_model, read_config, summarise
 from tinylm.system.process_signals import Interrupted
+from tinylm.system.ranks import Ranks
 from tinylm.training.graceful_stop import StopRequest
 
 LAST_RECORD = {"run", "step", "val_loss", "val_bits_per_byte", "best_step", "best_val_loss", "best_val_bits_per_byte"}

@@ -15,10 +15,10 @@ from tinylm.commands.console import Console
 from tinylm.commands.training_display import TrainingDisplay
 from tinylm.config.run import DataConfig, RunConfig, TokenizerConfig
 from tinylm.config.training import Budget, TrainingConfig
-from tinylm.distributed.launch import Launch
-from tinylm.distributed.ranks import Ranks
 from tinylm.errors import TinyLMError
 from tinylm.reporter import counted
+from tinylm.system.launch import Launch
+from tinylm.system.ranks import Ranks
 from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Evaluated, Logged, Sampled, Started, Stepped
 from tinylm.training.run import generate_sample

@@ -17,9 +17,9 @@ import torch
 
 from tests.shell import child_process, environment, run_child
 from tinylm.distributed import rendezvous
-from tinylm.distributed.launch import Launch
 from tinylm.distributed.rendezvous import Rendezvous, meet
 from tinylm.errors import JoinError, UsageError
+from tinylm.system.launch import Launch
 
 TORCHRUN = {"MASTER_ADDR": "node-1", "MASTER_PORT": "29500", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 TORCHRUN |= {"LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "job-7"}
@@ -167,7 +167,7 @@ DIVERGED = """
 import os, sys, time
 from tinylm.distributed import ranks
 from tinylm.errors import DivergedError, PeerError
-from tinylm.distributed.launch import Launch
+from tinylm.system.launch import Launch
 ranks.LINGER_SECONDS = 60
 try:
     with ranks.join_ranks(Launch.of(os.environ)) as joined:

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from tests.shell import story
 from tests.text.test_chat_batches import random_tokens
 from tests.variants import randomised, small
-from tinylm.distributed.ranks import ONE_RANK
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import TextLosses, text_losses
 from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, ratio_interval
@@ -25,6 +24,7 @@ from tinylm.jobs.text.baselines import baseline_bits_per_byte
 from tinylm.jobs.text.evaluation import evaluate_text, first_bytes
 from tinylm.objectives.loss import next_token_losses
 from tinylm.reporter import LogReporter
+from tinylm.system.ranks import ONE_RANK
 from tinylm.text.scored_tokens import ScoredRows
 from tinylm.text.tokenizer import train_bpe, train_char
 from tinylm.transformer.build import build_model

@@ -12,7 +12,6 @@ from tests.machines import machine
 from tests.planning.planned import adapter, data, planned, planned_pairs
 from tests.variants import small
 from tinylm.config.model import ModelConfig
-from tinylm.distributed.ranks import MAX_SUM_BYTES
 from tinylm.errors import UsageError
 from tinylm.kernels.short_attention import MAX_UNFUSED_KEYS, max_unfused_keys
 from tinylm.machine.device import autocast
@@ -23,6 +22,7 @@ from tinylm.planning.cost import block_parameters, parameters_by_part
 from tinylm.planning.memory import TrainingMemory, activation_bytes, layer_bytes, training_memory
 from tinylm.planning.plan import Plan
 from tinylm.planning.plan_request import PlanRequest
+from tinylm.system.ranks import MAX_SUM_BYTES
 from tinylm.transformer.build import build_model
 
 

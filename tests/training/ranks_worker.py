@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
-from tinylm.distributed.launch import Launch
-from tinylm.distributed.ranks import Ranks, join_ranks
+from tinylm.distributed.ranks import join_ranks
 from tinylm.reporter import LogReporter
+from tinylm.system.launch import Launch
+from tinylm.system.ranks import Ranks
 from tinylm.training.events import Event, Stepped
 from tinylm.training.pipeline import Session
 from tinylm.training.resume import start_run

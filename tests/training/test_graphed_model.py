@@ -17,8 +17,8 @@ from tests.training.run_sessions import SHAPE, adapter_for, config_of
 from tests.training.trainer_bench import CONFIG, decoder, trained, watched
 from tests.variants import randomised, small
 from tinylm.config.training import Budget
-from tinylm.distributed.ranks import Ranks
 from tinylm.objectives.loss import LanguageModel, next_token
+from tinylm.system.ranks import Ranks
 from tinylm.text.batches import Batch
 from tinylm.text.token_files import TokenFolder
 from tinylm.training import run as run_module

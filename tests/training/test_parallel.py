@@ -11,11 +11,12 @@ from torch import Tensor
 
 from tests.training.trainer_bench import random_batch
 from tinylm.distributed import ranks
-from tinylm.distributed.launch import Launch
-from tinylm.distributed.ranks import ProcessRanks, Ranks, machine_threads
+from tinylm.distributed.ranks import ProcessRanks, machine_threads
 from tinylm.distributed.rendezvous import Rendezvous
 from tinylm.errors import DivergedError, PeerError, UsageError
+from tinylm.system.launch import Launch
 from tinylm.system.process_signals import Interrupted
+from tinylm.system.ranks import Ranks
 from tinylm.text.batches import Batch, BatchPrefetcher, prefetch
 from tinylm.training import graceful_stop, parallel
 from tinylm.training.graceful_stop import StopRequest

@@ -19,12 +19,12 @@ import torch
 from tests.shell import child_process, records, run_child, run_ok, story
 from tests.trained_runs import pairs_file
 from tests.training.ranks_worker import train
-from tinylm.distributed.ranks import ONE_RANK
 from tinylm.models.load import load
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.layout import weights_file
 from tinylm.run_directory.loading import read_config
 from tinylm.run_directory.metrics_log import read_metrics
+from tinylm.system.ranks import ONE_RANK
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no torch.distributed")
 

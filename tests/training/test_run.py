@@ -27,7 +27,6 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig, RunConfig
 from tinylm.config.settings import TrainSettings
 from tinylm.config.training import Budget
-from tinylm.distributed.ranks import Ranks
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.loop import evaluate_loss
 from tinylm.kernels import thread_placement
@@ -42,6 +41,7 @@ from tinylm.planning.recipes import MEMORY_ERROR, MEMORY_SHARE
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights
 from tinylm.run_directory.metrics_log import read_metrics
+from tinylm.system.ranks import Ranks
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer

@@ -14,11 +14,11 @@ from torch import nn
 
 from tests.run_directory.saved_runs import CONFIG, TOKENIZER
 from tests.thread_ranks import in_ranks
-from tinylm.distributed.ranks import Ranks
 from tinylm.errors import SaveError
 from tinylm.run_directory import directory
 from tinylm.run_directory.directory import RunDirectory, ShardOnlyRun
 from tinylm.run_directory.weights import WHOLE, Shard
+from tinylm.system.ranks import Ranks
 from tinylm.training import run_store
 from tinylm.training.run_store import RunStore, open_store
 from tinylm.training.state import TrainerState, optimizer_tensors

@@ -16,12 +16,12 @@ from tests.training.conftest import Begin
 from tests.training.run_sessions import SHAPE, TOKENIZER, config_of
 from tests.training.trainer_bench import Bench, assert_same, random_batch, rows_at_most, trained, values
 from tinylm.config.training import Budget
-from tinylm.distributed.ranks import Ranks
 from tinylm.errors import TinyLMError
 from tinylm.objectives.loss import next_token
 from tinylm.run_directory.directory import RunDirectory, ShardOnlyRun
 from tinylm.run_directory.loading import read_config
 from tinylm.run_directory.metrics_log import read_metrics
+from tinylm.system.ranks import Ranks
 from tinylm.text.token_files import TokenFolder
 from tinylm.training import run as run_module
 from tinylm.training.events import Logged, Notice

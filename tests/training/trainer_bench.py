@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tests.variants import randomised, small
 from tinylm.config.training import Budget, TrainingConfig
-from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.objectives.loss import Loss, next_token
+from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch
 from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Event

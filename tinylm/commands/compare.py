@@ -11,9 +11,9 @@ from tinylm.commands.option_groups import command_line_flags, complete_runs, opt
 from tinylm.commands.options import OutputOptions, text_source
 from tinylm.config.settings import DeviceSettings, TextFileSettings, UnknownCharacterSettings
 from tinylm.config.training import BATCH
-from tinylm.distributed.launch import Launch
 from tinylm.errors import UsageError
 from tinylm.run_directory.layout import MODEL_FILE
+from tinylm.system.launch import Launch
 
 if TYPE_CHECKING:
     from tinylm.analysis.comparison import Comparison

@@ -15,14 +15,14 @@ from tinylm.commands.option_groups import command_line_flags, options_from_env_o
 from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions, text_source
 from tinylm.config.jobs import applicable, changed_settings
 from tinylm.config.settings import ChatSettings, DeviceSettings, TextFileSettings, UnknownCharacterSettings
-from tinylm.distributed.launch import Launch
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.system.launch import Launch
 
 if TYPE_CHECKING:
-    from tinylm.distributed.ranks import Ranks
     from tinylm.evaluation.result import DocumentLoss, Evaluation
     from tinylm.models.model import Model
+    from tinylm.system.ranks import Ranks
 
 MAX_CONFUSION = 10  # labels of a table that is printed whole
 FIRST_OPTIONS = """
@@ -67,7 +67,8 @@ def evaluate_model(
 
     With --memorisation: compare samples of a decoder with its training text; the text is a held-out control.
     """
-    from tinylm.distributed.ranks import ONE_RANK, join_ranks
+    from tinylm.distributed.ranks import join_ranks
+    from tinylm.system.ranks import ONE_RANK
 
     text_options, chat, unknown = options.text, options.chat, options.unknown
     memorisation = options.memorisation

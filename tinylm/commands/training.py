@@ -15,8 +15,8 @@ from tinylm.commands.option_groups import option, options_from_env_or_file, reje
 from tinylm.commands.training_display import TrainingDisplay, show_examples, show_plan
 from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
 from tinylm.config.validation import Panel
-from tinylm.distributed.launch import Launch
 from tinylm.errors import UsageError
+from tinylm.system.launch import Launch
 from tinylm.system.process_signals import TERMINATION_SIGNALS
 
 if TYPE_CHECKING:

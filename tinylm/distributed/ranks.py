@@ -1,7 +1,6 @@
-"""The ranks of a run, which are the processes that train or evaluate one model together.
+"""The ranks of a run in several processes, which exchange tensors and small values through torch.distributed.
 
-Ranks exchange tensors and small values through torch.distributed. Each rank calls the same methods in the
-same order. If one rank fails, all others raise PeerError with the message and the exit code of its error.
+If one rank fails, all others raise PeerError with the message and the exit code of its error.
 """
 
 import contextlib
@@ -11,135 +10,29 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tinylm.distributed.launch import Launch
 from tinylm.distributed.rendezvous import Rendezvous, meet
 from tinylm.errors import JoinError, PeerError, TinyLMError, UsageError, first_line, is_out_of_memory
 from tinylm.reporter import LogReporter, Reporter
+from tinylm.system.launch import Launch
 from tinylm.system.machine_profile import physical_cores, usable_cores
 from tinylm.system.process_signals import Interrupted
+from tinylm.system.ranks import MAX_SUM_BYTES, AnyBatch, Ranks
 
-BUCKET_BYTES = 32 << 20  # of tensors that are summed in one operation
 BUCKETS_IN_FLIGHT = 2  # besides the one that was just started
-MAX_SUM_BYTES = (BUCKETS_IN_FLIGHT + 1) * BUCKET_BYTES  # that `Ranks.add` allocates at a time, for contiguous tensors
+BUCKET_BYTES = MAX_SUM_BYTES // (BUCKETS_IN_FLIGHT + 1)  # of tensors that are summed in one operation
 POLL_SECONDS = 0.05
 TIMEOUT = timedelta(minutes=30)  # of one operation, in which the other ranks wait while rank 0 saves or samples
 LINGER_SECONDS = 10.0  # longest time that rank 0 keeps its store after an error, so that other ranks can read the error
 ERROR_KEY, READY_KEY, ENDED_KEY = "error", "ready", "ended"
-
-
-class Divisible(Protocol):
-    """What ranks need of a batch."""
-
-    @property
-    def n_targets(self) -> int: ...
-
-    def every(self, step: int, first: int) -> Self: ...
-
-
-AnyBatch = TypeVar("AnyBatch", bound=Divisible)
-
-
-class Ranks:
-    """The ranks of a run: the interface, and the implementation for a single process, which exchanges nothing.
-
-    job, restarts: see Rendezvous
-    """
-
-    def __init__(self, launch: Launch | None = None, job: str | None = None, restarts: int = 0) -> None:
-        self.launch = launch or Launch()
-        self.job = job
-        self.restarts = restarts
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return self.launch.size
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is rank 0, which plans, writes files and reports."""
-        return self.launch.rank == 0
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether this is a single process that torchrun has not started."""
-        return self.size == 1 and not self.launch.has_store
-
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in the order of the ranks. value: of JSON's types."""
-        return [value]
-
-    def first(self, value: Any) -> Any:
-        """The value of rank 0. value: of JSON's types; ignored on the other ranks."""
-        return value
-
-    def require_device(self, device: str) -> None:
-        """With several ranks: raise UsageError for a device other than cpu and cuda, and if this machine has fewer GPUs
-        than ranks.
-        """
-
-    def announce(self) -> None:
-        """Rank 0: end one call of `wait` on all other ranks."""
-
-    def wait(self) -> None:
-        """Ranks other than 0: wait for `announce`, for any length of time."""
-
-    def broadcast(
-        self, tensors: Mapping[str, Tensor], keep: Callable[[Tensor], Tensor] = lambda tensor: tensor
-    ) -> dict[str, Tensor]:
-        """The tensors of rank 0 by name, with several ranks on the CPU; those of the other ranks are ignored.
-
-        keep: applied to each tensor before the next one is sent; the result has its return values
-        """
-        return {name: keep(tensor) for name, tensor in tensors.items()}
-
-    def add(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over all ranks. Every rank gives tensors of the same shapes and dtypes."""
-
-    def part(self, batch: AnyBatch) -> AnyBatch:
-        """The rows of a batch that this rank computes: rows rank, rank + size, and so on. May be empty."""
-        return batch
-
-    def seed(self, seed: int, step: int) -> None:
-        """With several ranks: seed torch's random numbers from the seed, the step and the rank."""
-
-    def peer_errors(self) -> AbstractContextManager[None]:
-        """Context manager for a computation in which torch exchanges tensors between ranks, as FSDP does. If another
-        rank has failed, the error of the exchange becomes a PeerError.
-        """
-        return contextlib.nullcontext()
-
-    def share_threads(self, threads: int) -> int:
-        """Number of CPU threads of this rank: `threads` for one rank, else an equal share of those of the machine."""
-        return threads
-
-    def deal(self, batches: Iterable[AnyBatch]) -> Iterator[tuple[AnyBatch, bool, int]]:
-        """Deal batches to the ranks in turns. Yields, for each turn, the batch of this rank, whether the batch counts,
-        and the number of targets of all batches of the turn. A rank for which no batch is left gets the batch of rank
-        0, which then does not count.
-        """
-        turn: list[AnyBatch] = []
-        for batch in batches:
-            turn.append(batch)
-            if len(turn) == self.size:
-                yield turn[self.launch.rank], True, sum(batch.n_targets for batch in turn)
-                turn = []
-        if turn:
-            counts = self.launch.rank < len(turn)
-            yield turn[self.launch.rank if counts else 0], counts, sum(batch.n_targets for batch in turn)
-
-
-ONE_RANK = Ranks()
 
 
 class ProcessRanks(Ranks):

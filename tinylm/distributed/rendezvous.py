@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from tinylm.distributed.launch import Launch
 from tinylm.errors import JoinError
+from tinylm.system.launch import Launch
 
 TIMEOUT = timedelta(minutes=5)  # torchrun starts all processes at once; long enough for the slowest import of torch
 QUIET_SECONDS = 10.0  # before rank 0 reports that it waits

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import TinyLMError, is_out_of_memory
 from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, MIN_UNITS, SEED, ratio_interval
 from tinylm.machine.device import autocast, empty_cache
 from tinylm.objectives.loss import LanguageModel, Loss, Objective, next_token_losses
 from tinylm.reporter import Reporter
+from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch
 from tinylm.transformer.architectures import Transformer
 

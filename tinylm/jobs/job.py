@@ -14,7 +14,6 @@ import numpy as np
 
 from tinylm.config.jobs import JOBS, rows_on
 from tinylm.config.run import DataConfig, RunConfig
-from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import TextLosses, default_batch_size, text_losses, token_losses
@@ -22,6 +21,7 @@ from tinylm.evaluation.result import Evaluation, token_excerpt
 from tinylm.objectives.loss import Objective
 from tinylm.planning.sizes import Sizes
 from tinylm.reporter import Reporter
+from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch
 from tinylm.text.corpus import Corpus
 from tinylm.text.sharded_tokens import Tokens

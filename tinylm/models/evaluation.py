@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from tinylm.config.jobs import JOBS, JobRow, applicable, changed_settings, data_kinds, objective_for, rows_on
-from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import TinyLMError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
@@ -18,6 +17,7 @@ from tinylm.jobs.job import EvaluationTokens, Scoring, load_job
 from tinylm.jobs.reading import ModelReader, evaluation_source, evaluation_tokens
 from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.kernels.process import keep_freed_blocks
+from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.source import TextSource
 from tinylm.transformer.architectures import Transformer

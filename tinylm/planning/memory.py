@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from tinylm.config.model import GATED_ACTIVATIONS, ModelConfig
 from tinylm.config.run import AdapterConfig
 from tinylm.config.training import MUON_OPTIMIZERS
-from tinylm.distributed.ranks import MAX_SUM_BYTES
 from tinylm.errors import UsageError
 from tinylm.machine.measure import Machine
 from tinylm.objectives.loss import max_logits
@@ -25,6 +24,7 @@ from tinylm.planning.cost import (
 )
 from tinylm.planning.hyperparameters import choose_mtp_weight
 from tinylm.planning.plan_request import PlanRequest
+from tinylm.system.ranks import MAX_SUM_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import TinyLMError
+from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.sharded_tokens import Tokens
 
 ROUNDS = 12  # of the Feistel network; with 8, some orders of five items are measurably more frequent (decision 027)

@@ -12,10 +12,10 @@ from typing import ParamSpec, TypeVar
 
 import tinylm
 from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
-from tinylm.distributed.launch import Launch
 from tinylm.distributed.ranks import join_ranks
 from tinylm.errors import InterruptedRunError
 from tinylm.reporter import LogReporter, Reporter
+from tinylm.system.launch import Launch
 from tinylm.training.pipeline import EventCallback, Session, TrainingResult
 from tinylm.training.resume import start_run
 from tinylm.training.training_request import Files, TrainingRequest

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 from types import FrameType
 from typing import Any
 
-from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.system.process_signals import catchable_signals
+from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.training.trainer import StopTraining
 
 # A second signal within these seconds counts as a copy of the first, as a shell or timeout(1) may send it. With

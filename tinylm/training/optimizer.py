@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tinylm.config.training import MUON_OPTIMIZERS, TrainingConfig
-from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import UsageError
 from tinylm.kernels.without_compiler import Adam, AdamW, Optimizer
+from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.training.muon import Muon, NorMuon
 from tinylm.training.parallel import is_sharded, local
 from tinylm.transformer.block import PreNormBlock

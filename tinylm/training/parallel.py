@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from tinylm.config.run import RunConfig
-from tinylm.distributed.ranks import Ranks
 from tinylm.kernels.process import return_large_blocks
 from tinylm.machine.device import DTYPES, free_memory
 from tinylm.run_directory.directory import LastSave
 from tinylm.run_directory.weights import WHOLE, Shard, is_finite, require_tensors
+from tinylm.system.ranks import Ranks
 from tinylm.text.batches import Batch
 from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.block import PreNormBlock

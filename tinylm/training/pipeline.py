@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from tinylm.config.jobs import JOBS, applicable, objective_for, rows_on
 from tinylm.config.run import Estimates, RunConfig, TokenizerConfig, new_run_id, run_of
-from tinylm.distributed.launch import Launch
-from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
 from tinylm.jobs.job import MarkedText, load_job
 from tinylm.jobs.reading import encode_text, handle_unknown_characters, load_text
@@ -27,6 +25,8 @@ from tinylm.run_directory.lock_and_commit import reserve
 from tinylm.run_directory.metrics_log import History
 from tinylm.run_directory.weights import WHOLE
 from tinylm.system.files import resolve_links, temporary_folder
+from tinylm.system.launch import Launch
+from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Event, Examples, Planned, Started, Stepped

@@ -20,7 +20,6 @@ from tinylm.adapters.adapter import without_adapters
 from tinylm.config.jobs import JOBS
 from tinylm.config.run import RunConfig, RuntimeConfig
 from tinylm.config.training import SEQUENCE_GROWTHS, TrainingConfig
-from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import TinyLMError, is_out_of_memory
 from tinylm.evaluation.loop import evaluation_mode
 from tinylm.generation import sampler as sampling
@@ -39,6 +38,7 @@ from tinylm.planning.memory import require_repeatable_dropout
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.layout import FIRST_FILE
 from tinylm.run_directory.weights import WHOLE, Shard, require_tensors
+from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch
 from tinylm.text.decoding import decode_after
 from tinylm.text.token_files import TokenFolder

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors
 from tinylm.config.run import RunConfig
-from tinylm.distributed.ranks import Ranks
 from tinylm.errors import is_out_of_memory
 from tinylm.machine.device import free_memory
 from tinylm.models.exporting import write_peft_copy
 from tinylm.planning import recipes
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.weights import WHOLE, Shard
+from tinylm.system.ranks import Ranks
 from tinylm.training.parallel import full_tensors, local
 from tinylm.training.state import TrainerState, optimizer_tensors
 from tinylm.transformer.architectures import Transformer

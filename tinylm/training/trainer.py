@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from tinylm.config.training import TrainingConfig, window_parts
-from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
 from tinylm.evaluation.loop import EvaluationLoss, batch_losses, default_batch_size, evaluate_loss
 from tinylm.jobs.job import Task
@@ -22,6 +21,7 @@ from tinylm.machine.device import autocast, empty_cache, mark, runs_ahead
 from tinylm.objectives.loss import LanguageModel, Objective
 from tinylm.planning.memory import evaluation_rows
 from tinylm.planning.recipes import MAX_EVALUATION_SHARE
+from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch, prefetch
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
 from tinylm.training.execution import GraphedModel

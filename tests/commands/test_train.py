@@ -211,7 +211,7 @@ def test_a_signal_before_the_first_step_leaves_nothing_and_says_so(
     def interrupt(*arguments: object) -> None:
         raise Interrupted
 
-    monkeypatch.setattr("tinylm.training.pipeline.plan_training", interrupt)
+    monkeypatch.setattr("tinylm.training.prepare.plan_training", interrupt)
     said: list[str] = []
     monkeypatch.setattr("tinylm.commands.console.Console.note", lambda console, message: said.append(message))
     with pytest.raises(Interrupted):

@@ -148,6 +148,13 @@ def max_rank(model: nn.Module, targets: tuple[str, ...]) -> int:
     return max(min(module.weight.shape) for module in modules)
 
 
+def require_rank(rank: int, model: nn.Module, targets: tuple[str, ...]) -> None:
+    """Raise UsageError for a rank above `max_rank`."""
+    largest = max_rank(model, targets)
+    if rank > largest:
+        raise UsageError(f"`rank` is {rank}; the target matrices have a rank of at most {largest}.")
+
+
 def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> dict[str, Adapter]:
     """Freeze the model and put a LoRA layer around each module in `config.targets`.
 
@@ -157,9 +164,7 @@ def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> dict[str
     Raises UsageError if the model has none of the targets, and for a rank above `max_rank`.
     """
     model.requires_grad_(False)
-    largest = max_rank(model, config.targets)
-    if config.rank > largest:
-        raise UsageError(f"`rank` is {config.rank}; the target matrices have a rank of at most {largest}.")
+    require_rank(config.rank, model, config.targets)
 
     shared: dict[tuple[str, int], nn.Parameter] = {}
     layers: dict[str, Adapter] = {}

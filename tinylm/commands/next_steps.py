@@ -131,7 +131,7 @@ def next_step(error: TinyLMError, command: Sequence[str] = ()) -> str:
         case OtherRunKindError():
             return f"To continue it: {resume_command(error.path)}."
         case UnknownCharactersError(model=Path() as model):
-            from tinylm.training.starting_point import default_run_name
+            from tinylm.training.start import default_run_name
 
             words = [*error.text, *_text_options(command), "--init-from", str(model), "--extend-vocab"]
             if path_exists(out := CHECKPOINTS / default_run_name(error.text[0])):

@@ -165,7 +165,8 @@ def run_training(console: Console, arguments: TrainingArguments, *, started: flo
     import torch
 
     from tinylm.distributed.ranks import join_ranks, machine_threads
-    from tinylm.training.pipeline import Session, plan_run
+    from tinylm.training.pipeline import Session
+    from tinylm.training.prepare import plan_run
     from tinylm.training.resume import start_run
 
     request = arguments.request

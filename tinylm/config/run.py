@@ -35,7 +35,10 @@ from tinylm.config.validation import (
 )
 from tinylm.errors import NotTrainedError, TinyLMError, UsageError
 
-ADAPTER_KINDS = ("lora", "bottleneck")
+ADAPTER_KINDS = {  # with the class that trains and saves the weights of each (see `tinylm.models.trained_weights`)
+    "lora": "tinylm.models.adapter_kinds:LoRAWeights",
+    "bottleneck": "tinylm.models.adapter_kinds:BottleneckWeights",
+}
 DEVICES = ("cuda", "mps", "cpu")
 DTYPES = ("fp32", "bf16", "fp16")
 TRAIN_ON = ("assistant", "last", "all")  # the messages of a conversation that count in the loss
@@ -224,7 +227,7 @@ class AdapterConfig:
     labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_choice("kind", self.kind, ADAPTER_KINDS)
+        check_choice("kind", self.kind, tuple(ADAPTER_KINDS))
         check_fields(self)
         check_labels(self.labels)
         require(len(self.targets) > 0, "`target` names no module.")

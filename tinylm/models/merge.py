@@ -17,13 +17,13 @@ from tinylm.formats.peft import adapter_digest, is_adapter_folder
 from tinylm.machine.device import DTYPES
 from tinylm.models.adapter import (
     AdapterSpec,
-    find_base_model,
     load_adapted_model,
     load_adapter,
     load_base_model,
     load_foreign_base,
     read_adapter_config,
 )
+from tinylm.models.by_digest import find_base_model
 from tinylm.models.open import find_model, open_model
 from tinylm.reporter import Reporter
 from tinylm.run_directory.directory import RunDirectory

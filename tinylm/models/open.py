@@ -34,6 +34,16 @@ def find_model(name: Path, reporter: Reporter) -> Path:
     return find_run(name, reporter)
 
 
+def is_run(path: Path) -> bool:
+    """Whether a path that `find_model` returned is that of a run, not of a model of another tool."""
+    return not is_foreign(path)
+
+
+def imported_run(name: Path) -> Path:
+    """The run directory under checkpoints/ that is named like a model of another tool."""
+    return CHECKPOINTS / foreign_name(name)
+
+
 def open_model(path: Path, device: str = "cpu") -> LoadedModel:
     """The model at a path that `find_model` returned, in evaluation mode.
 
@@ -107,7 +117,7 @@ def import_model(
     path = find_model(source, reporter)
     if not is_foreign(path):
         raise UsageError(f"{path} is not a Hugging Face folder or a GGUF file; runs of tinylm need no import.")
-    out = CHECKPOINTS / foreign_name(source) if out is None else Path(out)
+    out = imported_run(source) if out is None else Path(out)
     if resolve_links(out) == resolve_links(path):
         raise UsageError(f"{out} is the model to import, which is never overwritten; choose another `out`.")
     with reserve(out, force) as staging:

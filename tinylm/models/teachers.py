@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tinylm.config.run import RunConfig, TeacherConfig
 from tinylm.config.validation import require
 from tinylm.errors import UsageError
-from tinylm.models.adapter import find_base_model, remember_base
+from tinylm.models.by_digest import find_base_model, remember_base
 from tinylm.models.open import find_model, open_model
 from tinylm.reporter import Reporter
 from tinylm.system.files import resolve_links

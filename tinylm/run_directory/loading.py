@@ -114,6 +114,13 @@ class LoadedModel(NamedTuple):
     tokenizer: Tokenizer
     weights: Weights
 
+    @property
+    def digest(self) -> str:
+        """The digest by which an adapter that is trained on the model records it: of the weights or, if these were
+        recovered by undoing a merge, of those before the merge.
+        """
+        return self.config.recovered_digest or self.weights.digest
+
 
 def load_model(path: Path, device: str = "cpu") -> LoadedModel:
     """The model of a run with its best weights. Raises AdapterNotModelError for the run of an adapter."""

@@ -1,40 +1,33 @@
-"""The pipeline of a training run: load model and text, plan, prepare the run directory, train, return the result."""
+"""A training run as a whole: prepare it, write its directory, train, return the result."""
 
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinylm.config.jobs import JOBS, applicable, objective_for, rows_on
-from tinylm.config.run import Estimates, RunConfig, TokenizerConfig, new_run_id, run_of
-from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
-from tinylm.jobs.job import MarkedText, load_job
-from tinylm.jobs.reading import encode_text, handle_unknown_characters, load_text
+from tinylm.config.run import RunConfig, run_of
+from tinylm.errors import InterruptedRunError, UsageError
 from tinylm.jobs.run_tokens import open_folder
-from tinylm.machine.measure import LoadMeter, LoadNotes, Machine, choose_machine
-from tinylm.models.adapter import add_adapter, remember_base
-from tinylm.models.teachers import Teacher, open_teacher, open_teachers, require_fitting
-from tinylm.planning.plan import Plan, plan_training
-from tinylm.planning.plan_request import PlanRequest
+from tinylm.machine.measure import LoadMeter, LoadNotes
+from tinylm.models.by_digest import remember_base
+from tinylm.models.teachers import open_teacher
+from tinylm.models.trained_weights import trained_weights
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.directory import LastSave, RunDirectory, ShardOnlyRun
 from tinylm.run_directory.lock_and_commit import reserve
 from tinylm.run_directory.metrics_log import History
 from tinylm.run_directory.weights import WHOLE
-from tinylm.system.files import resolve_links, temporary_folder
-from tinylm.system.launch import Launch
+from tinylm.system.files import resolve_links
 from tinylm.system.ranks import ONE_RANK, Ranks
-from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Event, Examples, Planned, Started, Stepped
 from tinylm.training.graceful_stop import stop_on_signals
 from tinylm.training.parallel import build_for_rows, rank_shard, restore_rows
+from tinylm.training.prepare import PreparedRun, machine_of, paths_of, prepare
 from tinylm.training.run import TrainingRun
-from tinylm.training.starting_point import StartingPoint, default_out, find_source, load_start
-from tinylm.training.training_request import TrainingRequest, training_settings
+from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import build_model
 
@@ -117,58 +110,6 @@ class TrainingResult:
         return self.base is not None
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparedRun:
-    """A new run before its directory is written."""
-
-    plan: Plan
-    config: RunConfig
-    start: StartingPoint
-    tokenizer: Tokenizer
-    tokens: TokenFolder
-    teachers: tuple[Teacher, ...] = ()
-
-    @property
-    def trainable_parameters(self) -> int:
-        """The number of trainable parameters."""
-        return self.start.trainable_parameters(self.plan.model)
-
-    def examples(self, number: int) -> tuple[MarkedText, ...]:
-        """The first `number` training examples, split into text that counts in the loss and text that does not."""
-        return load_job(self.plan.training.objective).marked_examples(self.tokens, self.tokenizer, number)
-
-    def create(self, out: Path, ranks: Ranks) -> TrainingRun:
-        """Write the new run directory, which appears at `out` with the first save, and build the model.
-
-        Raises SaveError if the directory cannot be written, and UsageError if it is a teacher.
-        """
-        for teacher in self.teachers:
-            if resolve_links(run_of(teacher.path)) == resolve_links(out):
-                raise UsageError(f"{out} is a teacher, which is never written to; choose another `out`.")
-        directory = RunDirectory.create(out, self.config, self.tokenizer)
-        if self.config.adapter is not None:
-            remember_base(self.config.adapter.base_digest, Path(self.config.adapter.base))
-        network = self.start.build(self.plan.model, self.plan.training.seed)
-        parallel = self.plan.parallel
-        others: dict[str, Any] = {"ranks": ranks, "parallel": parallel, "teachers": self.teachers}
-        return TrainingRun(directory, self.config, network, self.tokenizer, self.tokens, **others)
-
-
-def plan_run(request: TrainingRequest, reporter: Reporter, launch: Launch | None = None) -> PreparedRun:
-    """Load the model and the text, and plan the run, as `train_run` does, without writing a run directory.
-
-    Raises UsageError for settings and files that cannot be used, and TinyLMError for a run that does not fit in memory.
-    """
-    launch = launch or Launch()
-    machine = _machine_of(request, reporter, launch)
-    source, out = _paths_of(request, reporter)
-    is_free = not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir()))
-    if not is_free and not request.settings.force:
-        reporter.note(f"{out} already exists; set `force` to replace it, or choose another `out`.")
-    with temporary_folder() as folder:
-        return prepare(request, machine, source, folder, reporter, launch.size)
-
-
 def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
     """Train a new run.
 
@@ -179,131 +120,34 @@ def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
     if not session.ranks.is_first:
         return train_to_end(receive_run(session.ranks), session)
     ranks, reporter = session.ranks, session.reporter
-    machine = _machine_of(request, reporter, ranks.launch)
-    source, out = _paths_of(request, reporter)
+    machine = machine_of(request, reporter, ranks.launch)
+    source, out = paths_of(request, reporter)
     with reserve(out, request.settings.force) as staging:
         prepared = prepare(request, machine, source, staging, reporter, ranks.size, ranks.job)
         session.report(Planned(prepared.plan, prepared.config, prepared.trainable_parameters))
         if request.settings.show_examples:
             session.report(Examples(prepared.examples(request.settings.show_examples)))
-        run = prepared.create(out, ranks)
+        run = create_run(prepared, out, ranks)
         note_sharding(run, session)
         share_run(run, ranks)
         return train_to_end(run, session)
 
 
-def _machine_of(request: TrainingRequest, reporter: Reporter, launch: Launch) -> Machine:
-    """The machine that the request chooses, with the memory that one process of `launch` may use."""
-    machine = choose_machine(request.settings.device, request.settings.dtype, reporter)
-    if machine.device == "cpu" and machine.free_memory is not None:
-        machine = replace(machine, free_memory=machine.free_memory // launch.local_size)
-    processes = f" in {launch.size} processes" if launch.size > 1 else ""
-    reporter.note(f"On {machine.reasons}{processes}.")
-    return machine
+def create_run(prepared: PreparedRun, out: Path, ranks: Ranks) -> TrainingRun:
+    """Write the new run directory, which appears at `out` with the first save, and build a new model.
 
-
-def _paths_of(request: TrainingRequest, reporter: Reporter) -> tuple[Path | None, Path]:
-    """The model to load, `None` for a new one, and the run directory to write.
-
-    Raises UsageError if the model does not exist, and if the run would replace it.
+    Raises SaveError if the directory cannot be written, and UsageError if it is a teacher.
     """
-    source = find_source(request, reporter)
-    out = request.out or default_out(request, source)
-    if source is not None and resolve_links(out) == resolve_links(source):
-        raise UsageError(f"{out} is the base model, which is never written to; choose another `out`.")
-    return source, out
-
-
-def prepare(
-    request: TrainingRequest,
-    machine: Machine,
-    source: Path | None,
-    staging: Path,
-    reporter: Reporter,
-    processes: int = 1,
-    launch_id: str | None = None,
-) -> PreparedRun:
-    """Load the model, read and encode the text, and plan.
-
-    source: the model to load; `None` for a new one
-    staging: the folder for the tokens of standard input
-    processes: number of ranks
-    launch_id: random id of a torchrun command, the same after its restarts (see Rendezvous); `None` without torchrun
-
-    Raises UsageError for settings and text that cannot be used, and TinyLMError if training would run out of memory.
-    """
-    # The model to start from, or the choices for a new one
-    teachers = open_teachers(request.teachers, reporter)
-    start = load_start(request, source, teachers)
-
-    # The text, its split, its tokenizer and its tokens
-    split = load_text(request.text, staging, start, reporter)
-    labels = split.corpus.labels
-    if labels and not start.labels:
-        start.add_labels(labels, rows_on(split.corpus.kind)[0].architectures[0])
-    objective = request.objective or objective_for(start.architecture, split.corpus.kind)
-    row = JOBS[objective]
-    chosen = "`teacher`" if teachers else f'`objective="{objective}"`'
-    if row.has_teachers and not teachers:
-        models = "adapters take none; leave it out" if start.adapter else "name it with `teacher`"
-        raise UsageError(f"{chosen} needs a model to learn from; {models}.")
-    if row.data != split.corpus.kind:
-        found = rows_on(split.corpus.kind)[0].noun
-        raise UsageError(f"{chosen} is for {row.noun}, and the data are {found}; leave it out.")
-    if row.has_reference and start.base is None:
-        raise UsageError(f"{row.noun.capitalize()} train an existing model; name it with `init_from`.")
-    given = applicable(type(request.settings), request.given, (row,), request.ignorable)
-    tokenizer = start.fit_tokenizer(split, request.budget.time if request.budget else None, reporter)
-    split = handle_unknown_characters(  # only a given vocabulary can lack characters
-        split, tokenizer, request.text.unknown, reporter, vocabulary_owner=start.vocabulary_owner, model=source
-    )
-    if tokenizer.kind != "bpe" and "bpe_dropout" in request.ignorable:
-        given.pop("bpe_dropout", None)
-    tokens, data = encode_text(split, tokenizer, staging, reporter)
-
-    # The plan, and the configuration of the run
-    plan = plan_training(
-        machine,
-        PlanRequest(
-            data=data,
-            vocab_size=tokenizer.vocab_size,
-            sizes=load_job(objective).sizes(tokens, tokenizer),
-            model=start.choices,
-            training={"objective": objective, **training_settings(given)},
-            budget=request.budget,
-            compile=request.settings.compile,
-            base=start.base,
-            base_loading_bytes=start.loading_bytes,
-            parallel=request.settings.parallel,
-            ranks=processes,
-            adapter=start.adapter,
-            frozen_parameters=sum(teacher.recorded.parameters for teacher in teachers),
-            max_context=min((teacher.network.context for teacher in teachers), default=None),
-            tokenizer_kind=tokenizer.kind,
-        ),
-    )
-    if plan.shortage is not None:
-        raise TinyLMError(plan.shortage)
-    rendering = split.corpus.rendering
-    config = RunConfig.new(
-        id=new_run_id(),
-        model=plan.model,
-        tokenizer=TokenizerConfig(
-            kind=tokenizer.kind,
-            sha256=tokenizer.sha256,
-            special=tokenizer.special,
-            chat_template=rendering.template.source if rendering else start.chat_template,
-        ),
-        data=data,
-        training=plan.training,
-        runtime=replace(plan.runtime, job=launch_id),
-        adapter=start.adapter,
-        teachers=tuple(teacher.recorded for teacher in teachers),
-        family=start.family,
-        planned=Estimates(steps=plan.steps, seconds=plan.seconds, memory=plan.memory),
-    )
-    require_fitting(teachers, tokenizer, plan.model.vocab_size, plan.training.sequence_length or plan.model.context)
-    return PreparedRun(plan=plan, config=config, start=start, tokenizer=tokenizer, tokens=tokens, teachers=teachers)
+    plan, config, start = prepared.plan, prepared.config, prepared.start
+    for teacher in start.teachers:
+        if resolve_links(run_of(teacher.path)) == resolve_links(out):
+            raise UsageError(f"{out} is a teacher, which is never written to; choose another `out`.")
+    directory = RunDirectory.create(out, config, prepared.tokenizer)
+    if config.adapter is not None:
+        remember_base(config.adapter.base_digest, Path(config.adapter.base))
+    network = prepared.network or start.build(plan.model, plan.training.seed)
+    others: dict[str, Any] = {"ranks": ranks, "parallel": plan.parallel, "teachers": start.teachers}
+    return TrainingRun(directory, config, network, prepared.tokenizer, prepared.tokens, **others)
 
 
 def note_sharding(run: TrainingRun, session: Session) -> None:
@@ -431,8 +275,7 @@ def receive_run(ranks: Ranks) -> TrainingRun:
 
 def _receive_model(config: RunConfig, ranks: Ranks) -> Transformer:
     model = build_model(config.model)
-    if config.adapter is not None:
-        add_adapter(model, config.adapter)
+    trained_weights(config.adapter).add(model)
     parameters = dict(model.named_parameters())
     for name, tensor in ranks.broadcast({}).items():
         parameters[name].data = tensor

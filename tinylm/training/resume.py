@@ -5,22 +5,22 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from tinylm.adapters.adapter import load_adapter_tensors
 from tinylm.config.duration import format_duration, format_duration_setting
-from tinylm.config.run import AdapterConfig, new_run_id, run_of
+from tinylm.config.run import new_run_id, run_of
 from tinylm.config.training import TIME_BUDGET
 from tinylm.errors import OtherRunKindError, TinyLMError, UsageError
 from tinylm.jobs.job import load_job
 from tinylm.jobs.run_tokens import RunReader, encode_recorded_text, reopen_tokens
 from tinylm.machine.device import choose_device, describe_device
-from tinylm.models.adapter import add_adapter, find_adapters, find_base_model, load_base_model, remember_base
+from tinylm.models.by_digest import find_adapters, find_base_model
 from tinylm.models.open import find_model
 from tinylm.models.teachers import find_teachers, require_fitting
+from tinylm.models.trained_weights import trained_weights
 from tinylm.planning.plan import plan_resumed
 from tinylm.reporter import counted
-from tinylm.run_directory.directory import LastSave, RunDirectory
+from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.layout import find_run
-from tinylm.run_directory.loading import read_config, read_tokenizer, restore_model
+from tinylm.run_directory.loading import read_config, read_tokenizer
 from tinylm.run_directory.lock_and_commit import lock_run, recover_last, recover_run
 from tinylm.run_directory.weights import WHOLE
 from tinylm.system.files import resolve_links
@@ -35,10 +35,9 @@ from tinylm.training.pipeline import (
     train_to_end,
 )
 from tinylm.training.run import TrainingRun
-from tinylm.training.starting_point import default_out, find_source
+from tinylm.training.start import default_out, find_source
 from tinylm.training.state import StoppingRule, TrainerState
 from tinylm.training.training_request import TrainingRequest
-from tinylm.transformer.architectures import Transformer
 
 
 def start_run(request: TrainingRequest, session: Session) -> TrainingResult:
@@ -121,11 +120,10 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         shard, rows = rank_shard(plan.parallel, config, session.ranks), None
         if config.adapter is not None:
             base = base or find_base_model(path, config.adapter.base, config.adapter.base_digest)
-            model = _load_adapted(path, config.adapter, save, base)
-        elif shard != WHOLE:
+        if shard != WHOLE:
             model, rows = restore_rows(config, save, shard)
         else:
-            model = restore_model(config, save.read_weights(), path)
+            model = trained_weights(config.adapter).restore(path, config, save.read_weights(), base)
         teachers = find_teachers(path, config, request.teachers, session.reporter)
         require_fitting(teachers, tokenizer, config.model.vocab_size, training.sequence_length or config.model.context)
         run = TrainingRun(
@@ -145,15 +143,6 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         share_run(run, session.ranks)
         result = train_to_end(run, session)
         return result if base is None else replace(result, base=resolve_links(base))  # not the recorded path
-
-
-def _load_adapted(path: Path, adapter: AdapterConfig, save: LastSave, base: Path | None) -> Transformer:
-    """The base model, on the CPU, with the adapter of the save."""
-    model = load_base_model(path, adapter, base, "cpu").network
-    if base is not None:
-        remember_base(adapter.base_digest, base)
-    load_adapter_tensors(add_adapter(model, adapter), save.read_weights(), path)
-    return model
 
 
 def _describe_finished(rule: StoppingRule, state: TrainerState, seconds: float) -> str | None:

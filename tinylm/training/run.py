@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinylm.adapters.adapter import without_adapters
 from tinylm.config.jobs import JOBS
 from tinylm.config.run import RunConfig, RuntimeConfig
 from tinylm.config.training import SEQUENCE_GROWTHS, TrainingConfig
@@ -33,6 +32,7 @@ from tinylm.kernels.without_compiler import discard_compiled, force_eager
 from tinylm.machine.device import DTYPES, autocast, weights_dtype
 from tinylm.machine.measure import LoadMeter, slows_training
 from tinylm.models.teachers import Teacher
+from tinylm.models.trained_weights import TrainedWeights, trained_weights
 from tinylm.objectives.loss import LanguageModel
 from tinylm.planning.memory import require_repeatable_dropout
 from tinylm.run_directory.directory import LastSave, RunDirectory
@@ -178,8 +178,13 @@ class TrainingRun:
         copy of the first weights.
         """
         model = self.model if self._first_model is None else self._first_model
-        with evaluation_mode(model), without_adapters(model), force_eager():
+        with evaluation_mode(model), self.trained_weights.disabled(model), force_eager():
             yield model
+
+    @property
+    def trained_weights(self) -> TrainedWeights:
+        """The weights that are trained and saved: all, or those of an adapter."""
+        return trained_weights(self.config.adapter)
 
     @property
     def shard(self) -> Shard:

@@ -12,11 +12,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tinylm.adapters.adapter import adapter_layers, adapter_tensors
 from tinylm.config.run import RunConfig
 from tinylm.errors import is_out_of_memory
 from tinylm.machine.device import free_memory
-from tinylm.models.exporting import write_peft_copy
+from tinylm.models.trained_weights import trained_weights
 from tinylm.planning import recipes
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.weights import WHOLE, Shard
@@ -157,7 +156,7 @@ def _size(tensors: Mapping[str, Tensor]) -> int:
 
 
 class RunStore:
-    """Saves all weights, or only those of the adapter, and the optimizer's state.
+    """Saves the trained weights and the optimizer's state.
 
     Rank 0 writes replicas. With shards, every rank writes its rows of the last save, and rank 0 commits the save in the
     first `check` or `finish` after all ranks have written theirs. The best weights are gathered on rank 0. All ranks
@@ -177,6 +176,7 @@ class RunStore:
     ) -> None:
         self._directory = directory
         self._config = config
+        self._trained = trained_weights(config.adapter)
         self._ranks = ranks
         self._saver = saver
         self._shard = shard
@@ -188,17 +188,17 @@ class RunStore:
 
     def save_best(self, model: Transformer, step: int, val_loss: float | None) -> None:
         """Save the weights for inference: the best, or the last. val_loss: nats per token; `None` if not evaluated."""
-        tensors = full_tensors(self._weights(model), self._ranks.is_first)
+        tensors = full_tensors(self._trained.tensors(model), self._ranks.is_first)
         self._directory.save_best(tensors, self._config, step, val_loss)
-        if self._config.adapter is not None:
-            self._directory.save_copy(lambda folder: write_peft_copy(folder, self._config, tensors))
+        self._directory.save_copy(lambda folder: self._trained.write_copy(folder, self._config, tensors))
 
     def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
         """Start a save of everything that resuming needs. Returns the expected duration of the next save, in seconds.
 
         With shards, raises the error of an earlier save; with replicas, this save replaces one that failed.
         """
-        weights, optimizer_state, values = self._weights(model), optimizer_tensors(optimizer, model), state.to_json()
+        weights, optimizer_state = self._trained.tensors(model), optimizer_tensors(optimizer, model)
+        values = state.to_json()
         if self._shard != WHOLE:
             self._save_rows(weights, optimizer_state, values)
         else:
@@ -266,11 +266,6 @@ class RunStore:
         """Delete the files of an uncommitted sharded save that this rank has written."""
         if self._uncommitted is not None:
             self._directory.discard_last(self._uncommitted[0], self._config, self._shard)
-
-    def _weights(self, model: Transformer) -> dict[str, Tensor]:
-        if self._config.adapter is not None:
-            return adapter_tensors(adapter_layers(model))
-        return dict(model.state_dict())
 
 
 @contextlib.contextmanager

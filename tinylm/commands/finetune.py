@@ -4,14 +4,7 @@ import typer
 
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import ModelOption, OutputOptions, ResumeAdapterOption
-from tinylm.commands.training import (
-    CorpusArgument,
-    NewAdapterOptions,
-    ReportOptions,
-    TrainingArguments,
-    process_start,
-    run_training,
-)
+from tinylm.commands.train import CorpusArgument, NewRunOptions, ReportOptions, run_training
 from tinylm.config.settings import AdapterSettings, LoRASettings
 
 FIRST_OPTIONS = """
@@ -27,15 +20,13 @@ def finetune_lora(
     model: ModelOption = None,
     resume: ResumeAdapterOption = None,
     *,
-    run: NewAdapterOptions,
+    run: NewRunOptions,
     settings: LoRASettings,
     reporting: ReportOptions,
     output: OutputOptions,
 ) -> None:
     """Fine-tune a model with a LoRA adapter (Hu et al. 2021). The base model is not changed."""
-    started = process_start()
-    arguments = TrainingArguments.of(ctx, corpus, resume, run, reporting, settings, model)
-    run_training(output.console(), arguments, started=started)
+    run_training(ctx, corpus, resume, model, run, settings, reporting, output)
 
 
 @with_option_groups
@@ -45,7 +36,7 @@ def finetune_adapter(
     model: ModelOption = None,
     resume: ResumeAdapterOption = None,
     *,
-    run: NewAdapterOptions,
+    run: NewRunOptions,
     settings: AdapterSettings,
     reporting: ReportOptions,
     output: OutputOptions,
@@ -54,6 +45,4 @@ def finetune_adapter(
 
     The base model is not changed.
     """
-    started = process_start()
-    arguments = TrainingArguments.of(ctx, corpus, resume, run, reporting, settings, model)
-    run_training(output.console(), arguments, started=started)
+    run_training(ctx, corpus, resume, model, run, settings, reporting, output)

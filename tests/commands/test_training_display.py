@@ -21,7 +21,7 @@ from tinylm.system.launch import Launch
 from tinylm.system.ranks import Ranks
 from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Evaluated, Logged, Sampled, Started, Stepped
-from tinylm.training.run import generate_sample
+from tinylm.training.samples import generate_sample
 from tinylm.transformer.build import build_model
 
 

@@ -16,7 +16,7 @@ from tinylm.config.training import Budget, TrainingConfig
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import read_config
 from tinylm.text.tokenizer import train_char
-from tinylm.training import run as samples
+from tinylm.training import samples
 from tinylm.training.events import Evaluated
 from tinylm.transformer.build import build_model
 

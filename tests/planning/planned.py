@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.machines import machine
+from tinylm.config.jobs import objective_for
 from tinylm.config.run import AdapterConfig, DataConfig
 from tinylm.jobs.pairs.job import PairContexts, PairSizes
 from tinylm.machine.measure import Machine
@@ -29,8 +30,16 @@ def data(train_tokens: int) -> DataConfig:
 
 
 def planned(tokens: int = 1_000_000, on: Machine | None = None, **choices: Any) -> Plan:
-    """The plan of a request with these fields, for a text of `tokens`."""
-    return plan_training(on or machine(), PlanRequest(**{"data": data(tokens), "vocab_size": 100, **choices}))
+    """The plan of a request with these fields, for a text of `tokens`; by default with the first fitting objective."""
+    return plan_training(on or machine(), request_of(tokens, **choices))
+
+
+def request_of(tokens: int = 1_000_000, **choices: Any) -> PlanRequest:
+    """The request with these fields, as `planned`."""
+    fields: dict[str, Any] = {"data": data(tokens), "vocab_size": 100, **choices}
+    base = fields.get("base")
+    architecture = fields.get("model", {}).get("architecture", "decoder") if base is None else base.architecture
+    return PlanRequest(**{"objective": objective_for(architecture, fields["data"].kind), **fields})
 
 
 def planned_pairs(train: list[int], val: Sequence[int] = (10,), **choices: Any) -> Plan:

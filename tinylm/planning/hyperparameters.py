@@ -41,7 +41,7 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
 def _frozen_share(request: PlanRequest, config: ModelConfig) -> float:
     """The time of the forward passes of frozen models, as a share of a training step: a third for each equal model."""
     parameters = parameters_by_part(config)["total"]
-    reference = parameters if request.row(config).has_reference else 0
+    reference = parameters if request.row.has_reference else 0
     return (reference + request.frozen_parameters) / (3 * parameters)
 
 
@@ -91,16 +91,14 @@ def choose_mtp_weight(request: PlanRequest, config: ModelConfig) -> float:
     """
     if "mtp_weight" in request.training:
         return request.training["mtp_weight"]
-    objective = request.objective(config)
     is_small = request.vocab_size <= recipes.MTP_MAX_VOCABULARY
-    return recipes.MTP_WEIGHT if request.is_new_modern and objective == "next-token" and is_small else 0.0
+    return recipes.MTP_WEIGHT if request.is_new_modern and request.objective == "next-token" and is_small else 0.0
 
 
 def choose_bpe_dropout(request: PlanRequest, config: ModelConfig, length: RunLength) -> float:
     """The chosen probability, or BPE_DROPOUT in new modern decoders of plain text that see it often (decision 044)."""
-    objective = request.objective(config)
     is_often = length.epochs >= recipes.BPE_DROPOUT_MIN_EPOCHS and not request.data.by_heart
-    helps = request.is_new_modern and objective == "next-token" and is_often
+    helps = request.is_new_modern and request.objective == "next-token" and is_often
     default = recipes.BPE_DROPOUT if helps and request.tokenizer_kind == "bpe" else 0.0
     return float(request.training.get("bpe_dropout", default))
 
@@ -153,7 +151,7 @@ def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig
 def evaluation_speed(machine: Machine, request: PlanRequest, config: ModelConfig) -> float:
     """Expected targets per second of an evaluation, in which the tokens that are not scored take time as well."""
     targets, tokens = request.sizes.validation_size(request.data, config.context)
-    passes = 2 if request.row(config).has_reference else 1
+    passes = 2 if request.row.has_reference else 1
     return recipes.EVALUATION_SPEEDUP * training_speed(machine, config) * max(targets, 1) / max(tokens, 1) / passes
 
 
@@ -194,7 +192,7 @@ def choose_settings(
     relies_on_validation = request.budget is None and request.keep == "best" and not request.data.by_heart
     settings = {
         **request.recipe.settings,
-        "objective": request.objective(config),
+        "objective": request.objective,
         "lr": float(f"{lr:.2g}"),
         "label_smoothing": 0.0,
         "mtp_weight": choose_mtp_weight(request, config),
@@ -207,7 +205,7 @@ def choose_settings(
     if request.recipe_name == "modern":
         epochs = 0 if request.data.by_heart else length.epochs
         settings["weight_decay"] = choose_weight_decay(epochs, parameters / request.data.train_tokens)
-    given = applicable(TrainingSettings, request.training, (request.row(config),))
+    given = applicable(TrainingSettings, request.training, (request.row,))
     settings |= {name: value for name, value in given.items() if name != "warmup_steps"}
     settings["warmup"] = choose_warmup(request, length, notices)
     settings.setdefault("min_lr", settings["lr"] / recipes.MIN_LR_DIVISOR)

@@ -183,8 +183,9 @@ def plan_resumed(
     """
     training, runtime, data = recorded
     model = replace(config.model, context=training.sequence_length or config.model.context)
-    kept = {name: getattr(training, name) for name in ("objective", "optimizer", "average", "checkpoint_activations")}
+    kept = {name: getattr(training, name) for name in ("optimizer", "average", "checkpoint_activations")}
     request = PlanRequest(
+        objective=training.objective,
         data=data,
         vocab_size=vocab_size,
         sizes=sizes,

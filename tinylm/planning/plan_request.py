@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinylm.config.jobs import JOBS, JobRow, objective_for, rows_on
+from tinylm.config.jobs import JOBS, JobRow
 from tinylm.config.model import ModelConfig
 from tinylm.config.presets import SIZES, PresetSettings
 from tinylm.config.run import AdapterConfig, DataConfig
@@ -20,6 +20,7 @@ from tinylm.planning.sizes import Rows, Sizes
 class PlanRequest:
     """A training run before it is planned.
 
+    objective: what the model learns from the data, a key of JOBS
     data, vocab_size, sizes: the encoded corpus, the size of its vocabulary, and the sizes of its texts
     tokenizer_kind: see Tokenizer
     model: `preset`, `size` and fields of ModelConfig that the user or the job chose; empty with a `base`
@@ -37,6 +38,7 @@ class PlanRequest:
     Raises UsageError for values outside their range and for choices that contradict each other.
     """
 
+    objective: str = "next-token"
     data: DataConfig
     vocab_size: int
     sizes: Sizes = field(default_factory=Sizes)
@@ -105,18 +107,15 @@ class PlanRequest:
         """The chosen optimizer, or that of the recipe."""
         return self.training.get("optimizer", self.recipe.settings.get("optimizer", "adamw"))
 
-    def row(self, config: ModelConfig) -> JobRow:
-        """The job of the chosen objective, or the default for this model and the data."""
-        return JOBS[self.objective(config)]
-
-    def objective(self, config: ModelConfig) -> str:
-        """The chosen objective, or the default for this model and the data."""
-        return self.training.get("objective", objective_for(config.architecture, self.data.kind))
+    @property
+    def row(self) -> JobRow:
+        """The job of the objective."""
+        return JOBS[self.objective]
 
     @property
     def keeps_first_weights(self) -> bool:
         """Whether the loss compares all weights with those that training started from, a copy of which is kept."""
-        return self.adapter is None and any(row.has_reference for row in rows_on(self.data.kind))
+        return self.adapter is None and self.row.has_reference
 
     @property
     def is_new_modern(self) -> bool:

@@ -130,11 +130,12 @@ def prepare(
     plan = plan_training(
         machine,
         PlanRequest(
+            objective=objective,
             data=data,
             vocab_size=tokenizer.vocab_size,
             sizes=load_job(objective).sizes(tokens, tokenizer),
             model=start.choices,
-            training={"objective": objective, **training_settings(given)},
+            training=training_settings(given),
             budget=request.budget,
             compile=request.settings.compile,
             base=start.model_config(tokenizer.vocab_size),

@@ -39,9 +39,9 @@ from tinylm.config.run import SpecialTokens
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.formats.family import ForeignModel
 from tinylm.formats.huggingface import write_folder
-from tinylm.kernels import onednn
 from tinylm.kernels.cpu_features import computes_bf16
 from tinylm.kernels.process import keep_freed_blocks, set_thresholds
+from tinylm.kernels.products import linear
 from tinylm.machine.device import DTYPES, autocast
 from tinylm.machine.measure import choose_machine
 from tinylm.objectives.loss import next_token
@@ -251,7 +251,7 @@ def products(dtype: str) -> Step:
     def multiply() -> None:
         with torch.no_grad():
             for _ in range(PRODUCT_COUNT):
-                onednn.linear(x, w)
+                linear(x, w)
 
     return multiply
 

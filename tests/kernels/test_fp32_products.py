@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from tests.variants import small
-from tinylm.kernels import cpu_features, fp32_products, onednn
-from tinylm.kernels.fp32_products import MIN_ROWS
+from tinylm.kernels import cpu_features, products
+from tinylm.kernels.products import MIN_ROWS, linear
 from tinylm.transformer.build import build_model
-from tinylm.transformer.layers import Linear, linear
+from tinylm.transformer.layers import Linear
 
 EPSILONS = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
@@ -21,17 +21,17 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(cpu_features, "computes_bf16", lambda: False)
     monkeypatch.setattr(cpu_features, "computes_fp16", lambda: False)
-    fp32_products._computes.cache_clear()
+    products._computes.cache_clear()
     yield monkeypatch
-    fp32_products._computes.cache_clear()
+    products._computes.cache_clear()
 
 
 @pytest.fixture
 def widths(processor: pytest.MonkeyPatch) -> list[torch.dtype]:
     """The dtype of the weight in each call of the other kernel."""
-    found, original = [], onednn.linear
+    found, original = [], products._multiply
     processor.setattr(
-        onednn, "linear", lambda x, weight, *bias: (found.append(weight.dtype), original(x, weight, *bias))[1]
+        products, "_multiply", lambda x, weight, *bias: (found.append(weight.dtype), original(x, weight, *bias))[1]
     )
     return found
 
@@ -71,10 +71,10 @@ def test_few_rows_gradients_and_processors_with_instructions_keep_the_product_in
         for owner, name, value in ((cpu_features, "computes_bf16", True), (platform, "machine", "arm64")):
             with processor.context() as patch:
                 patch.setattr(owner, name, lambda value=value: value)
-                fp32_products._computes.cache_clear()
+                products._computes.cache_clear()
                 linear(x, weight, bias)
-        fp32_products._computes.cache_clear()
-        assert not fp32_products.is_faster(*operands(torch.float32)[:2])
+        products._computes.cache_clear()
+        assert not products.is_widened(*operands(torch.float32)[:2])
     assert widths == [torch.bfloat16] * 4
 
 

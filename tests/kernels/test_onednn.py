@@ -7,17 +7,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.absent import NamespaceWithout, loaded_again
-from tinylm.kernels import cpu_features, onednn
-from tinylm.kernels.onednn import MIN_ROWS
+from tinylm.kernels import cpu_features
+from tinylm.kernels import products as module
+from tinylm.kernels.products import MIN_ROWS
 from tinylm.transformer.layers import Linear
 
-needs_onednn = pytest.mark.skipif(not onednn._AVAILABLE, reason="this torch has no oneDNN")
+needs_onednn = pytest.mark.skipif(not module._AVAILABLE, reason="this torch has no oneDNN")
 
 
 @pytest.fixture(autouse=True)
 def preferred_on_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use oneDNN even on a processor with a faster MKL."""
-    monkeypatch.setattr(onednn, "_PREFERRED", onednn._AVAILABLE)
+    monkeypatch.setattr(module, "_PREFERRED", module._AVAILABLE)
 
 
 def make(inputs: int, outputs: int, bias: bool = True) -> Linear:
@@ -29,13 +30,13 @@ def make(inputs: int, outputs: int, bias: bool = True) -> Linear:
 def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shape of the first operand of each call of oneDNN."""
     shapes: list[tuple[int, ...]] = []
-    real = onednn._onednn_linear
+    real = module._onednn_linear
 
     def spy(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         shapes.append(tuple(x.shape))
         return real(x, weight, bias)
 
-    monkeypatch.setattr(onednn, "_onednn_linear", spy)
+    monkeypatch.setattr(module, "_onednn_linear", spy)
     return shapes
 
 
@@ -97,7 +98,7 @@ def test_other_number_formats_few_rows_and_processors_with_a_faster_library_use_
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(torch.randn(MIN_ROWS, 8)).dtype == torch.bfloat16
     layer(torch.randn(MIN_ROWS - 1, 8))
-    monkeypatch.setattr(onednn, "_PREFERRED", False)
+    monkeypatch.setattr(module, "_PREFERRED", False)
     layer(torch.randn(MIN_ROWS, 8))
     assert products == []
 
@@ -119,13 +120,13 @@ def test_processors_on_which_mkl_is_faster_keep_it_if_torch_has_it(monkeypatch: 
         monkeypatch.setattr(cpu_features, "capabilities", lambda found=capabilities: found)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=level: found)
         monkeypatch.setattr(torch.backends.mkl, "is_available", lambda found=mkl: found)
-        assert loaded_again(onednn).is_preferred() == expected, (capabilities, level, mkl)
+        assert loaded_again(module).prefers_onednn() == expected, (capabilities, level, mkl)
 
 
 def test_without_the_private_operation_torchs_linear_function_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.ops, "mkldnn", NamespaceWithout(torch.ops.mkldnn, "_linear_pointwise"))
-    portable = loaded_again(onednn)
-    assert not portable.is_preferred()
+    portable = loaded_again(module)
+    assert not portable.prefers_onednn()
     x, weight, bias = torch.randn(MIN_ROWS, 8), torch.randn(6, 8, requires_grad=True), torch.randn(6)
     found = portable.linear(x, weight, bias)
     assert found.equal(F.linear(x, weight, bias)) and found.requires_grad

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.kernels.absent import NamespaceWithout, loaded_again
-from tinylm.kernels import rms_norm as module
+from tinylm.kernels import layers as module
 
 
 @pytest.fixture(params=["kernel", "fallback"])

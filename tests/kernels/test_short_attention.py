@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tinylm.kernels.short_attention import MAX_UNFUSED_KEYS, dot_product_attention, max_unfused_keys
+from tinylm.kernels.layers import MAX_UNFUSED_KEYS, dot_product_attention, max_unfused_keys
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_attention_is_fused_except_for_few_keys_in_bf16_with_gradients(monkeypat
 def test_unfused_attention_equals_the_fused_kernel_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer queries than keys are the last ones; the reference gets their causal mask explicitly."""
     generator, fused = torch.Generator().manual_seed(0), F.scaled_dot_product_attention
-    monkeypatch.setattr("tinylm.kernels.short_attention._is_unfused_faster", lambda q, k: True)
+    monkeypatch.setattr("tinylm.kernels.layers._is_unfused_faster", lambda q, k: True)
     monkeypatch.setattr(F, "scaled_dot_product_attention", None)
     cases = ((7, True, False), (7, False, False), (2, True, False), (5, True, True))
     for (queries, causal, masked), scale in itertools.product(cases, (None, 1.0)):

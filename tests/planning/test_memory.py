@@ -13,7 +13,7 @@ from tests.planning.planned import adapter, data, planned, planned_pairs
 from tests.variants import small
 from tinylm.config.model import ModelConfig
 from tinylm.errors import UsageError
-from tinylm.kernels.short_attention import MAX_UNFUSED_KEYS, max_unfused_keys
+from tinylm.kernels.layers import MAX_UNFUSED_KEYS, max_unfused_keys
 from tinylm.machine.device import autocast
 from tinylm.machine.measure import Machine
 from tinylm.objectives.loss import MAX_FROZEN_LOGITS, MAX_LOGITS, MIN_CUDA_LOGITS, max_logits

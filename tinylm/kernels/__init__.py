@@ -6,17 +6,17 @@ parentheses are the decision records of the measurements.
 
 module             | needs                                     | gain                               | fallback
 ------------------ | ----------------------------------------- | ---------------------------------- | ------------------
-onednn             | CPU with AVX-512, but not Intel's, or no  | a training step takes 0.66 times   | `F.linear` (MKL)
+products, oneDNN   | CPU with AVX-512, but not Intel's, or no  | a training step takes 0.66 times   | `F.linear` (MKL)
                    | MKL; fp32, at least 32 rows,              | as long (013)                      |
                    | `torch.ops.mkldnn._linear_pointwise`      |                                    |
-fp32_products      | x86 CPU without instructions for a 16-bit | evaluating a bf16 model: 740 ->    | products in 16
+products, fp32     | x86 CPU without instructions for a 16-bit | evaluating a bf16 model: 740 ->    | products in 16
                    | format, its weights, at least 32 rows     | 3,500 tokens/s (038)               | bits
-short_attention    | CPU, in training: up to 512 keys in bf16, | 13,000 -> 25,500 tokens/s (010)    | fused attention
+layers, attention  | CPU, in training: up to 512 keys in bf16, | 13,000 -> 25,500 tokens/s (010)    | fused attention
                    | or attention dropout                      |                                    |
-rms_norm           | CPU, in training,                         | 0.55 -> 0.27 ms; with short        | `F.rms_norm`
+layers, RMSNorm    | CPU, in training,                         | 0.55 -> 0.27 ms; with short        | `F.rms_norm`
                    | `torch.ops.aten.                          | attention 31,600 -> 48,600         |
                    | native_layer_norm_backward`               | tokens/s (010)                     |
-dropout_bits       | CPU                                       | 1.17 to 1.41 times the tokens/s    | `F.dropout`
+layers, dropout    | CPU                                       | 1.17 to 1.41 times the tokens/s    | `F.dropout`
                    |                                           | of training with dropout (005)     |
 int8               | CPU,                                      | a matrix-vector product takes 0.1  | weights converted
                    | `torch.ops.aten._weight_int8pack_mm`      | to 0.6 times as long as fp32 (013) | for each product

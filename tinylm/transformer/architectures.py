@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tinylm.kernels.products import linear
 from tinylm.transformer.attention import causal_mask, padding_mask, segment_mask, segment_positions, valid_tokens
 from tinylm.transformer.block import Memory
 from tinylm.transformer.feedforward import RoutingSummary, merge_summaries, summarise_routing
 from tinylm.transformer.kv_cache import AttentionCache, Cache, CrossCache, KVCache, SlidingWindowCache
-from tinylm.transformer.layers import CrossEntropy, Dropout, linear
+from tinylm.transformer.layers import CrossEntropy, Dropout
 from tinylm.transformer.position import Position
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tinylm.kernels.short_attention import causal_triangle, dot_product_attention
+from tinylm.kernels.layers import causal_triangle, dot_product_attention
 from tinylm.transformer.kv_cache import AttentionCache, CrossCache
 from tinylm.transformer.layers import Dropout, Linear
 from tinylm.transformer.position import Rotation, rotate

@@ -4,9 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinylm.kernels import fp32_products, onednn
-from tinylm.kernels.dropout_bits import dropout
-from tinylm.kernels.rms_norm import rms_norm
+from tinylm.kernels.layers import random_dropout, rms_norm
+from tinylm.kernels.products import linear
 
 
 class Linear(nn.Linear):
@@ -15,12 +14,6 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)"""
         return linear(input, self.weight, self.bias)
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b by oneDNN or in fp32 where that is faster: (..., in), (out, in) and (out,) -> (..., out)."""
-    kernel = fp32_products if fp32_products.is_faster(x, weight) else onednn
-    return kernel.linear(x, weight, bias)
 
 
 class _Norm(nn.Module):
@@ -81,11 +74,11 @@ class UnitOffsetRMSNorm(RMSNorm):
 
 
 class Dropout(nn.Dropout):
-    """`torch.nn.Dropout` with the kernel of `tinylm.kernels.dropout_bits`."""
+    """`torch.nn.Dropout` with the kernel `random_dropout`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(...) -> (...)"""
-        return dropout(input, self.p) if self.training and self.p else input
+        return random_dropout(input, self.p) if self.training and self.p else input
 
 
 IGNORED = -100  # in place of a target that does not count

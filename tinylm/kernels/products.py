@@ -1,8 +1,14 @@
-"""fp32 matrix multiplication on a CPU by oneDNN, which torch itself uses on x86 for 16-bit formats only (decision 013).
+"""The products of linear layers, where a CPU computes them faster than `F.linear` does.
 
-CPUs from Intel (decision 015) and CPUs without AVX-512 (decision 038) use MKL, which is faster there.
+In fp32, oneDNN, which torch itself uses on x86 for 16-bit formats only (decision 013). CPUs from Intel (decision 015)
+and CPUs without AVX-512 (decision 038) use MKL, which is faster there.
+
+With 16-bit weights, on x86 processors that have no instructions for the format, fp32: there, torch multiplies many rows
+in 16 bits several times slower (decision 038). Converting a weight at each use keeps the memory of the model at 16 bits
+per weight.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -12,28 +18,58 @@ from torch.autograd.function import once_differentiable
 
 from tinylm.kernels import cpu_features
 
-MIN_ROWS = 32  # with fewer rows, converting the weight to oneDNN's layout takes longer than oneDNN gains
+MIN_ROWS = 32  # with fewer rows, converting the weight takes longer than a faster product gains
 
 _AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _MKL_IS_FASTER = torch.backends.mkl.is_available() and (cpu_features.is_intel() or not cpu_features.has_avx512())
 _PREFERRED = _AVAILABLE and not _MKL_IS_FASTER
 
 
-def is_preferred() -> bool:
+def prefers_onednn() -> bool:
     """Whether fp32 layers use oneDNN: if this version of torch has it, and MKL is absent or slower."""
     return _PREFERRED
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b by oneDNN where it is faster, else by `F.linear`: (..., in), (out, in) and (out,) -> (..., out)."""
-    if not _is_faster(x, weight):
+    """x W^T + b: (..., in), (out, in) and (out,) -> (..., out). In 16 bits, the result has the dtype of the weight."""
+    if not is_widened(x, weight):
+        return _multiply(x, weight, bias)
+    with torch.autocast("cpu", enabled=False):
+        y = _multiply(x.float(), weight.float(), None if bias is None else bias.float())
+    return y.to(weight.dtype)
+
+
+def is_widened(x: Tensor, weight: Tensor) -> bool:
+    """Whether `linear` computes a product of 16-bit weights in fp32. Never with autograd, which would keep the fp32
+    weight. x, weight: as for `linear`
+    """
+    return (
+        weight.dtype in (torch.bfloat16, torch.float16)
+        and weight.device.type == "cpu"
+        and x.numel() >= MIN_ROWS * x.shape[-1]
+        and (torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype) == weight.dtype
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not _computes(weight.dtype)
+    )
+
+
+@functools.cache
+def _computes(dtype: torch.dtype) -> bool:
+    """Whether the processor has instructions for a 16-bit format."""
+    computes = cpu_features.computes_bf16 if dtype == torch.bfloat16 else cpu_features.computes_fp16
+    return not cpu_features.is_x86() or computes()
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if not _is_onednn_faster(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return _OneDNNLinear.apply(x, weight, bias)
     return _onednn_linear(x, weight, bias)
 
 
-def _is_faster(x: Tensor, weight: Tensor) -> bool:
+def _is_onednn_faster(x: Tensor, weight: Tensor) -> bool:
     return (
         _PREFERRED
         and x.device.type == "cpu"

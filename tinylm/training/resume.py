@@ -85,62 +85,67 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
     """
     if not session.ranks.is_first:
         return train_to_end(receive_run(session.ranks), session)
-    path = run_of(find_run(saved, session.reporter))
-    base = request.model and find_model(request.model, session.reporter)
+    reporter, ranks = session.reporter, session.ranks
+    path = run_of(find_run(saved, reporter))
+    base = request.model and find_model(request.model, reporter)
     config = read_config(path)
     recorded = config.training_parts(path)
     training, runtime, data = recorded
     if (config.adapter.kind if config.adapter else None) != request.adapter_kind:
         raise OtherRunKindError(path)
     device = choose_device(runtime.device).value
-    session.reporter.note(f"On {describe_device(device)} in {runtime.dtype}, as when {path} began.")
+    reporter.note(f"On {describe_device(device)} in {runtime.dtype}, as when {path} began.")
     if config.adapter is None and (adapters := find_adapters(path)):
-        session.reporter.warn(
+        reporter.warn(
             f"{', '.join(run.name for run in adapters[:3])} was trained on the weights of {path}, and cannot be loaded "
             "after better weights replace them; to keep both, copy the run first."
         )
     with lock_run(path.absolute()):
+        # The save and the tokens
         directory = RunDirectory(path)
-        free = rank_memory(device, session.ranks)  # before the save is loaded
+        free = rank_memory(device, ranks)  # before the save is loaded
         save = directory.load_last(config)
         tokenizer = read_tokenizer(path, config)
         if not request.paths:
             tokens = reopen_tokens(path, data, tokenizer)
         else:
             reader = RunReader(config, tokenizer)
-            text = request.text
-            tokens = encode_recorded_text(path, reader, text.paths, text.val_data, session.reporter)
+            tokens = encode_recorded_text(path, reader, request.text.paths, request.text.val_data, reporter)
+
+        # The plan: memory, and the settings that may change
         sizes, parallel = load_job(training.objective).sizes(tokens, tokenizer), request.settings.parallel
-        plan = plan_resumed(config, recorded, sizes, tokenizer.vocab_size, free, parallel, session.ranks.size)
+        plan = plan_resumed(config, recorded, sizes, tokenizer.vocab_size, free, parallel, ranks.size)
         training = replace(training, budget=request.budget or training.budget, **request.resumed_training)
         config = replace(config, training=training, id=config.id or new_run_id())
         state = TrainerState.from_json(save.state)
         notices: list[str] = []
         save.state["micro_batch"] = plan.micro_batch(state.micro_batch, notices)
-        shard, rows = rank_shard(plan.parallel, config, session.ranks), None
+
+        # The model, its base and its teachers
+        shard, rows = rank_shard(plan.parallel, config, ranks), None
         if config.adapter is not None:
             base = base or find_base_model(path, config.adapter.base, config.adapter.base_digest)
         if shard != WHOLE:
             model, rows = restore_rows(config, save, shard)
         else:
             model = trained_weights(config.adapter).restore(path, config, save.read_weights(), base)
-        teachers = find_teachers(path, config, request.teachers, session.reporter)
+        teachers = find_teachers(path, config, request.teachers, reporter)
         require_fitting(teachers, tokenizer, config.model.vocab_size, training.sequence_length or config.model.context)
-        run = TrainingRun(
-            directory, config, model, tokenizer, tokens, save, session.ranks, plan.parallel, rows, teachers
-        )
+
+        # Training, unless the run is finished
+        run = TrainingRun(directory, config, model, tokenizer, tokens, save, ranks, plan.parallel, rows, teachers)
         rule = StoppingRule.of(training, run.task.steps_per_epoch)
         if finished := _describe_finished(rule, state, state.seconds + time.monotonic() - session.started):
             message = f"{path} is finished: {finished} continues it."
-            restarted = session.ranks.restarts > 0  # by torchrun, with the same arguments
+            restarted = ranks.restarts > 0  # by torchrun, with the same arguments
             if training.budget.time is not None and not rule.patience_exhausted(state) and not restarted:
                 raise UsageError(message)
-            session.reporter.warn(message)
-        session.reporter.note(f"Resuming {path} at step {state.step}, on the text as it was when the run began.")
+            reporter.warn(message)
+        reporter.note(f"Resuming {path} at step {state.step}, on the text as it was when the run began.")
         for notice in notices:
-            session.reporter.warn(notice)
+            reporter.warn(notice)
         note_sharding(run, session)
-        share_run(run, session.ranks)
+        share_run(run, ranks)
         result = train_to_end(run, session)
         return result if base is None else replace(result, base=resolve_links(base))  # not the recorded path
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,12 +24,14 @@ from torch import Tensor
 
 import tinylm
 from tests.shell import story
+from tests.thread_ranks import in_ranks
 from tinylm.adapters.adapter import without_adapters
 from tinylm.config.jobs import JOBS, without_effect
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.jobs.masked.task import masked_evaluation_batches
 from tinylm.models.model import Model
+from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.training.events import Stepped
 from tinylm.training.pipeline import TrainingResult
 
@@ -249,6 +252,17 @@ def weights(result: TrainingResult) -> dict[str, Tensor]:
     return result.load().network.state_dict()
 
 
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> threading.local:
+    """The ranks that training in this thread joins: those in `joined`, or none."""
+    found = threading.local()
+    monkeypatch.setattr(
+        "tinylm.training.api.join_ranks",
+        lambda launch, reporter: contextlib.nullcontext(getattr(found, "joined", ONE_RANK)),
+    )
+    return found
+
+
 def stop(event: Any) -> None:
     if isinstance(event, Stepped) and event.step == 2:
         signal.raise_signal(signal.SIGINT)
@@ -260,7 +274,7 @@ def name_of(value: Any) -> str:
 
 @pytest.mark.parametrize(("objective", "architecture", "case"), CASES, ids=name_of)
 def test_a_job_keeps_its_contract(
-    objective: str, architecture: str, case: dict[str, bool], home: Path, tmp_path: Path
+    objective: str, architecture: str, case: dict[str, bool], home: Path, tmp_path: Path, ranks: threading.local
 ) -> None:
     row, this = JOBS[objective], (home, objective, architecture, case)
     result = train(*this, tmp_path / "run")
@@ -278,7 +292,7 @@ def test_a_job_keeps_its_contract(
         assert evaluation.unit == "nats per token" and evaluation.pairs == len(VAL_TEXTS)
         assert result.history.training["loss"][0] == pytest.approx(math.log(2), rel=1e-6)  # the two models are one
 
-    # A stop changes nothing, and neither do micro-batches, but for the random numbers of dropout.
+    # A stop changes nothing, and neither do micro-batches and ranks, but for the random numbers of dropout.
     stopped = train(*this, tmp_path / "stopped", callbacks=[stop])
     assert stopped.step == 2
     resume = tinylm.finetune_lora if case.get("lora") else tinylm.train
@@ -288,8 +302,16 @@ def test_a_job_keeps_its_contract(
         assert torch.equal(value, weights(resumed)[name]), name
     if not case["dropout"] and not case["dtype"]:
         parts = train(*this, tmp_path / "parts", micro_batch=1)
+
+        def train_in(joined: Ranks) -> TrainingResult:
+            ranks.joined = joined
+            return train(*this, tmp_path / "ranks")
+
+        one, other = in_ranks(2, train_in)
+        assert (one.run, one.val_loss) == (other.run, other.val_loss)
         for name, value in weights(result).items():
             torch.testing.assert_close(weights(parts)[name], value, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(weights(one)[name], value, rtol=1e-3, atol=1e-4)
 
 
 def test_the_cases_have_each_two_settings_of_a_job_on_and_off_together() -> None:

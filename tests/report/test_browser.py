@@ -249,12 +249,11 @@ def test_tables_of_evaluation_memorisation_and_settings(opened: Opened, two_runs
     assert whisker["x"] - whole["x"] == pytest.approx(whole["width"] / 4, abs=1)
     assert whisker["width"] == pytest.approx(whole["width"] * 3 / 4, abs=1)
     page.get_by_text("Longest matches of one").click()
-    place = f"{HOSTILE}, line 1,234"
     page.locator("#memorisation .matches tbody td").first.wait_for()
     assert cells(page, "memorisation", 1) == [
-        ["a <b>⏎match…", "61", "samples", place],
-        [HOSTILE + ("…" if len(HOSTILE) < 55 else ""), "55", "samples", place],
-        ["x ␣×49 ", "50", "samples", place],
+        ["a <b>⏎match…", "61", "samples"],
+        [HOSTILE + ("…" if len(HOSTILE) < 55 else ""), "55", "samples"],
+        ["x ␣×49 ", "50", "samples"],
     ]
 
     assert page.locator("#settings tbody th").all_text_contents() == ["training.seed"]

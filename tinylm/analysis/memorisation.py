@@ -7,14 +7,13 @@ import contextlib
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinylm.analysis.copied_text import Documents, Match, find_matches
-from tinylm.config.run import DataConfig
 from tinylm.config.validation import require
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import MemorisationConfig
@@ -26,19 +25,42 @@ from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.models.model import Model
 from tinylm.reporter import Reporter
 from tinylm.text.compression import Progress, no_progress
-from tinylm.text.corpus import STANDARD_INPUT, Corpus, Stream
+from tinylm.text.corpus import Stream
 from tinylm.text.decoding import decoded_stream
 from tinylm.text.source import TextSource
 from tinylm.transformer.architectures import Decoder
 
 ROWS = 64  # texts generated as one batch
 REPORTED_MATCHES = 3
+MAX_COMPARISONS = 1000  # of a window of the samples with windows of the training text
 SAMPLES, AFTER_TRAINING, AFTER_HELD_OUT, HELD_OUT = (
     "samples",
     "continuations of training text",
     "continuations of held-out text",
     "held-out text",
 )
+
+
+class Documents(NamedTuple):
+    """A long text.
+
+    open: returns the text as a stream, and calls its argument with the progress of reading, in `unit`s
+    size: number of units; `None` if unknown
+    unit: plural noun, such as bytes
+    """
+
+    open: Callable[[Progress], Stream]
+    size: int | None
+    unit: str
+
+
+@dataclass(frozen=True)
+class Match:
+    """A verbatim match: `text`, with its number of `characters`, is a part of the text with index `sample`."""
+
+    sample: int
+    characters: int
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +194,7 @@ def _documents(model: Model, source: TextSource | None, part: str) -> Iterator[D
     """Context manager that opens the documents of a source, by default the part "train" or "val" of the model's run."""
     if source is not None:
         with opened_corpus(source, ModelReader(), model.reporter) as corpus:
-            yield corpus_documents(corpus)
+            yield Documents(corpus.stream, corpus.size, "bytes")
         return
     if model.data is None:
         missing = "training text; name it with `train_data`" if part == "train" else "held-out text; name one"
@@ -186,25 +208,7 @@ def _documents(model: Model, source: TextSource | None, part: str) -> Iterator[D
             progress(len(chunk or ""))
             yield chunk
 
-    names = _recorded_name(model.data)
-    yield Documents(stream, lambda index: names or f"document {index + 1}", None, "characters")
-
-
-def _recorded_name(data: DataConfig) -> str:
-    """The path of the text, if the run was trained on a single file that is one document; else empty."""
-    single = len(data.corpus) == 1 and data.documents == 1 and data.corpus[0] != STANDARD_INPUT
-    return data.corpus[0] if single else ""
-
-
-def corpus_documents(corpus: Corpus) -> Documents:
-    """The documents of a corpus, with the names that `Corpus.stream` gives them."""
-    names: list[str] = []
-
-    def stream(progress: Progress) -> Stream:
-        names.clear()
-        return corpus.stream(progress, started=names.append)
-
-    return Documents(stream, names.__getitem__, corpus.size, "bytes")
+    yield Documents(stream, None, "characters")
 
 
 def draw_passages(documents: Documents, config: MemorisationConfig, progress: Progress = no_progress) -> list[Passage]:
@@ -238,6 +242,68 @@ def _with_end(stream: Any) -> Any:
     """The stream with `None` at its end, so that `None` ends each document."""
     yield from stream
     yield None
+
+
+class Matches(NamedTuple):
+    """The verbatim matches of texts with a long one.
+
+    copied: (N,), number of characters of each text that are in matches
+    longest: the longest match of each text that has one, in descending order of length
+    """
+
+    copied: np.ndarray
+    longest: tuple[Match, ...]
+
+
+def find_matches(texts: Sequence[str], documents: Documents, k: int, progress: Progress = no_progress) -> Matches:
+    """Find the verbatim matches of at least k characters between texts and documents, each within a document.
+
+    The documents are read once and not indexed: a match of k characters contains a window that begins at a multiple of
+    `step` in its document, and these windows are looked up among those of the texts.
+
+    The number of copied characters is exact. After MAX_COMPARISONS matches of a window, those within a part that is
+    known to be copied are not measured, so the longest match of a very repetitive text may be missed.
+    """
+    step = max(1, k // 2)
+    width = k - step + 1  # of a window
+    windows: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for sample, text in enumerate(texts):
+        for at in range(len(text) - width + 1):
+            windows[text[at : at + width]].append((sample, at))
+    copied = [bytearray(len(text)) for text in texts]
+    longest: dict[int, Match] = {}
+    compared: Counter[str] = Counter()
+    for document, place in _places(documents.open(progress), step, max(map(len, texts), default=0)):
+        window = document[place : place + width]
+        for sample, at in windows.get(window, ()):
+            if compared[window] >= MAX_COMPARISONS and all(copied[sample][at : at + width]):
+                continue
+            compared[window] += 1
+            text, shift = texts[sample], place - at
+            begin, end = at, at + width
+            while begin and begin + shift and text[begin - 1] == document[begin + shift - 1]:
+                begin -= 1
+            while end < len(text) and end + shift < len(document) and text[end] == document[end + shift]:
+                end += 1
+            if end - begin >= k:
+                copied[sample][begin:end] = b"\1" * (end - begin)
+                if sample not in longest or longest[sample].characters < end - begin:
+                    longest[sample] = Match(sample, end - begin, text[begin:end])
+    found = sorted(longest.values(), key=lambda match: (-match.characters, match.sample))
+    return Matches(np.array([sum(flags) for flags in copied], dtype=np.int64), tuple(found))
+
+
+def _places(stream: Stream, step: int, context: int) -> Iterator[tuple[str, int]]:
+    """Every `step`-th position of each document, in a part of it with `context` characters on both sides."""
+    part, at = "", 0
+    for chunk in _with_end(stream):
+        part += chunk or ""
+        places = range(at, len(part) - (0 if chunk is None else context), step)
+        for place in places:
+            yield part, place
+        at += step * len(places)
+        cut = len(part) if chunk is None else max(0, at - context)
+        part, at = part[cut:], 0 if chunk is None else at - cut
 
 
 def measure_copied(

@@ -92,12 +92,11 @@ def _print_tables(console: "Console", result: "Memorisation") -> None:
         (
             f"{match.characters:,}",
             source,
-            f"{match.name}, line {match.line:,}",
             repr(match.text if len(match.text) <= EXCERPT else match.text[:EXCERPT] + "..."),
         )
         for source, match in found
     ]
-    console.table(("match", "in", "training text", "text"), longest)
+    console.table(("match", "in", "text"), longest)
 
 
 def _interval(source: "CopiedText") -> str:

@@ -6,7 +6,6 @@ They are attention maps, losses of tokens, adapter updates, scores and memorisat
 import base64
 import contextlib
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +39,7 @@ NUM_SAMPLES = 20  # and as many continuations of training text and of held-out t
 MAX_FLOPS = 1e12  # of generation
 MAX_CHARACTERS = 100_000_000  # of training text
 MAX_CONFUSION = 40  # labels of a confusion table
-MAX_TEXT, MAX_NAME = 300, 200  # shown characters of a match, and of the name of its document
+MAX_TEXT = 300  # shown characters of a match
 
 
 def describe_copied_text(model: Model, wanted: bool | None) -> dict[str, Any] | None:
@@ -84,16 +83,7 @@ def _section(result: Memorisation, config: MemorisationConfig) -> dict[str, Any]
 
 
 def _source(source: CopiedText) -> dict[str, Any]:
-    matches = [
-        {
-            "characters": match.characters,
-            "text": match.text[:MAX_TEXT],
-            "name": re.split(r"[\\/]", match.name)[-1][:MAX_NAME],
-            "line": match.line,
-            "character": match.character,
-        }
-        for match in source.matches
-    ]
+    matches = [{"characters": match.characters, "text": match.text[:MAX_TEXT]} for match in source.matches]
     return {
         "source": source.source,
         "samples": source.samples,

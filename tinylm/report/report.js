@@ -596,9 +596,9 @@
         const matches = run.memorisation.sources.flatMap((source) => source.matches.map((match) => [source.source, match]));
         matches.sort((one, other) => other[1].characters - one[1].characters);
         if (!matches.length) continue;
-        const show = () => table(["match", "characters", "in", "training text"], matches.map(([source, match]) => [
+        const show = () => table(["match", "characters", "in"], matches.map(([source, match]) => [
           el("span", { class: "quoted" }, match.text.replace(/\n/g, "⏎").replace(/ {4,}/g, (run) => ` ␣×${run.length} `), [...match.text].length < match.characters ? "…" : ""),
-          whole(match.characters), source, `${match.name}, line ${whole(match.line)}`]), { class: "matches" });
+          whole(match.characters), source]), { class: "matches" });
         content.push(several ? lazyDetails(`Longest matches of ${run.name}`, show) : [el("h3", {}, "Longest matches"), show()]);
       }
     }

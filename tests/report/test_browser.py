@@ -74,7 +74,6 @@ def made_up_run(name: str, seed: int = 0) -> dict[str, Any]:
 
 def copied(share: float, interval: tuple[float | None, ...], longest: int, matches: list[tuple[int, str]]) -> Any:
     """The copied share of one kind of text, as in a report."""
-    place = {"name": HOSTILE, "line": 1234, "character": 9}
     return {
         "samples": 20,
         "characters": 10000,
@@ -82,7 +81,7 @@ def copied(share: float, interval: tuple[float | None, ...], longest: int, match
         "low": interval[0],
         "high": interval[1],
         "longest": longest,
-        "matches": [{"characters": characters, "text": text, **place} for characters, text in matches],
+        "matches": [{"characters": characters, "text": text} for characters, text in matches],
     }
 
 

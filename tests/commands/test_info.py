@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.shell import assert_error, copied, edit_config, records, run_ok, tinylm
-from tinylm.commands.info import Curve, draw
+from tinylm.commands.plot import Curve, draw
 from tinylm.run_directory.loading import load_model, read_config
 
 KEYS = {"run", "kind", "parameters", "step", "best_step", "val_loss", "saved", "config", "parameters_by_part"}

@@ -41,6 +41,7 @@ def test_a_run_records_its_teachers_has_their_tokenizer_and_is_resumed_exactly(t
     assert all(record["val_bits_per_byte"] > 0 for record in read_metrics(here / "whole") if "val_loss" in record)
     planned = run_ok("train", text, "--teacher", "teacher1", "--layers", 1, "--dry-run").stdout
     assert "context 16" in planned  # that of the teacher, not of the planned size
+    assert "teachers: " in planned and "teacher1" in planned
     run_ok("train", text, "--out", "further", "--init-from", "teacher1", *both, "--teacher-weight", 1, "--steps", 2)
     assert_error(tinylm("train", "--resume", "alone", "--teacher", "teacher1"), 2, "alone learns from no teacher")
     run_ok("sample", "-m", "whole", "-n", 5)
@@ -111,3 +112,6 @@ def test_teachers_that_cannot_be_used_are_errors_before_training(text: Path, her
         options = ("--steps", 2) if "--init-from" in arguments else FIXED
         assert_error(tinylm("train", text, "--out", "student", *options, *arguments), code, message)
     assert not (here / "student").exists()
+    adapter = tinylm("finetune-lora", text, "--model", "teacher1", "--out", "adapter", "--objective", "distillation")
+    assert_error(adapter, 2, "--objective distillation needs a model to learn from; adapters take none; leave it out")
+    assert not (here / "adapter").exists()

@@ -1,21 +1,18 @@
-"""The state of a trainer (counters, random number generators, optimizer tensors), saved and restored.
-
-Also the rules by which training stops.
-"""
+"""The state of a trainer (counters, random number generators, optimizer tensors), saved and restored."""
 
 import dataclasses
 import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tinylm.config.training import Budget, TrainingConfig
 from tinylm.config.validation import MAX_COUNT
 from tinylm.errors import TinyLMError
+from tinylm.objectives.loss import Loss
 from tinylm.training.parallel import as_shard, local
 
 # The fields of the state of a GradScaler, which torch converts to float32 and int32, and their largest values.
@@ -125,6 +122,38 @@ def _flatten(value: Any) -> Iterator[Any]:
         yield value
 
 
+def add_metrics(sums: dict[str, Any], metrics: dict[str, Any], weight: float = 1) -> dict[str, Any]:
+    """The sums with `weight` times each metric added. Values are numbers or nested lists of them.
+
+    Raises TinyLMError for lists of different shapes, as of a saved state of another model.
+    """
+
+    def add(total: Any, value: Any) -> Any:
+        if isinstance(value, list):
+            return [add(*pair) for pair in zip(total or [0] * len(value), value, strict=True)]
+        return total + weight * value
+
+    try:
+        return sums | {name: add(sums.get(name) or 0, value) for name, value in metrics.items()}
+    except (TypeError, ValueError) as error:
+        message = "The saved training state does not fit the model: its routing metrics have another shape."
+        raise TinyLMError(message) from error
+
+
+@dataclass
+class Sums:
+    """The loss of a step in nats and its metrics, summed over targets."""
+
+    loss: Tensor
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, loss: Loss) -> None:
+        """Add the loss of a micro-batch."""
+        self.loss += loss.total.detach()
+        values = {name: value.tolist() for name, value in loss.metrics.items()}
+        self.metrics = add_metrics(self.metrics, values, loss.n_targets)
+
+
 def capture_rng() -> dict[str, str]:
     """The states of torch's random number generators: by device, bytes in hexadecimal."""
     states = {"cpu": torch.get_rng_state()}
@@ -215,61 +244,3 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensor
             raise TinyLMError(
                 f"The saved optimizer does not fit the model: it lacks {min(quantities - found)} of a parameter."
             )
-
-
-EXIT_SECONDS = 0.2  # for the process to exit
-
-
-@dataclass(frozen=True)
-class StoppingRule:
-    """When to end a run.
-
-    total_steps: the budget in optimizer steps; `None` for a time budget
-    patience: evaluations without a lower validation loss after which training ends; `None` for no limit
-    """
-
-    budget: Budget
-    total_steps: int | None
-    patience: int | None
-
-    @classmethod
-    def of(cls, config: TrainingConfig, steps_per_epoch: float) -> Self:
-        """The rule of a training configuration; an epoch has `steps_per_epoch` optimizer steps."""
-        return cls(config.budget, config.budget.total_steps(steps_per_epoch), config.patience)
-
-    def progress(self, state: TrainerState, seconds: float, slowdown: float = 1.0) -> float:
-        """The used fraction of the budget after `seconds` of training in all sessions; 1 or more if it is used up.
-
-        Of a time budget, the fraction of the time between the first step and the `reserve` at the end.
-        slowdown: as in `reserve`
-        """
-        if self.total_steps is not None:
-            return state.step / self.total_steps
-        assert self.budget.time is not None
-        available = max(self.budget.time - self.reserve(state, slowdown) - state.setup_seconds, 0.01)
-        return (seconds - state.setup_seconds) / available
-
-    def reserve(self, state: TrainerState, slowdown: float = 1.0) -> float:
-        """Seconds to keep for one more step, an evaluation, a save and the exit, from their durations so far.
-
-        slowdown: how many times longer they take now, as when other processes have begun to use the processor
-        """
-        step_seconds = state.step_seconds / max(state.step, 1)
-        return slowdown * (step_seconds + 1.1 * (state.eval_seconds + state.save_seconds)) + EXIT_SECONDS
-
-    def patience_exhausted(self, state: TrainerState) -> bool:
-        """Whether the last `patience` evaluations brought no lower validation loss."""
-        return self.patience is not None and state.evals_since_best >= self.patience
-
-    def finished_by(self, state: TrainerState, seconds: float) -> str | None:
-        """The reason that a saved run is finished (patience, time, steps or epochs); `None` if it is not.
-
-        `seconds` is the training time up to now in all sessions, including the start of this process. A run whose last
-        evaluation is missing is not finished, unless its patience or time budget is used up.
-        """
-        if self.patience_exhausted(state):
-            return "patience"
-        if self.progress(state, seconds) < 1:
-            return None
-        time_is_over = self.budget.time is not None and state.seconds >= self.budget.time
-        return self.budget.kind if state.last_eval_step == state.step or time_is_over else None

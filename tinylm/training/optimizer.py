@@ -74,13 +74,13 @@ class MuonAdamW(Optimizer):
         super().__init__([*muon.param_groups, *adamw.param_groups], {"fused": True})
         muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
         muon.state = adamw.state = self.state
-        self.parts = (muon, adamw)
+        self.members = (muon, adamw)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch.optim.Optimizer takes a closure
         """Update the parameters that have a gradient. `closure` is not supported."""
-        for part in self.parts:
-            part.step()
+        for member in self.members:
+            member.step()
 
 
 def build_optimizer(model: nn.Module, config: TrainingConfig, dtype: str) -> torch.optim.Optimizer:
@@ -135,33 +135,40 @@ def _decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> li
     return [group for group in groups if group["params"]]
 
 
-@torch.no_grad()
-def allocate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the state that the optimizer's first step would create.
-
-    If memory runs out here, no weight has changed; in the step, some might have. Existing state is kept. Optimizers
-    other than Adam, AdamW, Muon and MuonAdamW are left unchanged.
+def updaters(optimizer: torch.optim.Optimizer) -> dict[Tensor, Adam | AdamW | Muon]:
+    """The optimizer that updates each parameter; of a MuonAdamW, one of its two. Optimizers of other classes are left
+    out.
     """
-    if isinstance(optimizer, MuonAdamW):
-        for part in optimizer.parts:
-            allocate_state(part)
-    if not isinstance(optimizer, Adam | AdamW | Muon):
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if not optimizer.state[parameter]:
-                optimizer.state[parameter] = _first_state(optimizer, parameter)
+    members = optimizer.members if isinstance(optimizer, MuonAdamW) else (optimizer,)
+    return {
+        parameter: member
+        for member in members
+        if isinstance(member, Adam | AdamW | Muon)
+        for group in member.param_groups
+        for parameter in group["params"]
+    }
 
 
-def _first_state(optimizer: Adam | AdamW | Muon, parameter: Tensor) -> dict[str, Tensor]:
-    """The zero state that the optimizer's first step would create; for Adam, as the fused implementation does."""
-    if isinstance(optimizer, Muon):
-        return optimizer.first_state(parameter)
+def first_state(updater: Adam | AdamW | Muon, parameter: Tensor) -> dict[str, Tensor]:
+    """The zero state that the optimizer's first step creates; for Adam, as the fused implementation does."""
+    if isinstance(updater, Muon):
+        return updater.first_state(parameter)
     return {
         "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
         "exp_avg": torch.zeros_like(parameter),
         "exp_avg_sq": torch.zeros_like(parameter),
     }
+
+
+@torch.no_grad()
+def allocate_state(optimizer: torch.optim.Optimizer) -> None:
+    """Allocate the state that the optimizer's first step would create. Existing state is kept.
+
+    If memory runs out here, no weight has changed; in the step, some might have.
+    """
+    for parameter, updater in updaters(optimizer).items():
+        if not optimizer.state[parameter]:
+            optimizer.state[parameter] = first_state(updater, parameter)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import struct
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from tinylm.config.validation import MAX_COUNT
 from tinylm.errors import TinyLMError
 from tinylm.objectives.loss import Loss
+from tinylm.training.optimizer import first_state, updaters
 from tinylm.training.parallel import as_shard, local
 
 # The fields of the state of a GradScaler, which torch converts to float32 and int32, and their largest values.
@@ -205,42 +207,28 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
     }
 
 
-ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
-MUON_STATE = {"momentum_buffer"}
-NORMUON_STATE = MUON_STATE | {"row_moment"}
-AVERAGE = {"average"}
-DIMENSIONS = {"step": 0, "row_moment": 1}  # of quantities that do not have all dimensions of the parameter
-
-
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Restore the optimizer's state from `optimizer_tensors`; of sharded parameters, from the rows of this rank.
 
     Raises TinyLMError if names, shapes or dtypes do not fit this optimizer and this model.
     """
-    expected = {
-        parameter: ADAM_STATE if "betas" in group else NORMUON_STATE if "row_beta" in group else MUON_STATE
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    parameters = dict(model.named_parameters())
+    updater_of = updaters(optimizer)
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter in updater_of}
+    found: dict[str, set[str]] = defaultdict(set)
     for key, value in tensors.items():
         name, _, quantity = key.rpartition("/")
         parameter = parameters.get(name)
-        if parameter is None or quantity not in expected.get(parameter, set()) | AVERAGE:
+        if parameter is not None and not optimizer.state[parameter]:  # one after the other, to save memory
+            optimizer.state[parameter] = first_state(updater_of[parameter], parameter)
+        if parameter is None or quantity not in {*optimizer.state[parameter], "average"}:
             raise TinyLMError(f"The saved optimizer does not fit the model: it has {key[:200]}.")
-        shape = tuple(local(parameter).shape)[: DIMENSIONS.get(quantity)]
-        if tuple(value.shape) != shape or value.dtype != torch.float32:
+        state = optimizer.state[parameter]
+        if value.shape != local(state.get(quantity, parameter)).shape or value.dtype != torch.float32:
             raise TinyLMError(
                 f"The saved optimizer does not fit the model: {key[:200]} is {value.dtype} {tuple(value.shape)}."
             )
-        if value.dim():
-            value = as_shard(value, parameter)
-        elif optimizer.defaults.get("fused"):  # other implementations keep step counters on the CPU
-            value = value.to(parameter.device)
-        optimizer.state[parameter][quantity] = value
-    for parameter, quantities in expected.items():
-        found = optimizer.state[parameter].keys() if parameter in optimizer.state else set()
-        if found and found - AVERAGE != quantities:
-            raise TinyLMError(
-                f"The saved optimizer does not fit the model: it lacks {min(quantities - found)} of a parameter."
-            )
+        state[quantity] = as_shard(value, parameter) if value.dim() else value.to(parameter.device)
+        found[name].add(quantity)
+    for name, quantities in found.items():
+        if missing := optimizer.state[parameters[name]].keys() - quantities:
+            raise TinyLMError(f"The saved optimizer does not fit the model: it lacks {min(missing)} of a parameter.")

@@ -34,7 +34,6 @@ class StoppingRule:
         """The used fraction of the budget after `seconds` of training in all sessions; 1 or more if it is used up.
 
         Of a time budget, the fraction of the time between the first step and the `reserve` at the end.
-        slowdown: as in `reserve`
         """
         if self.total_steps is not None:
             return state.step / self.total_steps
@@ -57,8 +56,8 @@ class StoppingRule:
     def finished_by(self, state: TrainerState, seconds: float) -> str | None:
         """The reason that a saved run is finished (patience, time, steps or epochs); `None` if it is not.
 
-        `seconds` is the training time up to now in all sessions, including the start of this process. A run whose last
-        evaluation is missing is not finished, unless its patience or time budget is used up.
+        seconds: the training time in all sessions, including the start of this process. A run whose last evaluation is
+        missing is not finished, unless its patience or time budget is used up.
         """
         if self.patience_exhausted(state):
             return "patience"

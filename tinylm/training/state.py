@@ -4,7 +4,6 @@ import dataclasses
 import math
 import struct
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +83,7 @@ class TrainerState:
             state = cls(**values)
             state._check_numbers()
             return state
-        except (TypeError, KeyError, ValueError, RuntimeError, AttributeError) as error:
+        except (TypeError, KeyError, ValueError, OverflowError, RuntimeError, AttributeError) as error:
             raise TinyLMError(f"The saved training state is damaged ({error}).") from error
 
     def _check_numbers(self) -> None:
@@ -99,8 +98,8 @@ class TrainerState:
             if name == "loss_sum" or getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), float, -math.inf)
         for name, value in self.metrics.items():
-            for number in _flatten(value):
-                _check_number(name[:40], number, float, -math.inf)
+            if not torch.tensor(value, dtype=torch.float64).isfinite().all():
+                raise ValueError(f"{name[:40]} is not finite")
         for name, limit in SCALER_LIMITS.items() if self.scaler != {} else ():
             _check_number(name, self.scaler[name], type(limit), 0, limit)
 
@@ -113,15 +112,6 @@ def _check_number(name: str, value: Any, kind: type, minimum: float, maximum: fl
     is_number = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
     if not is_number or not minimum <= value <= maximum or (type(value) is int and abs(value) > MAX_COUNT):
         raise ValueError(f"{name} is {str(value)[:40]}")
-
-
-def _flatten(value: Any) -> Iterator[Any]:
-    """The entries of a nested list, or a value that is not a list."""
-    if isinstance(value, list):
-        for entry in value:
-            yield from _flatten(entry)
-    else:
-        yield value
 
 
 def add_metrics(sums: dict[str, Any], metrics: dict[str, Any], weight: float = 1) -> dict[str, Any]:
@@ -166,32 +156,22 @@ def capture_rng() -> dict[str, str]:
     return {device: state.numpy().tobytes().hex() for device, state in states.items()}
 
 
-def restore_rng(state: dict[str, str]) -> None:
+def restore_rng(states: dict[str, str]) -> None:
     """The inverse of `capture_rng`. Raises ValueError, KeyError, TypeError or RuntimeError for an invalid state."""
-
-    def tensor(text: str) -> Tensor:
-        return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
-
-    cpu = tensor(state["cpu"])
-    _check_generator(cpu)
-    torch.set_rng_state(cpu)
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensor(state["cuda"]))
-    if "mps" in state and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(tensor(state["mps"]))
-
-
-def _check_generator(state: Tensor) -> None:
-    """Raise ValueError for a state of the wrong size, or if its position is outside of the 624 numbers of the Mersenne
-    Twister.
-
-    torch checks each of the two counters of the position by itself, so an invalid pair would read beyond the array.
-    """
-    if len(state) != len(torch.get_rng_state()):
+    tensors = {device: torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8) for device, text in states.items()}
+    cpu = tensors["cpu"]
+    if len(cpu) != len(torch.get_rng_state()):
         raise ValueError("the state of the random number generator has the wrong size")
-    _, left, _, position = struct.unpack_from("=QiiQ", state.numpy().tobytes())
+    # torch checks each of the two counters of the position among the 624 numbers of the Mersenne Twister by itself, so
+    # an invalid pair would read beyond the array.
+    _, left, _, position = struct.unpack_from("=QiiQ", cpu.numpy().tobytes())
     if (left, position) != (1, 0) and not (left >= 1 and position >= 1 and left + position == 625):
         raise ValueError("the state of the random number generator is out of range")
+    torch.set_rng_state(cpu)
+    if "cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["cuda"])
+    if "mps" in tensors and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(tensors["mps"])
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

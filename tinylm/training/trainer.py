@@ -24,7 +24,7 @@ from tinylm.text.batches import prefetch
 from tinylm.training.clock import Clock, StoppingRule
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
 from tinylm.training.execution import GraphedModel
-from tinylm.training.optimizer import WeightAverage, allocate_state, learning_rate, set_learning_rate
+from tinylm.training.optimizer import WeightAverage, allocate_state, learning_rate
 from tinylm.training.parallel import full, is_sharded, micro_batches, release_gathered, sum_gradients, weights_finite
 from tinylm.training.state import Sums, TrainerState, add_metrics, capture_rng, restore_rng
 from tinylm.training.validation import Validation
@@ -191,7 +191,8 @@ class Trainer:
 
         # Clip and step
         lr = learning_rate(self._clock.middle(progress), config)
-        set_learning_rate(self.optimizer, lr)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
         self._scaler.unscale_(self.optimizer)
         extra_metrics = self.extra_metrics() if is_logged else {}
         with self._memory_for_update():

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from tinylm.distributed.ranks import Ranks
 
 
-class _TimeIsUp(Exception):
-    pass
-
-
 @dataclass(frozen=True, eq=False)
 class Validation:
     """Evaluates the model of a trainer. The parameters are fields of `Trainer`."""
@@ -94,10 +90,10 @@ class Validation:
 
         def check() -> None:
             if self.ranks.first(clock.seconds > end):
-                raise _TimeIsUp
+                raise TimeoutError
 
         # Of several ranks, one may fail alone, and the others would wait for it.
-        failures = (_TimeIsUp, TinyLMError if self.ranks.size == 1 else DivergedError)
+        failures = (TimeoutError, TinyLMError if self.ranks.size == 1 else DivergedError)
         with contextlib.suppress(*failures):
             return self.loss(tokens, check) if tokens else None
         return None

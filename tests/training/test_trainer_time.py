@@ -10,7 +10,7 @@ import torch
 from tests.training.trainer_bench import Bench, FakeTime, assert_same, values
 from tinylm.config.training import Budget
 from tinylm.training import trainer as trainer_module
-from tinylm.training.clock import EXIT_SECONDS, StoppingRule
+from tinylm.training.clock import EXIT_SECONDS, Clock, StoppingRule
 from tinylm.training.events import Evaluated, Logged, Stepped
 from tinylm.training.state import TrainerState
 from tinylm.training.trainer import StopTraining, Trainer
@@ -274,3 +274,36 @@ def test_a_run_is_finished_by_its_budget_or_patience_unless_its_last_evaluation_
     rule = StoppingRule(Budget(steps=40), 40, 3)
     assert rule.finished_by(timed_state(evals_since_best=2), 0) is None
     assert rule.finished_by(timed_state(evals_since_best=3), 0) == "patience"
+
+
+def test_progress_counts_on_a_slower_evaluation_after_slower_steps_and_never_decreases() -> None:
+    """Steps of 2 s and an evaluation of 5 s, then steps of 6 s."""
+    time, state, rule = (
+        FakeTime(),
+        TrainerState(step=10, save_seconds=3.0),
+        StoppingRule(Budget(time=1000.0), None, None),
+    )
+    clock = Clock(rule, state, time.now, lambda: time.now, lambda value: value)
+
+    def train(seconds: float, steps: int) -> None:
+        for _ in range(steps):
+            clock.begin_step()
+            time.spend(seconds)
+            assert clock.end_step(tokens=1) == seconds
+
+    def evaluate(seconds: float) -> None:
+        with clock.evaluation():
+            time.spend(seconds)
+
+    train(2, steps=1)
+    evaluate(5)
+    assert clock.slowdown == 1
+    train(6, steps=40)
+    assert clock.slowdown == pytest.approx(3, rel=1e-3)
+    slow = 247 / (1000 - 3 * (242 / 10 + 1.1 * (5 + 3)) - EXIT_SECONDS)
+    assert clock.progress() == pytest.approx(slow, rel=1e-3)
+    assert clock.middle(0.0) == clock.progress() / 2
+    evaluate(6)
+    assert clock.slowdown == 1
+    assert rule.progress(state, clock.seconds) == pytest.approx(253 / (1000 - 24.2 - 1.1 * (6 + 3) - EXIT_SECONDS))
+    assert clock.progress() == pytest.approx(slow, rel=1e-3)

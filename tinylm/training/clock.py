@@ -1,10 +1,9 @@
 """The time of a training run, and what ends a run: the budget or the patience."""
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.training.state import TrainerState
@@ -81,8 +80,8 @@ class Clock:
         rule: StoppingRule,
         state: TrainerState,
         started: float,
-        now: Callable[[], float] = time.monotonic,
-        of_first_rank: Callable[[Any], Any] = lambda value: value,
+        now: Callable[[], float],
+        of_first_rank: Callable[[float], float],
     ) -> None:
         self._rule, self._state, self._now, self._of_first_rank = rule, state, now, of_first_rank
         self._start = started - state.seconds  # so that `seconds` includes earlier sessions

@@ -23,10 +23,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch._dynamo  # before the forks, since these imports take seconds
-import torch.distributed.fsdp
+import torch.distributed.fsdp  # noqa: F401
 
 import tinylm.report.page  # noqa: F401
 from tinylm.__main__ import main
+from tinylm.objectives.loss import Loss
 from tinylm.run_directory import directory
 from tinylm.training import trainer
 
@@ -36,19 +37,24 @@ SIGNALS = {"signal": signal.SIGTERM, "kill": signal.SIGKILL}
 @contextlib.contextmanager
 def fail_from(step: int, fault: str) -> Iterator[None]:
     """Replace the method that fails."""
-    accumulate, save = trainer.Trainer._accumulate_once, directory.RunDirectory.write_last
+    take_step, save = trainer.Trainer._step, directory.RunDirectory.write_last
     errors = {"memory": MemoryError(), "error": RuntimeError("injected")}
     full_disk = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "optimizer.safetensors")
 
-    def accumulate_or_fail(self: trainer.Trainer, *arguments: Any) -> Any:
-        if self.state.step < step or fault == "disk":
-            return accumulate(self, *arguments)
-        if fault in errors:
-            raise errors[fault]
-        if fault in SIGNALS:
-            os.kill(os.getpid(), SIGNALS[fault])
-            return accumulate(self, *arguments)
-        return torch.tensor(math.inf), accumulate(self, *arguments)[1]
+    def step_or_fail(self: trainer.Trainer, progress: float) -> None:
+        objective = self.task.objective(progress)
+
+        def compute_or_fail(*arguments: Any) -> Loss:
+            if fault in errors:
+                raise errors[fault]
+            if fault in SIGNALS:
+                os.kill(os.getpid(), SIGNALS[fault])
+            loss = objective(*arguments)
+            return loss._replace(total=loss.total * math.inf) if fault == "inf" else loss
+
+        fails = self.state.step >= step and fault != "disk"
+        with patch.object(type(self.task), "objective", lambda *_: compute_or_fail if fails else objective):
+            take_step(self, progress)
 
     def save_or_fail(self: directory.RunDirectory, *arguments: Any, **options: Any) -> dict[str, str]:
         if fault != "disk" or arguments[3]["step"] < step:
@@ -58,7 +64,7 @@ def fail_from(step: int, fault: str) -> Iterator[None]:
 
     with (
         patch.object(directory.RunDirectory, "write_last", save_or_fail),
-        patch.object(trainer.Trainer, "_accumulate_once", accumulate_or_fail),
+        patch.object(trainer.Trainer, "_step", step_or_fail),
     ):
         yield
 

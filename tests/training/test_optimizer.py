@@ -20,7 +20,6 @@ from tinylm.training.optimizer import (
     build_optimizer,
     layer_matrices,
     learning_rate,
-    set_learning_rate,
 )
 from tinylm.transformer.build import build_model
 
@@ -53,7 +52,8 @@ def test_four_steps_equal_the_formula_with_decay_on_matrices_only(optimizer: str
     v = {name: np.zeros_like(value) for name, value in x.items()}
     for step in range(1, 5):
         lr = 0.01 / step
-        set_learning_rate(built, lr)
+        for group in built.param_groups:
+            group["lr"] = lr
         for name, parameter in model.named_parameters():
             if name == "frozen":
                 continue
@@ -118,7 +118,8 @@ def test_muon_equals_its_formula_for_layer_matrices_and_adamw_for_other_paramete
                 momentum[name] = 0.9 * momentum[name] + 0.1 * g
                 nesterov[name] = 0.1 * g + 0.9 * momentum[name]
         for built in (muon, adamw):
-            set_learning_rate(built, lr)
+            for group in built.param_groups:
+                group["lr"] = lr
             built.step()
         for (name, parameter), other in zip(model.named_parameters(), twin.parameters(), strict=True):
             if id(parameter) not in matrices or name not in nesterov:

@@ -148,7 +148,7 @@ def test_a_run_with_checkpointed_activations_equals_one_without(
     name: str, begin: Begin, adapter: AdapterConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit, if both are evaluated in batches of the same size."""
-    monkeypatch.setattr("tinylm.training.trainer.evaluation_rows", lambda micro_batch, checkpointed: micro_batch)
+    monkeypatch.setattr("tinylm.training.validation.evaluation_rows", lambda micro_batch, checkpointed: micro_batch)
     settings = {"budget": Budget(steps=8), "eval_every": 4, "log_every": 1, "log_gradients": True}
     found = []
     for checkpointed in (False, True):

@@ -14,7 +14,7 @@ from tests.variants import small
 from tinylm.config.training import MUON_OPTIMIZERS, TrainingConfig
 from tinylm.errors import TinyLMError
 from tinylm.training.optimizer import build_optimizer
-from tinylm.training.state import TrainerState, optimizer_tensors, restore_optimizer
+from tinylm.training.state import TrainerState, add_metrics, optimizer_tensors, restore_optimizer
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
 
@@ -65,6 +65,14 @@ def test_values_that_are_not_a_state_are_an_error() -> None:
     for values in ({}, without, *({**good, **changes} for changes in DAMAGED)):
         with pytest.raises(TinyLMError, match="The saved training state is damaged"):
             TrainerState.from_json(values)
+
+
+def test_metrics_are_added_entry_by_entry_and_those_of_another_shape_are_an_error() -> None:
+    sums = add_metrics({"one": 1.0, "many": [[1.0, 2.0]]}, {"many": [[3.0, 4.0]], "new": [5.0]}, weight=2)
+    assert sums == {"one": 1.0, "many": [[7.0, 10.0]], "new": [10.0]}
+    for saved, found in ((1.0, [1.0]), ([1.0], 1.0), ([1.0], [1.0, 2.0]), ([[1.0]], [1.0])):
+        with pytest.raises(TinyLMError, match="its routing metrics have another shape"):
+            add_metrics({"expert_shares": saved}, {"expert_shares": found})
 
 
 def trained(optimizer: str, steps: int) -> tuple[Decoder, torch.optim.Optimizer]:

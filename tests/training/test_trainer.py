@@ -12,7 +12,7 @@ import torch
 
 from tests.training.trainer_bench import (
     Bench,
-    Clock,
+    FakeTime,
     assert_same,
     decoder,
     gradient,
@@ -85,10 +85,10 @@ def test_every_step_has_the_learning_rate_at_its_middle() -> None:
     assert [learning_rate(m / 20, bench.config) for m in middles] == pytest.approx(expected)
 
 
-def test_a_run_of_one_step_has_a_learning_rate_above_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_one_step_has_a_learning_rate_above_zero() -> None:
     """The learning rates at progress 0 and 1 may both be zero."""
     for warmup in (0.0, 0.5, 1.0):
-        timed = Clock(monkeypatch).bench(10, 7, 0, 0, warmup=warmup, schedule="linear")
+        timed = FakeTime().bench(10, 7, 0, 0, warmup=warmup, schedule="linear")
         for bench in (Bench(warmup=warmup, schedule="linear", lr=1e-3), timed):
             bench.run()
             assert bench.state.step == 1

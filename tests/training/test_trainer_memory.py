@@ -1,5 +1,7 @@
 """The training loop when memory runs out."""
 
+import gc
+import weakref
 from collections.abc import Container
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests.training.trainer_bench import (
 )
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch
 from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Notice
@@ -108,6 +111,26 @@ def test_out_of_memory_in_a_step_repeats_it_with_the_same_random_numbers() -> No
     assert_same(update_of(bench), expected)
     assert first_draws[0] == first_draws[1]
     assert bench.state.micro_batch == 1
+
+
+def test_the_tensors_of_a_pass_that_failed_are_freed_before_the_step_is_repeated() -> None:
+    """Without a run of the garbage collector, which cycles of references would need."""
+    losses: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def objective(model: Decoder, batch: Batch) -> Loss:
+        if torch.is_grad_enabled():  # not in the check before a save
+            alive.append(sum(tensor() is not None for tensor in losses))
+        loss = next_token(model, batch)
+        losses.append(weakref.ref(loss.total))
+        return out_of_memory() if len(batch) > 2 else loss
+
+    gc.disable()
+    try:
+        trained(objective=objective, lr=1e-3)
+    finally:
+        gc.enable()
+    assert alive == [0, 0, 0, 1, 1]  # with 6 rows, 3, and three times 2, where the loss before is not yet replaced
 
 
 def adamw(model: Decoder) -> torch.optim.Optimizer:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.trainer_bench import Bench, Clock, assert_same, values
+from tests.training.trainer_bench import Bench, FakeTime, assert_same, values
 from tinylm.config.training import Budget
 from tinylm.training import trainer as trainer_module
+from tinylm.training.clock import EXIT_SECONDS, Clock, StoppingRule
 from tinylm.training.events import Evaluated, Logged, Stepped
-from tinylm.training.state import EXIT_SECONDS, StoppingRule, TrainerState
+from tinylm.training.state import TrainerState
 from tinylm.training.trainer import StopTraining, Trainer
 
 # Stopping.
@@ -88,10 +89,10 @@ def test_the_evaluation_of_a_stop_is_not_in_the_state_that_was_saved(
     ],
 )
 def test_a_stop_evaluates_on_what_a_second_allows_or_keeps_the_weights_without_a_loss(
-    before: float, after: float, tokens: int | None, monkeypatch: pytest.MonkeyPatch
+    before: float, after: float, tokens: int | None
 ) -> None:
     """A batch of 4 of 400 targets takes the given seconds before the first step, and after the stop."""
-    clock = Clock(monkeypatch)
+    clock = FakeTime()
     spent: list[float] = []
 
     def validate() -> float:
@@ -99,7 +100,7 @@ def test_a_stop_evaluates_on_what_a_second_allows_or_keeps_the_weights_without_a
         clock.spend(spent[-1])
         return 1.5
 
-    bench = stop_at(3, validate=validate, validation_size=100, eval_tokens=400)
+    bench = stop_at(3, validate=validate, validation_size=100, eval_tokens=400, now=lambda: clock.now)
     assert bench.best[-1] == (3, None if tokens is None else 1.5)
     assert [event.tokens for event in bench.reported(Evaluated)] == [100] + ([] if tokens is None else [tokens])
     assert sum(spent[25:]) <= 2.0 + after
@@ -128,10 +129,10 @@ def test_a_stop_during_an_evaluation_saves_the_state_before_it_and_nothing_durin
     [(100, 5, 1, 3, 1), (100, 30, 0.5, 8, 2), (600, 20, 3, 20, 5), (10, 20, 1, 1, 1)],
 )
 def test_a_budget_of_time_includes_start_and_exit(
-    budget: float, setup: float, step: float, val: float, save: float, monkeypatch: pytest.MonkeyPatch
+    budget: float, setup: float, step: float, val: float, save: float
 ) -> None:
     """Within 5%, with the last evaluation and save, which also follow a start that takes longer than the budget."""
-    clock = Clock(monkeypatch)
+    clock = FakeTime()
     bench = clock.bench(budget, step, val, save, started=clock.now - setup)
     assert bench.run() == "time"
     assert bench.saved[-1] == bench.state.step == bench.reported(Evaluated)[-1].step
@@ -144,11 +145,9 @@ def test_a_budget_of_time_includes_start_and_exit(
     assert progress[0] == 0 and 0.9 < progress[-1] < 1
 
 
-def test_the_loss_before_training_is_of_few_tokens_which_tell_how_long_the_last_evaluation_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_loss_before_training_is_of_few_tokens_which_tell_how_long_the_last_evaluation_takes() -> None:
     """A batch of 4 targets takes 0.5 s."""
-    clock = Clock(monkeypatch)
+    clock = FakeTime()
     bench = clock.bench(100, 0.5, 0.5, 1, validation_size=16, eval_tokens=64, eval_every=10_000)
     bench.run()
     assert [event.tokens for event in bench.reported(Evaluated)] == [16, None]
@@ -163,7 +162,7 @@ def test_the_loss_before_training_is_of_few_tokens_which_tell_how_long_the_last_
 
 def test_a_budget_of_time_holds_when_all_takes_longer_from_some_moment_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """As beside another process, which also slows the last evaluation and the last save."""
-    clock = Clock(monkeypatch)
+    clock = FakeTime()
     bench = clock.bench(100, 0.5, 3, 1)
     spend = clock.spend
     monkeypatch.setattr(clock, "spend", lambda seconds: spend(4 * seconds if clock.now >= 1070 else seconds))
@@ -177,7 +176,7 @@ def test_a_budget_of_time_holds_on_a_device_that_python_runs_ahead_of(
     log_every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Starting a step takes 0.01 s and computing it 1 s. Reading losses waits for all steps."""
-    clock = Clock(monkeypatch)
+    clock = FakeTime()
     bench = clock.bench(100, 0.01, 3, 1, log_every=log_every)
     ended = clock.now  # when the device has done what was started
     waited: list[float] = []
@@ -207,8 +206,8 @@ def test_a_budget_of_time_holds_on_a_device_that_python_runs_ahead_of(
     assert 0.9 < bench.reported(Stepped)[-1].progress < 1
 
 
-def test_a_resumed_run_has_the_rest_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
+def test_a_resumed_run_has_the_rest_of_its_time() -> None:
+    clock = FakeTime()
     state = TrainerState(step=40, seconds=70.0, setup_seconds=4.0, micro_batch=6, last_eval_step=40, best_loss=0.5)
     bench = clock.bench(100, 1, 0, 0, state=state)
     bench.run()
@@ -218,10 +217,10 @@ def test_a_resumed_run_has_the_rest_of_its_time(monkeypatch: pytest.MonkeyPatch)
     assert bench.state.setup_seconds == 4
 
 
-def test_time_for_the_last_save_is_kept_while_saves_are_written_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_for_the_last_save_is_kept_while_saves_are_written_in_a_thread() -> None:
     """No save is begun that would not be written before the last one."""
     for seconds, saved in ((15.0, [1, 30, 60]), (30.0, [1, 30])):
-        clock = Clock(monkeypatch)
+        clock = FakeTime()
         bench = clock.bench(100, 1, 0, 0.1)
         bench.save_seconds = seconds
         bench.run()
@@ -229,9 +228,9 @@ def test_time_for_the_last_save_is_kept_while_saves_are_written_in_a_thread(monk
         assert clock.now - 1000 == pytest.approx(100 - 1.1 * seconds - EXIT_SECONDS, abs=1.5)
 
 
-def test_throughput_excludes_evaluations_and_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throughput_excludes_evaluations_and_saves() -> None:
     """A step has 36 tokens and takes 0.5 s."""
-    clock = Clock(monkeypatch)
+    clock = FakeTime()
     bench = clock.bench(70, 0.5, 9, 7, log_every=10)
     bench.run()
     found = [event.tokens_per_second for event in bench.reported(Logged)]
@@ -275,3 +274,36 @@ def test_a_run_is_finished_by_its_budget_or_patience_unless_its_last_evaluation_
     rule = StoppingRule(Budget(steps=40), 40, 3)
     assert rule.finished_by(timed_state(evals_since_best=2), 0) is None
     assert rule.finished_by(timed_state(evals_since_best=3), 0) == "patience"
+
+
+def test_progress_counts_on_a_slower_evaluation_after_slower_steps_and_never_decreases() -> None:
+    """Steps of 2 s and an evaluation of 5 s, then steps of 6 s."""
+    time, state, rule = (
+        FakeTime(),
+        TrainerState(step=10, save_seconds=3.0),
+        StoppingRule(Budget(time=1000.0), None, None),
+    )
+    clock = Clock(rule, state, time.now, lambda: time.now, lambda value: value)
+
+    def train(seconds: float, steps: int) -> None:
+        for _ in range(steps):
+            clock.begin_step()
+            time.spend(seconds)
+            assert clock.end_step(tokens=1) == seconds
+
+    def evaluate(seconds: float) -> None:
+        with clock.evaluation():
+            time.spend(seconds)
+
+    train(2, steps=1)
+    evaluate(5)
+    assert clock.slowdown == 1
+    train(6, steps=40)
+    assert clock.slowdown == pytest.approx(3, rel=1e-3)
+    slow = 247 / (1000 - 3 * (242 / 10 + 1.1 * (5 + 3)) - EXIT_SECONDS)
+    assert clock.progress() == pytest.approx(slow, rel=1e-3)
+    assert clock.middle(0.0) == clock.progress() / 2
+    evaluate(6)
+    assert clock.slowdown == 1
+    assert rule.progress(state, clock.seconds) == pytest.approx(253 / (1000 - 24.2 - 1.1 * (6 + 3) - EXIT_SECONDS))
+    assert clock.progress() == pytest.approx(slow, rel=1e-3)

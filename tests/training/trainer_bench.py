@@ -1,12 +1,12 @@
 """A trainer under test with a small decoder in float64, for the test_trainer*.py files."""
 
 import copy
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -15,7 +15,6 @@ from tinylm.config.training import Budget, TrainingConfig
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch
-from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Event
 from tinylm.training.execution import GraphedModel
 from tinylm.training.state import TrainerState
@@ -60,6 +59,7 @@ class Bench:
         batches: Callable[[int], Batch] = random_batch,
         validate: Callable[[], float] | None = None,
         validation_size: int = 1,
+        save: Callable[[], object] = lambda: None,
         optimizer: Callable[[Decoder], torch.optim.Optimizer] = lambda model: torch.optim.SGD(model.parameters(), lr=1),
         dtype: str = "fp32",
         check_stop: Callable[[], object] = lambda: None,
@@ -67,6 +67,7 @@ class Bench:
         state: TrainerState | None = None,
         ranks: Ranks = ONE_RANK,
         graphed: GraphedModel | None = None,
+        now: Callable[[], float] = time.monotonic,
         **settings: Any,
     ) -> None:
         self.config = TrainingConfig(**{**SETTINGS, **settings})
@@ -77,6 +78,7 @@ class Bench:
         self.best_values: list[dict[str, Tensor]] = []
         self.saved: list[int] = []
         self.save_seconds = 0.0
+        self._save = save
         self.validating = False
         validate = validate or (lambda: 1.0 / (1 + self.state.step))
 
@@ -106,7 +108,8 @@ class Bench:
             config=self.config,
             state=self.state,
             store=self,
-            started=vars(trainer_module)["time"].monotonic() if started is None else started,
+            started=now() if started is None else started,
+            now=now,
             dtype=dtype,
             ranks=ranks,
             graphed=graphed,
@@ -119,6 +122,7 @@ class Bench:
         self.best_values.append(values(model))
 
     def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
+        self._save()
         self.saved.append(state.step)
         return self.save_seconds
 
@@ -188,13 +192,11 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12, msg=(name + ": {}").format)
 
 
-class Clock:
-    """Replaces the trainer's clock by one that advances only in `spend`."""
+class FakeTime:
+    """A clock that advances only in `spend`, from 1000."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.now = 1000.0
-        self._patch = monkeypatch
-        monkeypatch.setattr(trainer_module, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def spend(self, seconds: float) -> None:
         self.now += seconds
@@ -207,12 +209,5 @@ class Clock:
             return 1.0
 
         settings = {"budget": Budget(time=budget), "lr": 1e-3, "eval_every": 20, "save_every": 30, **choices}
-        bench = Bench(objective=watched(lambda model, batch: self.spend(step)), validate=validate, **settings)
-        save_last = bench.save_last
-
-        def slow_save(*parts: Any) -> float:
-            self.spend(save)
-            return save_last(*parts)
-
-        self._patch.setattr(bench, "save_last", slow_save)
-        return bench
+        settings |= {"now": lambda: self.now, "save": lambda: self.spend(save)}
+        return Bench(objective=watched(lambda model, batch: self.spend(step)), validate=validate, **settings)

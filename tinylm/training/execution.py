@@ -18,7 +18,7 @@ from tinylm.kernels.cuda_graphs import restored_after_failure
 from tinylm.kernels.process import prepare_compiler
 from tinylm.kernels.without_compiler import discard_compiled
 from tinylm.machine.device import autocast, empty_cache
-from tinylm.objectives.loss import Objective
+from tinylm.objectives.loss import LanguageModel, Objective
 from tinylm.text.batches import Batch
 from tinylm.training.events import Event, Notice
 from tinylm.transformer.architectures import Output, Transformer
@@ -119,8 +119,8 @@ def _checkpointed(block: type[nn.Module]) -> type[Any]:
 MIN_FREE_MEMORY = 0.75
 
 
-class GraphedModel:
-    """A LanguageModel that replays a captured graph for ids of a captured shape, and calls the model for other inputs.
+class GraphedModel(LanguageModel):
+    """Replays a captured graph for ids of a captured shape, and calls the model for other inputs.
 
     graphs: by the shape of the ids (B, T), a function from ids to hidden vectors (B, T, D)
     """
@@ -131,17 +131,14 @@ class GraphedModel:
 
     @property
     def vocab_size(self) -> int:
-        """As `Transformer.vocab_size`."""
         return self._model.vocab_size
 
     @property
     def cross_entropy(self) -> CrossEntropy:
-        """As `Transformer.cross_entropy`."""
         return self._model.cross_entropy
 
     @property
     def output_parameters(self) -> Sequence[Tensor]:
-        """As `Transformer.output_parameters`."""
         return self._model.output_parameters
 
     def __call__(self, *inputs: Tensor | None, lengths: Tensor | None = None) -> Output:

@@ -21,31 +21,14 @@ from tinylm.training.muon import Muon, NorMuon
 from tinylm.training.parallel import is_sharded, local
 from tinylm.transformer.block import PreNormBlock
 
-
-def _constant(after_warmup: float) -> float:
-    return 1.0
-
-
-def _linear(after_warmup: float) -> float:
-    return 1.0 - after_warmup
-
-
-def _cosine(after_warmup: float) -> float:
-    """One half period of a cosine (Loshchilov and Hutter 2017)."""
-    return 0.5 * (1.0 + math.cos(math.pi * after_warmup))
-
-
-def _trapezoid(after_warmup: float) -> float:
-    """Constant for the first half, then linear (Hägele et al. 2024)."""
-    return min(1.0, 2.0 * (1.0 - after_warmup))
-
-
 # Each maps progress after the warmup, from 0 to 1, to the fraction of `lr - min_lr` that is left.
 DECAYS: dict[str, Callable[[float], float]] = {
-    "constant": _constant,
-    "linear": _linear,
-    "cosine": _cosine,
-    "trapezoid": _trapezoid,
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    # One half period (Loshchilov and Hutter 2017).
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    # Constant for the first half, then linear (Hägele et al. 2024).
+    "trapezoid": lambda progress: min(1.0, 2.0 * (1.0 - progress)),
 }
 
 
@@ -64,9 +47,6 @@ def learning_rate(progress: float, config: TrainingConfig) -> float:
     return config.min_lr + (config.lr - config.min_lr) * DECAYS[config.schedule](after_warmup)
 
 
-ADAMS: dict[str, type[Adam | AdamW]] = {"adamw": AdamW, "adam": Adam}
-
-
 class MuonAdamW(Optimizer):
     """Muon or NorMuon for the matrices of layers and fused AdamW for the other parameters, as one optimizer."""
 
@@ -74,13 +54,13 @@ class MuonAdamW(Optimizer):
         super().__init__([*muon.param_groups, *adamw.param_groups], {"fused": True})
         muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
         muon.state = adamw.state = self.state
-        self.parts = (muon, adamw)
+        self.members = (muon, adamw)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch.optim.Optimizer takes a closure
         """Update the parameters that have a gradient. `closure` is not supported."""
-        for part in self.parts:
-            part.step()
+        for member in self.members:
+            member.step()
 
 
 def build_optimizer(model: nn.Module, config: TrainingConfig, dtype: str) -> torch.optim.Optimizer:
@@ -97,8 +77,9 @@ def build_optimizer(model: nn.Module, config: TrainingConfig, dtype: str) -> tor
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     betas = (float(config.beta1), float(config.beta2))  # torch accepts no mixture with int
     if config.optimizer not in MUON_OPTIMIZERS:
+        adam = Adam if config.optimizer == "adam" else AdamW
         groups = _decay_groups(trained, config.weight_decay)
-        return ADAMS[config.optimizer](groups, lr=config.lr, betas=betas, eps=config.epsilon, fused=True)
+        return adam(groups, lr=config.lr, betas=betas, eps=config.epsilon, fused=True)
     matrices = layer_matrices(model)
     if not matrices:
         raise UsageError(
@@ -135,28 +116,22 @@ def _decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> li
     return [group for group in groups if group["params"]]
 
 
-@torch.no_grad()
-def allocate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the state that the optimizer's first step would create.
-
-    If memory runs out here, no weight has changed; in the step, some might have. Existing state is kept. Optimizers
-    other than Adam, AdamW, Muon and MuonAdamW are left unchanged.
-    """
-    if isinstance(optimizer, MuonAdamW):
-        for part in optimizer.parts:
-            allocate_state(part)
-    if not isinstance(optimizer, Adam | AdamW | Muon):
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if not optimizer.state[parameter]:
-                optimizer.state[parameter] = _first_state(optimizer, parameter)
+def updaters(optimizer: torch.optim.Optimizer) -> dict[Tensor, Adam | AdamW | Muon]:
+    """The optimizer that updates each parameter, of a MuonAdamW one of its two; empty for other classes."""
+    members = optimizer.members if isinstance(optimizer, MuonAdamW) else (optimizer,)
+    return {
+        parameter: member
+        for member in members
+        if isinstance(member, Adam | AdamW | Muon)
+        for group in member.param_groups
+        for parameter in group["params"]
+    }
 
 
-def _first_state(optimizer: Adam | AdamW | Muon, parameter: Tensor) -> dict[str, Tensor]:
-    """The zero state that the optimizer's first step would create; for Adam, as the fused implementation does."""
-    if isinstance(optimizer, Muon):
-        return optimizer.first_state(parameter)
+def first_state(updater: Adam | AdamW | Muon, parameter: Tensor) -> dict[str, Tensor]:
+    """The zero state that the optimizer's first step creates; for Adam, as the fused implementation does."""
+    if isinstance(updater, Muon):
+        return updater.first_state(parameter)
     return {
         "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
         "exp_avg": torch.zeros_like(parameter),
@@ -164,10 +139,15 @@ def _first_state(optimizer: Adam | AdamW | Muon, parameter: Tensor) -> dict[str,
     }
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all parameter groups."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+@torch.no_grad()
+def allocate_state(optimizer: torch.optim.Optimizer) -> None:
+    """Allocate the state that the optimizer's first step would create. Existing state is kept.
+
+    If memory runs out here, no weight has changed; in the step, some might have.
+    """
+    for parameter, updater in updaters(optimizer).items():
+        if not optimizer.state[parameter]:
+            optimizer.state[parameter] = first_state(updater, parameter)
 
 
 class WeightAverage:
@@ -225,24 +205,18 @@ def layer_gradient_norms(model: nn.Module, ranks: Ranks = ONE_RANK) -> dict[str,
     A norm is `None` if it is not finite, as in a step that fp16 loss scaling skips. Parameters without a gradient are
     left out. All ranks of a sharded model call this together.
     """
-    parts: list[str] = []  # the layer or module of each parameter
-    norms: list[Tensor] = []  # each (2,)
-    sharded: list[bool] = []
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            layer = re.match(r"(?:encoder\.)?layers\.\d+", name)
-            parts.append(layer[0] if layer else name.rpartition(".")[0])
-            norms.append(_scaled_norm(local(parameter.grad.detach())))
-            sharded.append(is_sharded(parameter.grad))
-    values = [norm * scale for norm, scale in torch.stack(norms).tolist()] if norms else []
+    gradients = {name: p.grad.detach() for name, p in model.named_parameters() if p.grad is not None}
+    scaled = [_scaled_norm(local(gradient)) for gradient in gradients.values()]  # each (2,)
+    norms = [norm * scale for norm, scale in torch.stack(scaled).tolist()] if scaled else []
     if is_sharded(model):
-        by_parameter = zip(sharded, zip(*ranks.gather(values), strict=True), strict=True)
-        values = [math.hypot(*of_ranks) if is_shard else of_ranks[0] for is_shard, of_ranks in by_parameter]
-    norms_by_part: dict[str, list[float]] = {}
-    for part, value in zip(parts, values, strict=True):
-        norms_by_part.setdefault(part, []).append(value)
-    totals = {part: math.hypot(*values) for part, values in norms_by_part.items()}
-    return {part: total if math.isfinite(total) else None for part, total in totals.items()}
+        by_parameter = zip(gradients.values(), zip(*ranks.gather(norms), strict=True), strict=True)
+        norms = [math.hypot(*of_ranks) if is_sharded(g) else of_ranks[0] for g, of_ranks in by_parameter]
+    by_layer: dict[str, list[float]] = {}
+    for name, norm in zip(gradients, norms, strict=True):
+        layer = re.match(r"(?:encoder\.)?layers\.\d+", name)
+        by_layer.setdefault(layer[0] if layer else name.rpartition(".")[0], []).append(norm)
+    totals = {name: math.hypot(*norms) for name, norms in by_layer.items()}
+    return {name: total if math.isfinite(total) else None for name, total in totals.items()}
 
 
 def _scaled_norm(gradient: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from tinylm.run_directory.loading import read_config, read_tokenizer
 from tinylm.run_directory.lock_and_commit import lock_run, recover_last, recover_run
 from tinylm.run_directory.weights import WHOLE
 from tinylm.system.files import resolve_links
+from tinylm.training.clock import StoppingRule
 from tinylm.training.parallel import rank_memory, rank_shard, restore_rows
 from tinylm.training.pipeline import (
     Session,
@@ -36,7 +37,7 @@ from tinylm.training.pipeline import (
 )
 from tinylm.training.run import TrainingRun
 from tinylm.training.start import default_out, find_source
-from tinylm.training.state import StoppingRule, TrainerState
+from tinylm.training.state import TrainerState
 from tinylm.training.training_request import TrainingRequest
 
 

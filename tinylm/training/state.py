@@ -1,21 +1,19 @@
-"""The state of a trainer (counters, random number generators, optimizer tensors), saved and restored.
-
-Also the rules by which training stops.
-"""
+"""The state of a trainer (counters, random number generators, optimizer tensors), saved and restored."""
 
 import dataclasses
 import math
 import struct
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tinylm.config.training import Budget, TrainingConfig
 from tinylm.config.validation import MAX_COUNT
 from tinylm.errors import TinyLMError
+from tinylm.objectives.loss import Loss
+from tinylm.training.optimizer import first_state, updaters
 from tinylm.training.parallel import as_shard, local
 
 # The fields of the state of a GradScaler, which torch converts to float32 and int32, and their largest values.
@@ -85,7 +83,7 @@ class TrainerState:
             state = cls(**values)
             state._check_numbers()
             return state
-        except (TypeError, KeyError, ValueError, RuntimeError, AttributeError) as error:
+        except (TypeError, KeyError, ValueError, OverflowError, RuntimeError, AttributeError) as error:
             raise TinyLMError(f"The saved training state is damaged ({error}).") from error
 
     def _check_numbers(self) -> None:
@@ -100,8 +98,8 @@ class TrainerState:
             if name == "loss_sum" or getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), float, -math.inf)
         for name, value in self.metrics.items():
-            for number in _flatten(value):
-                _check_number(name[:40], number, float, -math.inf)
+            if not torch.tensor(value, dtype=torch.float64).isfinite().all():
+                raise ValueError(f"{name[:40]} is not finite")
         for name, limit in SCALER_LIMITS.items() if self.scaler != {} else ():
             _check_number(name, self.scaler[name], type(limit), 0, limit)
 
@@ -116,13 +114,36 @@ def _check_number(name: str, value: Any, kind: type, minimum: float, maximum: fl
         raise ValueError(f"{name} is {str(value)[:40]}")
 
 
-def _flatten(value: Any) -> Iterator[Any]:
-    """The entries of a nested list, or a value that is not a list."""
-    if isinstance(value, list):
-        for entry in value:
-            yield from _flatten(entry)
-    else:
-        yield value
+def add_metrics(sums: dict[str, Any], metrics: dict[str, Any], weight: float = 1) -> dict[str, Any]:
+    """The sums with `weight` times each metric added. Values are numbers or nested lists of them.
+
+    Raises TinyLMError for lists of different shapes, as of a saved state of another model.
+    """
+
+    def add(total: Any, value: Any) -> Any:
+        if isinstance(value, list):
+            return [add(*pair) for pair in zip(total or [0] * len(value), value, strict=True)]
+        return total + weight * value
+
+    try:
+        return sums | {name: add(sums.get(name) or 0, value) for name, value in metrics.items()}
+    except (TypeError, ValueError) as error:
+        message = "The saved training state does not fit the model: its routing metrics have another shape."
+        raise TinyLMError(message) from error
+
+
+@dataclass
+class Sums:
+    """The loss of a step in nats and its metrics, summed over targets."""
+
+    loss: Tensor
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, loss: Loss) -> None:
+        """Add the loss of a micro-batch."""
+        self.loss += loss.total.detach()
+        values = {name: value.tolist() for name, value in loss.metrics.items()}
+        self.metrics = add_metrics(self.metrics, values, loss.n_targets)
 
 
 def capture_rng() -> dict[str, str]:
@@ -135,32 +156,22 @@ def capture_rng() -> dict[str, str]:
     return {device: state.numpy().tobytes().hex() for device, state in states.items()}
 
 
-def restore_rng(state: dict[str, str]) -> None:
+def restore_rng(states: dict[str, str]) -> None:
     """The inverse of `capture_rng`. Raises ValueError, KeyError, TypeError or RuntimeError for an invalid state."""
-
-    def tensor(text: str) -> Tensor:
-        return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
-
-    cpu = tensor(state["cpu"])
-    _check_generator(cpu)
-    torch.set_rng_state(cpu)
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensor(state["cuda"]))
-    if "mps" in state and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(tensor(state["mps"]))
-
-
-def _check_generator(state: Tensor) -> None:
-    """Raise ValueError for a state of the wrong size, or if its position is outside of the 624 numbers of the Mersenne
-    Twister.
-
-    torch checks each of the two counters of the position by itself, so an invalid pair would read beyond the array.
-    """
-    if len(state) != len(torch.get_rng_state()):
+    tensors = {device: torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8) for device, text in states.items()}
+    cpu = tensors["cpu"]
+    if len(cpu) != len(torch.get_rng_state()):
         raise ValueError("the state of the random number generator has the wrong size")
-    _, left, _, position = struct.unpack_from("=QiiQ", state.numpy().tobytes())
+    # torch checks each of the two counters of the position among the 624 numbers of the Mersenne Twister by itself, so
+    # an invalid pair would read beyond the array.
+    _, left, _, position = struct.unpack_from("=QiiQ", cpu.numpy().tobytes())
     if (left, position) != (1, 0) and not (left >= 1 and position >= 1 and left + position == 625):
         raise ValueError("the state of the random number generator is out of range")
+    torch.set_rng_state(cpu)
+    if "cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["cuda"])
+    if "mps" in tensors and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(tensors["mps"])
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
@@ -176,100 +187,28 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
     }
 
 
-ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
-MUON_STATE = {"momentum_buffer"}
-NORMUON_STATE = MUON_STATE | {"row_moment"}
-AVERAGE = {"average"}
-DIMENSIONS = {"step": 0, "row_moment": 1}  # of quantities that do not have all dimensions of the parameter
-
-
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Restore the optimizer's state from `optimizer_tensors`; of sharded parameters, from the rows of this rank.
 
     Raises TinyLMError if names, shapes or dtypes do not fit this optimizer and this model.
     """
-    expected = {
-        parameter: ADAM_STATE if "betas" in group else NORMUON_STATE if "row_beta" in group else MUON_STATE
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    parameters = dict(model.named_parameters())
+    updater_of = updaters(optimizer)
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter in updater_of}
+    found: dict[str, set[str]] = defaultdict(set)
     for key, value in tensors.items():
         name, _, quantity = key.rpartition("/")
         parameter = parameters.get(name)
-        if parameter is None or quantity not in expected.get(parameter, set()) | AVERAGE:
+        if parameter is not None and not optimizer.state[parameter]:  # one after the other, to save memory
+            optimizer.state[parameter] = first_state(updater_of[parameter], parameter)
+        if parameter is None or quantity not in {*optimizer.state[parameter], "average"}:
             raise TinyLMError(f"The saved optimizer does not fit the model: it has {key[:200]}.")
-        shape = tuple(local(parameter).shape)[: DIMENSIONS.get(quantity)]
-        if tuple(value.shape) != shape or value.dtype != torch.float32:
+        state = optimizer.state[parameter]
+        if value.shape != local(state.get(quantity, parameter)).shape or value.dtype != torch.float32:
             raise TinyLMError(
                 f"The saved optimizer does not fit the model: {key[:200]} is {value.dtype} {tuple(value.shape)}."
             )
-        if value.dim():
-            value = as_shard(value, parameter)
-        elif optimizer.defaults.get("fused"):  # other implementations keep step counters on the CPU
-            value = value.to(parameter.device)
-        optimizer.state[parameter][quantity] = value
-    for parameter, quantities in expected.items():
-        found = optimizer.state[parameter].keys() if parameter in optimizer.state else set()
-        if found and found - AVERAGE != quantities:
-            raise TinyLMError(
-                f"The saved optimizer does not fit the model: it lacks {min(quantities - found)} of a parameter."
-            )
-
-
-EXIT_SECONDS = 0.2  # for the process to exit
-
-
-@dataclass(frozen=True)
-class StoppingRule:
-    """When to end a run.
-
-    total_steps: the budget in optimizer steps; `None` for a time budget
-    patience: evaluations without a lower validation loss after which training ends; `None` for no limit
-    """
-
-    budget: Budget
-    total_steps: int | None
-    patience: int | None
-
-    @classmethod
-    def of(cls, config: TrainingConfig, steps_per_epoch: float) -> Self:
-        """The rule of a training configuration; an epoch has `steps_per_epoch` optimizer steps."""
-        return cls(config.budget, config.budget.total_steps(steps_per_epoch), config.patience)
-
-    def progress(self, state: TrainerState, seconds: float, slowdown: float = 1.0) -> float:
-        """The used fraction of the budget after `seconds` of training in all sessions; 1 or more if it is used up.
-
-        Of a time budget, the fraction of the time between the first step and the `reserve` at the end.
-        slowdown: as in `reserve`
-        """
-        if self.total_steps is not None:
-            return state.step / self.total_steps
-        assert self.budget.time is not None
-        available = max(self.budget.time - self.reserve(state, slowdown) - state.setup_seconds, 0.01)
-        return (seconds - state.setup_seconds) / available
-
-    def reserve(self, state: TrainerState, slowdown: float = 1.0) -> float:
-        """Seconds to keep for one more step, an evaluation, a save and the exit, from their durations so far.
-
-        slowdown: how many times longer they take now, as when other processes have begun to use the processor
-        """
-        step_seconds = state.step_seconds / max(state.step, 1)
-        return slowdown * (step_seconds + 1.1 * (state.eval_seconds + state.save_seconds)) + EXIT_SECONDS
-
-    def patience_exhausted(self, state: TrainerState) -> bool:
-        """Whether the last `patience` evaluations brought no lower validation loss."""
-        return self.patience is not None and state.evals_since_best >= self.patience
-
-    def finished_by(self, state: TrainerState, seconds: float) -> str | None:
-        """The reason that a saved run is finished (patience, time, steps or epochs); `None` if it is not.
-
-        `seconds` is the training time up to now in all sessions, including the start of this process. A run whose last
-        evaluation is missing is not finished, unless its patience or time budget is used up.
-        """
-        if self.patience_exhausted(state):
-            return "patience"
-        if self.progress(state, seconds) < 1:
-            return None
-        time_is_over = self.budget.time is not None and state.seconds >= self.budget.time
-        return self.budget.kind if state.last_eval_step == state.step or time_is_over else None
+        state[quantity] = as_shard(value, parameter) if value.dim() else value.to(parameter.device)
+        found[name].add(quantity)
+    for name, quantities in found.items():
+        if missing := optimizer.state[parameters[name]].keys() - quantities:
+            raise TinyLMError(f"The saved optimizer does not fit the model: it lacks {min(missing)} of a parameter.")

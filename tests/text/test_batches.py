@@ -17,8 +17,8 @@ from tinylm.errors import TinyLMError
 from tinylm.jobs.masked.task import MaskedWindows, mask_tokens, masked_evaluation_batches
 from tinylm.jobs.pairs.corpus import Pair, PairTokens, pair_evaluation_batches
 from tinylm.text.batches import Batch, Windows, evaluation_batches
+from tinylm.text.parallel_encoding import encode_in_memory
 from tinylm.text.split import split_corpus
-from tinylm.text.token_files import encode_stream
 from tinylm.text.tokenizer import train_char
 
 END = 0  # id of the end of the text
@@ -226,7 +226,7 @@ END_ID = TOKENIZER.end_of_text_id
 
 
 def tokens_of(pairs: list[tuple[str, str]], tmp_path: Path) -> PairTokens:
-    return PairTokens(encode_stream(write_pairs(tmp_path / "p.tsv", tsv(pairs)).stream(), TOKENIZER), END_ID)
+    return PairTokens(encode_in_memory(write_pairs(tmp_path / "p.tsv", tsv(pairs)).stream(), TOKENIZER), END_ID)
 
 
 def test_encoded_pairs_decode_to_their_texts_and_have_end_of_text_ids_around_targets(tmp_path: Path) -> None:

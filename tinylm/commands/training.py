@@ -128,7 +128,7 @@ class TrainingArguments:
     def line_hint(self) -> str | None:
         """A note with the command for texts of one line each, if the corpus is a file that looks like such a list."""
         from tinylm.text.encodings import first_text
-        from tinylm.text.file_selection import is_list
+        from tinylm.text.recognition import is_list
 
         files, settings = self.request.paths, self.request.settings
         if len(files) != 1 or settings.format != "auto" or Path(files[0]).suffix not in ("", ".txt"):

@@ -13,8 +13,9 @@ from tinylm.config.run import Estimates, RunConfig, TokenizerConfig, new_run_id,
 from tinylm.distributed.launch import Launch
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
+from tinylm.jobs.encoding import encode_text
 from tinylm.jobs.job import MarkedText, load_job
-from tinylm.jobs.reading import encode_text, handle_unknown_characters, load_text
+from tinylm.jobs.reading import load_text
 from tinylm.jobs.run_tokens import open_folder
 from tinylm.machine.measure import LoadMeter, LoadNotes, Machine, choose_machine
 from tinylm.models.adapter import add_adapter, remember_base
@@ -29,6 +30,7 @@ from tinylm.run_directory.weights import WHOLE
 from tinylm.system.files import resolve_links, temporary_folder
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.text.unknown_characters import handle_unknown_characters
 from tinylm.training.events import Event, Examples, Planned, Started, Stepped
 from tinylm.training.graceful_stop import stop_on_signals
 from tinylm.training.parallel import build_for_rows, rank_shard, restore_rows

@@ -11,7 +11,7 @@ from tinylm.config.run import AdapterConfig, new_run_id, run_of
 from tinylm.config.training import TIME_BUDGET
 from tinylm.errors import OtherRunKindError, TinyLMError, UsageError
 from tinylm.jobs.job import load_job
-from tinylm.jobs.run_tokens import RunReader, encode_recorded_text, reopen_tokens
+from tinylm.jobs.run_tokens import encode_recorded_text, reopen_tokens
 from tinylm.machine.device import choose_device, describe_device
 from tinylm.models.adapter import add_adapter, find_adapters, find_base_model, load_base_model, remember_base
 from tinylm.models.open import find_model
@@ -108,9 +108,8 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         if not request.paths:
             tokens = reopen_tokens(path, data, tokenizer)
         else:
-            reader = RunReader(config, tokenizer)
             text = request.text
-            tokens = encode_recorded_text(path, reader, text.paths, text.val_data, session.reporter)
+            tokens = encode_recorded_text(path, config, tokenizer, text.paths, text.val_data, session.reporter)
         sizes, parallel = load_job(training.objective).sizes(tokens, tokenizer), request.settings.parallel
         plan = plan_resumed(config, recorded, sizes, tokenizer.vocab_size, free, parallel, session.ranks.size)
         training = replace(training, budget=request.budget or training.budget, **request.resumed_training)

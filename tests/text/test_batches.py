@@ -201,7 +201,7 @@ def test_a_line_is_a_source_and_a_target_which_are_two_documents_of_a_stream_tha
     assert [tuple(pair) for pair in write_pairs(tmp_path / "p.jsonl", "\n".join(lines)).pairs()] == PAIRS
     corpus = write_pairs(tmp_path / "p.tsv", tsv(PAIRS))
     assert documents_of(corpus.stream()) == [text for pair in PAIRS for text in pair]
-    split = split_corpus(corpus, None, 0.5)
+    split = split_corpus([corpus], 0.5)
     halves = [documents_of(stream) for stream in (split.train_stream(), split.val_stream())]
     assert split.val_records == 2
     pairs = [pair for half in halves for pair in zip(half[::2], half[1::2], strict=True)]

@@ -68,7 +68,7 @@ def test_validation_records_are_drawn_from_all_of_the_text(
         texts = [f"text {index}" for index in range(records)]
         content = [json.dumps({"text": text}) if name == "a.jsonl" else text for text in texts]
         file = write_file(tmp_path / name, "\n".join(content) + "\n")
-        split = split_corpus(find_corpus([str(file)], format="lines" if name == "a.txt" else "auto"), None, 0.1)
+        split = split_corpus([find_corpus([str(file)], format="lines" if name == "a.txt" else "auto")], 0.1)
         chosen = drawn(records, number)
         assert len(set(chosen)) == number and chosen != list(range(records - number, records))
         assert documents_of(split.val_stream()) == [texts[index] for index in chosen]
@@ -92,7 +92,7 @@ def test_the_scored_bytes_include_line_breaks(name: str, line_end: str, tokenize
     texts = [f"{'ünï' * (index % 4)} {index}" for index in range(200)]
     content = [json.dumps(text) if name == "a.jsonl" else text for text in texts]
     file = write_file(tmp_path / name, "".join(line + line_end for line in content))
-    split = split_corpus(find_corpus([str(file)], format="lines" if name == "a.txt" else "auto"), None, 0.1)
+    split = split_corpus([find_corpus([str(file)], format="lines" if name == "a.txt" else "auto")], 0.1)
     encoder = choose_tokenizer(split, tokenizer, 300 if tokenizer == "bpe" else None)
     _, data = encode_split(split, encoder)
     lines = [texts[index] for index in drawn(200, 20)]
@@ -235,7 +235,7 @@ def test_a_text_that_has_changed_or_is_not_named_is_not_encoded(corpus: Path, ot
 
 
 def test_tokens_of_standard_input_are_opened_only_in_the_run_directory(corpus: Path, tmp_path: Path) -> None:
-    piped = replace(split_of(corpus), corpus=Corpus(("-",), (corpus,)))
+    piped = replace(split_of(corpus), corpora=(Corpus(("-",), (corpus,)),))
     tokenizer = train_char("".join(sorted(set(TEXT))))
     tokens, data = encode_split(piped, tokenizer, tmp_path / "run" / "tokens")
     expected = tokens.train.tolist()

@@ -71,7 +71,7 @@ def test_the_default_vocab_size_grows_with_the_text_and_is_doubled_for_pairs(
         choose_tokenizer(split, "bpe", None)
         choose_tokenizer(split, "bpe", 300)
         pairs = write_pairs(tmp_path / "p.tsv", "abcd\tefgh\n" * (characters // 8))
-        choose_tokenizer(split_corpus(pairs, None, 0.1), "auto", None)
+        choose_tokenizer(split_corpus([pairs], 0.1), "auto", None)
     assert sizes == [1024, 300, 2048, 4096, 300, 8192]
 
 

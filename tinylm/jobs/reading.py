@@ -56,9 +56,8 @@ def load_text(source: TextSource, staging: Path, reader: Reader, reporter: Repor
     # Find the files
     parts = [source.paths] if source.val_data is None else [source.paths, (source.val_data,)]
     corpora = find_corpora(source, parts, staging, reader, reporter)
-    corpus, val_corpus = corpora[0], corpora[1] if len(corpora) > 1 else None
-    val_files = {resolve_links(file) for file in val_corpus.files} if val_corpus else set()
-    for file in corpus.files:
+    val_files = {resolve_links(file) for corpus in corpora[1:] for file in corpus.files}
+    for file in corpora[0].files:
         if resolve_links(file) in val_files:
             reporter.warn(
                 f"{file} is text for training and for validation, so the validation loss does not show what the model "
@@ -67,7 +66,7 @@ def load_text(source: TextSource, staging: Path, reader: Reader, reporter: Repor
 
     # Read them
     with reporter.counting("reading", sum(part.size for part in corpora), "bytes") as advance:
-        split = split_corpus(corpus, val_corpus, source.val_fraction, advance)
+        split = split_corpus(corpora, source.val_fraction, advance)
     report_read(corpora, split.all_stats, reporter)
     return split
 

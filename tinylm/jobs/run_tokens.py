@@ -119,26 +119,26 @@ def encode_recorded_text(
     # Read them, and compare the text with that of the run
     with reporter.counting("reading", sum(corpus.size for corpus in corpora), "bytes") as advance:
         all_stats = [scan_or_recall(corpus, advance) for corpus in corpora]
-    if val_data is None and data.val_fingerprint == data.fingerprint:  # the text is its own validation text
-        corpora, all_stats = 2 * corpora, 2 * all_stats
-    corpus, val_corpus = corpora[0], corpora[1] if len(corpora) > 1 else None
-    stats, val_stats = all_stats[0], all_stats[1] if len(all_stats) > 1 else None
-    names = (corpus.name, val_corpus.name if val_corpus else "The validation text")
-    found = [*(each.fingerprint for each in all_stats), None]
-    for name, fingerprint, recorded in zip(names, found, (data.fingerprint, data.val_fingerprint), strict=False):
-        if fingerprint != recorded:
+    on_itself = val_data is None and data.val_fingerprint == data.fingerprint
+    split = SplitCorpus(
+        tuple(corpora), tuple(all_stats), data.train_characters, None, data.val_records, validates_on_itself=on_itself
+    )
+    for name, stats, recorded in (
+        (split.corpus.name, split.stats, data.fingerprint),
+        (split.val_corpus.name if split.val_corpus else "The validation text", split.val_stats, data.val_fingerprint),
+    ):
+        if (stats and stats.fingerprint) != recorded:
             raise UsageError(
                 f"{name} is not the text that {run} was trained on, or has changed since. Restore it, or start a new "
                 "run from the weights of this one."
             )
-    if corpus.kind != Corpus.kind and val_corpus is None and not data.val_records:
+    if split.corpus.kind != Corpus.kind and split.val_corpus is None and not data.val_records:
         raise TinyLMError(
             f"{run} was trained by an older version, which split the text in another way. Start a new run from the "
             "weights of this one."
         )
 
     # Encode it
-    split = SplitCorpus(corpus, stats, val_corpus, val_stats, data.train_characters, val_records=data.val_records)
     folder = run / "tokens" if data.tokens_in_run else None
     with reporter.counting("encoding", split.characters, "characters") as advance:
         tokens, _ = encode_split(split, tokenizer, folder, advance, encoder=data.encoder)

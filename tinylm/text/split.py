@@ -7,7 +7,7 @@ trained on as a whole and is its own validation text: a tenth of it shows nothin
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,34 +27,43 @@ DRAW_SEED = 0  # of validation records; the same in all runs, whose validation l
 class SplitCorpus:
     """A corpus split into training and validation text, with statistics from one pass over its files.
 
-    The validation text is `val_corpus` if there is one. Otherwise it is `val_records` records of `corpus` (see
-    `draw_records`) or, if that is 0, the characters after the first `train_characters`. `val_fraction` is its requested
-    share of the records or characters; `None` leaves it to `split_corpus`. With `val_corpus`, `val_records` is the
-    number of its records, 0 if it has none.
+    `corpora` are the corpus and, if there is another one for validation, that; `all_stats` are their statistics. With
+    `validates_on_itself`, the corpus is its own validation text. Otherwise, without another corpus, the validation text
+    is `val_records` records (see `draw_records`) or, if that is 0, the characters after the first `train_characters`.
+    `val_fraction` is its requested share of the records or characters; `None` leaves it to `split_corpus`. With
+    `val_corpus`, `val_records` is the number of its records, 0 if it has none.
     """
 
-    corpus: Corpus
-    stats: CorpusStats
-    val_corpus: Corpus | None
-    val_stats: CorpusStats | None
+    corpora: tuple[Corpus, ...]
+    all_stats: tuple[CorpusStats, ...]
     train_characters: int
     val_fraction: float | None = None
     val_records: int = 0
+    validates_on_itself: bool = False
 
     @property
-    def validates_on_itself(self) -> bool:
-        """Whether the training text is the validation text by default."""
-        return self.val_corpus is self.corpus
+    def corpus(self) -> Corpus:
+        """The corpus that is trained on, as a whole or in part."""
+        return self.corpora[0]
 
     @property
-    def corpora(self) -> tuple[Corpus, ...]:
-        """The corpus, and that for validation if it is another one."""
-        return (self.corpus,) if self.val_corpus is None or self.validates_on_itself else (self.corpus, self.val_corpus)
+    def stats(self) -> CorpusStats:
+        """The statistics of `corpus`."""
+        return self.all_stats[0]
 
     @property
-    def all_stats(self) -> tuple[CorpusStats, ...]:
-        """The statistics of `corpora`."""
-        return (self.stats,) if self.val_stats is None or self.validates_on_itself else (self.stats, self.val_stats)
+    def val_corpus(self) -> Corpus | None:
+        """The corpus that is for validation as a whole; `None` if a part of `corpus` is."""
+        return None if self._is_divided else self.corpora[-1]
+
+    @property
+    def val_stats(self) -> CorpusStats | None:
+        """The statistics of `val_corpus`."""
+        return None if self._is_divided else self.all_stats[-1]
+
+    @property
+    def _is_divided(self) -> bool:
+        return len(self.corpora) == 1 and not self.validates_on_itself
 
     @property
     def characters(self) -> int:
@@ -74,26 +83,25 @@ class SplitCorpus:
 
     def val_stream(self) -> Stream:
         """The validation text; errors as for `train_stream`."""
-        if self.val_corpus is not None:
-            assert self.val_stats is not None
-            return _require_length(self.val_stats.characters, self.val_corpus.stream())
         if self._draws:
             return self._drawn_records(for_validation=True)
+        if not self._is_divided:
+            return _require_length(self.all_stats[-1].characters, self.corpora[-1].stream())
         start, stop = self.train_characters, self.stats.characters
         return _require_length(stop - start, slice_stream(self.corpus.stream(), start, stop))
 
     def documents(self, part: str) -> Iterator[Any]:
         """The part "train" or "val" as the input of its encoding: its stream, or the examples of its records."""
         is_val = part == "val"
-        corpus = self.val_corpus if is_val and self.val_corpus is not None else self.corpus
+        corpus = self.corpora[-1] if is_val else self.corpus
         if not isinstance(corpus, RecordCorpus):
             return self.val_stream() if is_val else self.train_stream()
-        return corpus.examples() if not self._draws else corpus.selected_examples(self._selection(is_val))
+        return corpus.selected_examples(self._selection(is_val)) if self._draws else corpus.examples()
 
     @property
     def _draws(self) -> bool:
         """Whether the validation text is drawn from the records of `corpus`."""
-        return self.val_records > 0 and self.val_corpus is None
+        return self.val_records > 0 and self._is_divided
 
     def _selection(self, for_validation: bool) -> Iterator[bool]:
         """Whether each document of `corpus` is in the validation text, or else in the training text."""
@@ -138,31 +146,29 @@ def _require_length(characters: int, stream: Stream) -> Stream:
 
 
 def split_corpus(
-    corpus: Corpus, val_corpus: Corpus | None, val_fraction: float | None = None, progress: Progress = no_progress
+    corpora: Sequence[Corpus], val_fraction: float | None = None, progress: Progress = no_progress
 ) -> SplitCorpus:
     """Scan all the text and choose the split. `progress` receives the number of bytes read from the disk.
 
-    Without `val_corpus` and `val_fraction`, a text of at most MAX_SHORT_TEXT characters and of fewer records than the
-    corpus's `min_split` is its own validation text; of a longer one, the fraction is DEFAULT_VAL_FRACTION.
+    corpora: the corpus and, if there is another one for validation, that. Without it and without `val_fraction`, a text
+    of at most MAX_SHORT_TEXT characters and of fewer records than the corpus's `min_split` is its own validation text;
+    of a longer one, the fraction is DEFAULT_VAL_FRACTION.
 
     Raises UsageError for a text that is empty or cannot be read, for a single pair or conversation of which a part is
     to be left, and for a `val_fraction` outside of (0, 1).
     """
     check_settings(TextSettings, {"val_fraction": val_fraction})
-    stats = scan_or_recall(corpus, progress)
-    val_stats = scan_or_recall(val_corpus, progress) if val_corpus is not None else None
-    if (
-        val_corpus is None
-        and val_fraction is None
-        and stats.characters <= MAX_SHORT_TEXT
-        and stats.documents // corpus.documents_per_record < corpus.min_split
-    ):
-        val_corpus, val_stats = corpus, stats
-    if val_corpus is not None and val_stats is not None:
-        val_records = val_stats.documents // val_corpus.documents_per_record if val_corpus.is_records else 0
-        return SplitCorpus(corpus, stats, val_corpus, val_stats, stats.characters, val_fraction, val_records)
+    all_stats = tuple(scan_or_recall(corpus, progress) for corpus in corpora)
+    counts = [
+        stats.documents // corpus.documents_per_record if corpus.is_records else 0
+        for corpus, stats in zip(corpora, all_stats, strict=True)
+    ]
+    corpus, stats, records = corpora[0], all_stats[0], counts[0]
+    is_short = stats.characters <= MAX_SHORT_TEXT and stats.documents // corpus.documents_per_record < corpus.min_split
+    on_itself = len(corpora) == 1 and val_fraction is None and is_short
+    if len(corpora) > 1 or on_itself:
+        return SplitCorpus(tuple(corpora), all_stats, stats.characters, val_fraction, counts[-1], on_itself)
     fraction = DEFAULT_VAL_FRACTION if val_fraction is None else val_fraction
-    records = stats.documents // corpus.documents_per_record if corpus.is_records else 0
     if corpus.kind != Corpus.kind and records < 2:
         raise UsageError(f"{corpus.name} has one record, and none is left for validation; give more, or `val_data`.")
     val_records = min(int(records * fraction), records - 1) if records else 0
@@ -172,4 +178,4 @@ def split_corpus(
         train_characters = stats.characters * (records - val_records) // records
     else:  # also where a tenth of a few long documents is less than one of them
         train_characters = stats.characters - max(1, int(stats.characters * fraction))
-    return SplitCorpus(corpus, stats, None, None, train_characters, val_fraction, val_records)
+    return SplitCorpus((corpus,), all_stats, train_characters, val_fraction, val_records)

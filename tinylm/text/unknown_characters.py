@@ -31,7 +31,7 @@ def handle_unknown_characters(
         return split
     corpora = [corpus_without_unknown(corpus, tokenizer) for corpus in split.corpora]
     with reporter.counting("reading", sum(corpus.size for corpus in corpora), "bytes") as advance:
-        remaining = split_corpus(corpora[0], corpora[1] if len(corpora) > 1 else None, split.val_fraction, advance)
+        remaining = split_corpus(corpora, split.val_fraction, advance)
     report_dropped(dropped, corpora, split.all_stats, remaining.all_stats, reporter)
     return remaining
 

@@ -7,7 +7,7 @@ import bz2
 import gzip
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def content_stem(name: str) -> str:
 
 def decompressed_chunks(
     file: Path, progress: Progress = no_progress, chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[bytes]:
+) -> Generator[bytes, None, None]:
     """Yield the decompressed content of a file in chunks of at most `chunk_bytes` (Zstandard: 32 MiB).
 
     The compression is determined by the suffix, such as .gz, or else by the first bytes. `progress` receives the number

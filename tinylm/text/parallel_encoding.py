@@ -13,7 +13,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
@@ -126,7 +126,7 @@ def encode_in_memory(
 
 def encode_batches(
     batches: Iterator[TextBatch], encode: Encode, tokenizer: Tokenizer, dtype: type[np.generic]
-) -> Iterator[tuple[np.ndarray, int]]:
+) -> Generator[tuple[np.ndarray, int], None, None]:
     """Yield the codes, (N,) of `dtype`, and the number of characters of each batch, in order.
 
     encode: a module-level function, since processes import it. Raises the errors of `batches` and `encode`, and

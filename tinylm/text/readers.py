@@ -6,7 +6,7 @@ import csv
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,7 @@ def is_table(file: Path) -> bool:
 def table_columns(file: Path, encoding: str) -> list[str]:
     """The names in the first line of CSV or TSV; none if it cannot be read as such. Raises as `decoded_chunks`."""
     chunks = decoded_chunks(file, encoding, no_progress)
-    with contextlib.suppress(UsageError, StopIteration), contextlib.closing(chunks):  # type: ignore[type-var]
+    with contextlib.suppress(UsageError, StopIteration), contextlib.closing(chunks):
         return next(_table_rows(chunks, file))[1]
     return []
 
@@ -198,7 +198,7 @@ def _table_rows(chunks: Iterator[str], file: Path) -> Iterator[tuple[str, list[s
             yield f"{name}, line {start}", [field.strip(" ") for field in row] if is_padded else row
 
 
-def decoded_chunks(file: Path, encoding: str, progress: Progress) -> Iterator[str]:
+def decoded_chunks(file: Path, encoding: str, progress: Progress) -> Generator[str, None, None]:
     """Yield the text of a file in non-empty chunks, without a byte-order mark; line ends are unchanged.
 
     encoding: of a file that has no byte-order mark and is not UTF-8 (see `encoding_of`). `progress` receives the number

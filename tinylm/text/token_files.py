@@ -229,9 +229,7 @@ def encode_to_folder(
                 batches = encoding.batches(documents(part), tokenizer)
                 for batch in itertools.islice(batches, sum(record["batches"] for record in records)):
                     progress(batch.characters)
-                encoded = encode_batches(batches, encoding.encode, tokenizer, dtype)
-                # A generator has `close`, although it is annotated as an Iterator.
-                with contextlib.closing(encoded):  # type: ignore[type-var]
+                with contextlib.closing(encode_batches(batches, encoding.encode, tokenizer, dtype)) as encoded:
                     first = next(encoded, None)
                     while first is not None or not records:  # one empty shard for a part without ids
                         rest = encoded if first is None else itertools.chain([first], encoded)

@@ -63,7 +63,7 @@ class PairCorpus(Corpus):
             for location, record in records(file, self.encoding, Pair._fields, progress):
                 yield location, _from_record(record, location)
             return
-        chunks = decoded_chunks(file, self.encoding, progress)
+        chunks: Iterator[str] = decoded_chunks(file, self.encoding, progress)
         first = next(chunks, "")
         chunks = itertools.chain([first], chunks)
         if is_json(first):

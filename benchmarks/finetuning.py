@@ -38,7 +38,8 @@ from torch import Tensor, nn
 from training import number_formats, products, share_of_product_rate
 
 from tinylm.config.model import ModelConfig
-from tinylm.jobs.reading import ModelReader, encode_text, load_text
+from tinylm.jobs.encoding import encode_text
+from tinylm.jobs.reading import ModelReader, load_text
 from tinylm.machine.device import choose_device
 from tinylm.models.exporting import export_model
 from tinylm.models.open import open_model

@@ -52,7 +52,7 @@ from tinylm.generation.llama_cpp import import_llama_cpp
 from tinylm.models.exporting import export_model
 from tinylm.models.open import open_model
 from tinylm.system.files import SETTLED_SECONDS
-from tinylm.text.token_files import encode_stream
+from tinylm.text.parallel_encoding import encode_in_memory
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 ROOT = Path(__file__).parents[1]
@@ -227,7 +227,7 @@ def encoders(text: str, tokenizer: Tokenizer) -> dict[str, Callable[[], object]]
     chunks = [text[start : start + TINYLM_CHUNK] for start in range(0, len(text), TINYLM_CHUNK)]
     library_chunks = [text[start : start + LIBRARY_CHUNK] for start in range(0, len(text), LIBRARY_CHUNK)]
     sample = text[: 4 * TINYLM_CHUNK]
-    assert np.array_equal(encode_stream(iter([sample]), tokenizer), library.encode(sample).ids)
+    assert np.array_equal(encode_in_memory(iter([sample]), tokenizer), library.encode(sample).ids)
 
     def without_cached_words() -> Tokenizer:
         return Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.to_str()))
@@ -235,7 +235,7 @@ def encoders(text: str, tokenizer: Tokenizer) -> dict[str, Callable[[], object]]
     return {
         "tokenizers, one string": lambda: library.encode(text),
         "tokenizers, chunks of 64 KB": lambda: library.encode_batch_fast(library_chunks),
-        "tinylm": lambda: encode_stream(iter(chunks), without_cached_words()),
+        "tinylm": lambda: encode_in_memory(iter(chunks), without_cached_words()),
     }
 
 

@@ -289,7 +289,7 @@ def prepare(corpus: Path) -> None:
         phases[name] = time.monotonic() - clock
         clock = time.monotonic()
 
-    split = split_corpus(find_corpus([str(corpus)]), None, float(VAL_FRACTION))
+    split = split_corpus([find_corpus([str(corpus)])], float(VAL_FRACTION))
     lap("scan")
     tokenizer = choose_tokenizer(split, "auto", None)
     lap("tokenizer")

@@ -63,7 +63,8 @@ def read_documents(*paths: Path, **settings: Any) -> list[str]:
 
 def split_of(*files: Path, val: Path | None = None, fraction: float = 0.25) -> SplitCorpus:
     """The files as one corpus, split into training and validation text."""
-    return split_corpus(find_corpus([str(file) for file in files]), find_corpus([str(val)]) if val else None, fraction)
+    parts = [files, (val,)] if val else [files]
+    return split_corpus([find_corpus(map(str, part)) for part in parts], fraction)
 
 
 def write_pairs(path: Path, content: str) -> PairCorpus:

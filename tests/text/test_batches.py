@@ -17,8 +17,8 @@ from tinylm.errors import TinyLMError
 from tinylm.jobs.masked.task import MaskedWindows, mask_tokens, masked_evaluation_batches
 from tinylm.jobs.pairs.corpus import Pair, PairTokens, pair_evaluation_batches
 from tinylm.text.batches import Batch, Windows, evaluation_batches
+from tinylm.text.parallel_encoding import encode_in_memory
 from tinylm.text.split import split_corpus
-from tinylm.text.token_files import encode_stream
 from tinylm.text.tokenizer import train_char
 
 END = 0  # id of the end of the text
@@ -201,7 +201,7 @@ def test_a_line_is_a_source_and_a_target_which_are_two_documents_of_a_stream_tha
     assert [tuple(pair) for pair in write_pairs(tmp_path / "p.jsonl", "\n".join(lines)).pairs()] == PAIRS
     corpus = write_pairs(tmp_path / "p.tsv", tsv(PAIRS))
     assert documents_of(corpus.stream()) == [text for pair in PAIRS for text in pair]
-    split = split_corpus(corpus, None, 0.5)
+    split = split_corpus([corpus], 0.5)
     halves = [documents_of(stream) for stream in (split.train_stream(), split.val_stream())]
     assert split.val_records == 2
     pairs = [pair for half in halves for pair in zip(half[::2], half[1::2], strict=True)]
@@ -226,7 +226,7 @@ END_ID = TOKENIZER.end_of_text_id
 
 
 def tokens_of(pairs: list[tuple[str, str]], tmp_path: Path) -> PairTokens:
-    return PairTokens(encode_stream(write_pairs(tmp_path / "p.tsv", tsv(pairs)).stream(), TOKENIZER), END_ID)
+    return PairTokens(encode_in_memory(write_pairs(tmp_path / "p.tsv", tsv(pairs)).stream(), TOKENIZER), END_ID)
 
 
 def test_encoded_pairs_decode_to_their_texts_and_have_end_of_text_ids_around_targets(tmp_path: Path) -> None:

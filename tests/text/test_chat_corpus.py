@@ -23,12 +23,12 @@ from tinylm.jobs.chat.corpus import ChatCorpus
 from tinylm.jobs.chat.tokens import ChatTokens, marked_examples
 from tinylm.jobs.encoding import encode_split
 from tinylm.jobs.reading import ModelReader, load_text
-from tinylm.jobs.run_tokens import RunReader, encode_recorded_text, reopen_ids, reopen_tokens
+from tinylm.jobs.run_tokens import encode_recorded_text, reopen_ids, reopen_tokens
 from tinylm.reporter import LogReporter
 from tinylm.text.answer_spans import read_template, template_tokens
 from tinylm.text.chat import Conversation, parse_conversation
 from tinylm.text.chat_template import CHATML
-from tinylm.text.file_selection import is_chat
+from tinylm.text.recognition import first_keys, has_chat_keys
 from tinylm.text.source import TextSource
 from tinylm.text.split import SplitCorpus, draw_records
 from tinylm.text.token_files import TokenFolder
@@ -91,6 +91,10 @@ OTHERS = (
     '{"data": {"messages": []}}',
     "",
 )
+
+
+def is_chat(text: str) -> bool:
+    return has_chat_keys(*first_keys(text))
 
 
 def test_each_layout_gives_the_same_conversation_and_is_detected_by_its_keys() -> None:
@@ -228,7 +232,7 @@ def test_documents_have_no_special_tokens_or_unknown_characters_and_the_alphabet
     assert (split.stats.documents, split.corpus.kind) == (2, "chat")
     assert documents_of(split.corpus.stream()) == ["user\nab\nassistant\nc\n", "user\nd\nassistant\ne\n"]
     assert split.alphabet == "".join(sorted(set("user\nabassistant\ncde")))
-    assert len(list(split.train_documents())) == len(list(split.val_documents())) == 1
+    assert len(list(split.documents("train"))) == len(list(split.documents("val"))) == 1
     contents = [("aéb", "c"), ("é", "c"), ("a", "b")]
     records = [{"prompt": prompt, "completion": completion} for prompt, completion in contents]
     given = loaded(tmp_path, write_file(tmp_path / "a.jsonl", lines(records))).corpus
@@ -314,8 +318,8 @@ def test_a_run_opens_its_conversations_again_and_encodes_them_again(tmp_path: Pa
 
     def encode(data: DataConfig, template: str | None = CHATML) -> TokenFolder:
         config = SimpleNamespace(data=data, labels=(), tokenizer=SimpleNamespace(chat_template=template))
-        reader = RunReader(cast(RunConfig, config), tokenizer)
-        return encode_recorded_text(tmp_path / "run", reader, (str(file),), None, LogReporter())
+        run = tmp_path / "run"
+        return encode_recorded_text(run, cast(RunConfig, config), tokenizer, (str(file),), None, LogReporter())
 
     with pytest.raises(TinyLMError, match="has no chat template"):
         encode(data, None)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import gigatoken
 import numpy as np
@@ -16,10 +17,11 @@ import pytest
 
 from tests.text.corpora import TEXT, documents_of, require_errors, split_of, write_file
 from tinylm.config.jobs import all_data
+from tinylm.config.run import DataConfig, RunConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.jobs.encoding import encode_split
-from tinylm.jobs.reading import ModelReader, encode_text, handle_unknown_characters, load_text
-from tinylm.jobs.run_tokens import encode_again, has_tokens, reopen_tokens
+from tinylm.jobs.encoding import encode_split, encode_text
+from tinylm.jobs.reading import ModelReader, load_text
+from tinylm.jobs.run_tokens import encode_recorded_text, reopen_tokens
 from tinylm.reporter import LogReporter, SilentReporter
 from tinylm.system.cache_directory import cache_root
 from tinylm.text import corpus
@@ -28,8 +30,10 @@ from tinylm.text.chat_template import CHATML
 from tinylm.text.corpus import Corpus, find_corpus
 from tinylm.text.source import TextSource
 from tinylm.text.split import split_corpus
+from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer, train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer
+from tinylm.text.unknown_characters import handle_unknown_characters
 
 
 def test_validation_is_the_end_of_the_text_or_a_corpus_of_its_own(corpus: Path, other: Path) -> None:
@@ -64,7 +68,7 @@ def test_validation_records_are_drawn_from_all_of_the_text(
         texts = [f"text {index}" for index in range(records)]
         content = [json.dumps({"text": text}) if name == "a.jsonl" else text for text in texts]
         file = write_file(tmp_path / name, "\n".join(content) + "\n")
-        split = split_corpus(find_corpus([str(file)], format="lines" if name == "a.txt" else "auto"), None, 0.1)
+        split = split_corpus([find_corpus([str(file)], format="lines" if name == "a.txt" else "auto")], 0.1)
         chosen = drawn(records, number)
         assert len(set(chosen)) == number and chosen != list(range(records - number, records))
         assert documents_of(split.val_stream()) == [texts[index] for index in chosen]
@@ -88,7 +92,7 @@ def test_the_scored_bytes_include_line_breaks(name: str, line_end: str, tokenize
     texts = [f"{'ünï' * (index % 4)} {index}" for index in range(200)]
     content = [json.dumps(text) if name == "a.jsonl" else text for text in texts]
     file = write_file(tmp_path / name, "".join(line + line_end for line in content))
-    split = split_corpus(find_corpus([str(file)], format="lines" if name == "a.txt" else "auto"), None, 0.1)
+    split = split_corpus([find_corpus([str(file)], format="lines" if name == "a.txt" else "auto")], 0.1)
     encoder = choose_tokenizer(split, tokenizer, 300 if tokenizer == "bpe" else None)
     _, data = encode_split(split, encoder)
     lines = [texts[index] for index in drawn(200, 20)]
@@ -193,6 +197,12 @@ def test_if_gigatoken_gives_other_ids_the_library_encodes(tmp_path: Path, monkey
     assert warning.startswith("The ids of gigatoken 0.10.") and "encoded with the library, which is slower" in warning
 
 
+def encode_again(run: Path, data: DataConfig, tokenizer: Tokenizer, file: Path, val: Path | None = None) -> TokenFolder:
+    """Encode a run's text from these files; of its configuration, only the data is used for plain text."""
+    config = cast(RunConfig, SimpleNamespace(data=data, labels=(), tokenizer=SimpleNamespace(chat_template=None)))
+    return encode_recorded_text(run, config, tokenizer, (str(file),), val and str(val), SilentReporter())
+
+
 @pytest.mark.parametrize("with_val", [True, False])
 def test_tokens_of_a_run_are_reopened_or_made_again(with_val: bool, corpus: Path, other: Path, tmp_path: Path) -> None:
     """The recorded paths are shown and not opened, since an untrusted run could name any file."""
@@ -201,14 +211,12 @@ def test_tokens_of_a_run_are_reopened_or_made_again(with_val: bool, corpus: Path
     tokenizer = choose_tokenizer(split, "char", None)
     tokens, data = encode_split(split, tokenizer)
     expected = (tokens.train.tolist(), tokens.val.tolist())
-    assert has_tokens(run, data, tokenizer)
     again = reopen_tokens(run, data, tokenizer)
     assert (again.train.tolist(), again.val.tolist()) == expected
     shutil.rmtree(cache_root())
-    assert not has_tokens(run, data, tokenizer)
     with pytest.raises(TinyLMError, match=r"no longer in the cache; name its training text again.*path .*corpus\.txt"):
         reopen_tokens(run, data, tokenizer)
-    again = encode_again(run, data, tokenizer, split.corpus, split.val_corpus, SilentReporter())
+    again = encode_again(run, data, tokenizer, corpus, *[other] * with_val)
     assert (again.train.tolist(), again.val.tolist()) == expected
     assert reopen_tokens(run, data, tokenizer).train.tolist() == expected[0]
 
@@ -218,16 +226,16 @@ def test_a_text_that_has_changed_or_is_not_named_is_not_encoded(corpus: Path, ot
     tokenizer = choose_tokenizer(split, "char", None)
     _, data = encode_split(split, tokenizer)
     with pytest.raises(UsageError, match="The validation text is not the text"):
-        encode_again(tmp_path / "run", data, tokenizer, split.corpus, None, SilentReporter())
+        encode_again(tmp_path / "run", data, tokenizer, corpus)
     for file in (other, corpus):
         file.write_text(file.read_text()[::-1])
         words = rf"{file.name} is not the text that .*run was trained on, or has changed"
         with pytest.raises(UsageError, match=words):
-            encode_again(tmp_path / "run", data, tokenizer, split.corpus, split.val_corpus, SilentReporter())
+            encode_again(tmp_path / "run", data, tokenizer, corpus, other)
 
 
 def test_tokens_of_standard_input_are_opened_only_in_the_run_directory(corpus: Path, tmp_path: Path) -> None:
-    piped = replace(split_of(corpus), corpus=Corpus(("-",), (corpus,)))
+    piped = replace(split_of(corpus), corpora=(Corpus(("-",), (corpus,)),))
     tokenizer = train_char("".join(sorted(set(TEXT))))
     tokens, data = encode_split(piped, tokenizer, tmp_path / "run" / "tokens")
     expected = tokens.train.tolist()
@@ -247,5 +255,5 @@ def test_a_run_keeps_its_tokens_in_new_versions(tmp_path: Path, corpus: Path, mo
     assert reopen_tokens(tmp_path / "run", data, tokenizer).train.tolist() == expected
     assert encode_split(split, tokenizer)[0].path != tokens.path
     shutil.rmtree(cache_root())
-    encode_again(tmp_path / "run", data, tokenizer, split.corpus, None, SilentReporter())
+    encode_again(tmp_path / "run", data, tokenizer, corpus)
     assert reopen_tokens(tmp_path / "run", data, tokenizer).train.tolist() == expected

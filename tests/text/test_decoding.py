@@ -15,7 +15,7 @@ from tests.published import TEXT, published
 from tinylm.analysis.comparison import encode_with_positions
 from tinylm.text.corpus import Stream
 from tinylm.text.decoding import BYTE_TOKEN, TokenTexts, decode_after, decoded_stream, stream_decoder
-from tinylm.text.token_files import encode_stream
+from tinylm.text.parallel_encoding import encode_in_memory
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 SPACES = decoders.Replace("▁", " ")
@@ -161,7 +161,7 @@ def test_text_between_two_boundaries_is_encoded_by_the_tokens_between_them_and_d
 ) -> None:
     tokenizer = ENCODERS[kind]
     tokens = encode_with_positions(stream(texts), tokenizer)
-    np.testing.assert_array_equal(tokens.ids, encode_stream(stream(texts), tokenizer))
+    np.testing.assert_array_equal(tokens.ids, encode_in_memory(stream(texts), tokenizer))
     data = b"\xff".join(text.encode() for text in texts) + b"\xff"
     assert tokens.documents.tolist() == [0, *(i + 1 for i, byte in enumerate(data) if byte == 0xFF)]
     places = [*tokens.boundaries().tolist(), len(data)]

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 
 from tests.text.corpora import documents_of, read_documents, require_errors, write_file
 from tinylm.errors import BadFilesError, UsageError
-from tinylm.text import encodings, file_selection
+from tinylm.text import encodings, recognition
 from tinylm.text.compression import CHUNK_BYTES
 from tinylm.text.corpus import find_corpus
 from tinylm.text.encodings import HEAD_BYTES, encoding_of, is_text, other_encoding
-from tinylm.text.file_selection import BAD, describe_skipped, is_json, is_list
+from tinylm.text.file_selection import BAD, describe_skipped
+from tinylm.text.recognition import is_json, is_list
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
 
@@ -282,7 +283,7 @@ def test_json_and_a_single_object_are_detected() -> None:
     assert [text for text in records if not is_json(text)] + [text for text in others if is_json(text)] == []
     single = ('{\n  "name": "x"\n}', '{"name":\n "x"}')
     others = ('{"text": "a"}\n{"text": "b"}\n', '{"text": "a"}', '{"text": "cut off here', '[\n{"text": "a"}]')
-    assert [file_selection.is_single_json_object(text) for text in (*single, *others)] == [True] * 2 + [False] * 4
+    assert [recognition.is_single_json_object(text) for text in (*single, *others)] == [True] * 2 + [False] * 4
 
 
 NAMES = "Ada\nTom\nNell van Hask\nJonas\nBess\n" * 8

@@ -14,10 +14,10 @@ from tinylm.system import files
 from tinylm.system.cache_directory import cache_root
 from tinylm.text import text_cache
 from tinylm.text.corpus import Corpus, CorpusStats, find_corpus
-from tinylm.text.split import corpus_without_unknown
 from tinylm.text.text_cache import scan_or_recall
 from tinylm.text.tokenizer import train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer
+from tinylm.text.unknown_characters import corpus_without_unknown
 
 
 @pytest.fixture(autouse=True)

@@ -25,14 +25,14 @@ from tests.shell import ROOT, child_process, default_signals
 from tests.text.corpora import split_of, write_file
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.jobs import encoding
-from tinylm.jobs.reading import encode_text
+from tinylm.jobs.encoding import encode_text
 from tinylm.reporter import LogReporter
 from tinylm.system.cache_directory import private_folder
 from tinylm.text import parallel_encoding, sharded_tokens, token_files
-from tinylm.text.parallel_encoding import TextBatch
+from tinylm.text.parallel_encoding import TextBatch, encode_in_memory
 from tinylm.text.sharded_tokens import ShardedTokens
 from tinylm.text.split import SplitCorpus
-from tinylm.text.token_files import SplitDocuments, TokenFolder, encode_stream, encode_to_folder, shard_name
+from tinylm.text.token_files import TokenFolder, encode_to_folder, shard_name
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 KEY = "0123456789abcdef"
@@ -47,7 +47,7 @@ BPE, CHARACTERS = train_bpe(DOCUMENTS, 280), train_char(ALPHABET)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards of 1,000 ids, in batches of 200 characters."""
     monkeypatch.setattr(token_files, "SHARD_TOKENS", 1000)
-    monkeypatch.setattr(token_files, "BATCH_CHARACTERS", 200)
+    monkeypatch.setattr(parallel_encoding, "BATCH_CHARACTERS", 200)
 
 
 def stream(documents: list[str] = DOCUMENTS, chunk: int = 300) -> Iterator[str | None]:
@@ -56,11 +56,6 @@ def stream(documents: list[str] = DOCUMENTS, chunk: int = 300) -> Iterator[str |
         if index:
             yield None
         yield from (document[start : start + chunk] for start in range(0, len(document), chunk))
-
-
-def never() -> Iterator[str | None]:
-    raise AssertionError("encoded a second time")
-    yield
 
 
 def ids_by_the_library(tokenizer: Tokenizer = BPE, documents: list[str] = DOCUMENTS) -> list[int]:
@@ -76,13 +71,13 @@ def ids_by_the_library(tokenizer: Tokenizer = BPE, documents: list[str] = DOCUME
 def encoded(
     folder: Path, train: Iterator[str | None] | None = None, tokenizer: Tokenizer = BPE, resumable: bool = True
 ) -> TokenFolder:
-    documents = SplitDocuments(lambda: stream() if train is None else train, lambda: stream(VAL))
-    return encode_to_folder(folder, KEY, documents, tokenizer, lambda size: None, resumable=resumable)
+    parts = {"train": stream() if train is None else train, "val": stream(VAL)}
+    return encode_to_folder(folder, KEY, parts.__getitem__, tokenizer, lambda size: None, resumable=resumable)
 
 
 def not_encoded(folder: Path, tokenizer: Tokenizer = BPE) -> TokenFolder:
     """The tokens of an existing folder; encoding is an error."""
-    return encode_to_folder(folder, KEY, SplitDocuments(never, never), tokenizer, lambda size: None)
+    return encode_to_folder(folder, KEY, lambda part: pytest.fail("encoded again"), tokenizer, lambda size: None)
 
 
 def reopened(folder: Path) -> TokenFolder:
@@ -114,8 +109,8 @@ def test_slices_and_ids_equal_those_of_one_array(sizes: list[int], start: int, s
 @pytest.mark.parametrize("tokenizer", [BPE, CHARACTERS], ids=["bpe", "char"])
 def test_documents_are_joined_by_the_end_of_text_id_with_the_librarys_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:
     expected = (ids_by_the_library(tokenizer), ids_by_the_library(tokenizer, VAL))
-    assert encode_stream(stream(), tokenizer).tolist() == expected[0]
-    assert encode_stream(iter([]), tokenizer).tolist() == []
+    assert encode_in_memory(stream(), tokenizer).tolist() == expected[0]
+    assert encode_in_memory(iter([]), tokenizer).tolist() == []
     first = encoded(tmp_path / "new", tokenizer=tokenizer)
     (tmp_path / "new").rename(tmp_path / "t")  # as a new run directory when its first save is complete
     again = not_encoded(tmp_path / "t", tokenizer)
@@ -133,7 +128,7 @@ def test_documents_are_joined_by_the_end_of_text_id_with_the_librarys_ids(tokeni
 
 def test_ids_are_stored_in_the_smallest_type() -> None:
     names = {2: "uint8", 256: "uint8", 257: "uint16", 65_536: "uint16", 65_537: "uint32", 1 << 20: "uint32"}
-    assert {vocab_size: np.dtype(token_files.smallest_dtype(vocab_size)).name for vocab_size in names} == names
+    assert {vocab_size: np.dtype(parallel_encoding.smallest_dtype(vocab_size)).name for vocab_size in names} == names
 
 
 def test_an_unknown_character_stops_encoding_without_leaving_files(tmp_path: Path) -> None:
@@ -207,9 +202,9 @@ def test_a_flipped_bit_in_a_token_folder_never_changes_a_token(tmp_path: Path) -
 def test_an_id_outside_the_vocabulary_is_refused_at_any_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder is forged: its index has the hash of the changed file. The ids are checked in chunks of four."""
     monkeypatch.setattr(token_files, "CHECK_CHUNK", 4)
-    documents = SplitDocuments(lambda: iter(["abc"]), lambda: iter(["abcabcab"]))
     tokenizer = train_char("abc")
-    encode_to_folder(tmp_path / "t", KEY, documents, tokenizer, lambda size: None)
+    documents = {"train": "abc", "val": "abcabcab"}
+    encode_to_folder(tmp_path / "t", KEY, lambda part: iter([documents[part]]), tokenizer, lambda size: None)
     file, index = tmp_path / "t" / "val.bin", tmp_path / "t" / "tokens.json"
     before, record = file.read_bytes(), index.read_text()
     assert len(before) == 8
@@ -443,7 +438,7 @@ def test_the_ids_do_not_depend_on_the_number_of_processes(monkeypatch: pytest.Mo
     assert copy._gigatoken is not None and not copy._gigatoken.usable
     assert (copy.sha256, copy.encoder) == (checked.sha256, checked.encoder)
     for tokenizer in (BPE, checked):
-        assert encode_stream(stream(), tokenizer).tolist() == ids_by_the_library(tokenizer)
+        assert encode_in_memory(stream(), tokenizer).tolist() == ids_by_the_library(tokenizer)
     assert not multiprocessing.active_children()
 
 
@@ -470,7 +465,7 @@ from tests.text.test_token_files import BPE, KEY, stream
 from tinylm.system.process_signals import run_with_signal_handlers
 from tinylm.text import parallel_encoding, token_files
 parallel_encoding.PROCESSES_FROM, parallel_encoding.usable_cores = 1, lambda: 2
-token_files.BATCH_CHARACTERS, token_files.SHARD_TOKENS = 200, 1000
+parallel_encoding.BATCH_CHARACTERS, token_files.SHARD_TOKENS = 200, 1000
 
 def endless():
     while True:
@@ -480,8 +475,7 @@ def endless():
         print("more", flush=True)
 
 def encode():
-    documents = token_files.SplitDocuments(endless, lambda: iter(["a"]))
-    token_files.encode_to_folder(Path(sys.argv[1]), KEY, documents, BPE, lambda n: None, resumable=True)
+    token_files.encode_to_folder(Path(sys.argv[1]), KEY, lambda part: endless(), BPE, lambda n: None, resumable=True)
 
 run_with_signal_handlers(encode)
 """

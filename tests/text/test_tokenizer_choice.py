@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tests.text.corpora import TEXT, require_errors, split_of, write_file, write_pairs
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text import tokenizer_choice
-from tinylm.text.split import require_known_characters, split_corpus
+from tinylm.text.split import split_corpus
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer, sample_for_tokenizer
+from tinylm.text.unknown_characters import require_known_characters
 
 
 def test_auto_chooses_characters_for_short_texts_with_small_alphabets_and_else_bpe(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_the_default_vocab_size_grows_with_the_text_and_is_doubled_for_pairs(
         choose_tokenizer(split, "bpe", None)
         choose_tokenizer(split, "bpe", 300)
         pairs = write_pairs(tmp_path / "p.tsv", "abcd\tefgh\n" * (characters // 8))
-        choose_tokenizer(split_corpus(pairs, None, 0.1), "auto", None)
+        choose_tokenizer(split_corpus([pairs], 0.1), "auto", None)
     assert sizes == [1024, 300, 2048, 4096, 300, 8192]
 
 

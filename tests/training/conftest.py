@@ -9,7 +9,8 @@ import pytest
 
 from tests.training.run_sessions import TOKENIZER, RunSession, config_of
 from tinylm.config.run import RunConfig
-from tinylm.text.token_files import SplitDocuments, TokenFolder, encode_to_folder
+from tinylm.text.compression import no_progress
+from tinylm.text.token_files import TokenFolder, encode_to_folder
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +25,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenFolder:
 
     train, val = documents(300), documents(40)
     folder = tmp_path_factory.mktemp("session") / "tokens"
-    split = SplitDocuments(lambda: iter(train), lambda: iter(val))
-    return encode_to_folder(folder, "key", split, TOKENIZER, lambda size: None)
+    return encode_to_folder(folder, "key", {"train": iter(train), "val": iter(val)}.__getitem__, TOKENIZER, no_progress)
 
 
 Begin = Callable[..., RunSession]

@@ -17,7 +17,8 @@ from tinylm.config.validation import require
 from tinylm.errors import AdapterNotModelError, UsageError
 from tinylm.evaluation.loop import default_batch_size, token_losses
 from tinylm.evaluation.result import choose_units, ratio_interval
-from tinylm.jobs.reading import ModelReader, known_text, opened_corpus
+from tinylm.jobs.evaluated_text import known_text, opened_corpus
+from tinylm.jobs.reading import ModelReader
 from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.jobs.text.evaluation import sums_between
 from tinylm.kernels.process import keep_freed_blocks
@@ -28,8 +29,8 @@ from tinylm.text.batches import evaluation_batches
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Stream, document_end, rechunk
 from tinylm.text.decoding import decoded_stream
+from tinylm.text.parallel_encoding import MAX_CHUNK
 from tinylm.text.source import TextSource
-from tinylm.text.token_files import MAX_CHUNK
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder
 
@@ -59,7 +60,7 @@ class PositionedTokens(NamedTuple):
 
 
 def encode_with_positions(stream: Stream, tokenizer: Tokenizer, progress: Progress = no_progress) -> PositionedTokens:
-    """Encode a stream as `encode_stream` does, with positions. `progress` receives the number of characters encoded.
+    """Encode a stream as `encode_in_memory` does, with positions. `progress` receives the number of characters encoded.
 
     Raises UsageError for characters without an id.
     """

@@ -20,7 +20,8 @@ from tinylm.evaluation.evaluation_config import MemorisationConfig
 from tinylm.evaluation.result import ratio_interval
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.prompts import EncodedPrompt, start_tokens
-from tinylm.jobs.reading import ModelReader, opened_corpus
+from tinylm.jobs.evaluated_text import opened_corpus
+from tinylm.jobs.reading import ModelReader
 from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.models.model import Model
 from tinylm.reporter import Reporter

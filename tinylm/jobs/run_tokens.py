@@ -1,8 +1,8 @@
 """The token files of an existing run: open them, or encode the text of the run again."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,58 +10,18 @@ from tinylm.config.run import DataConfig, RunConfig, run_of
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.jobs.encoding import MIN_TOKENS, encode_split
 from tinylm.jobs.job import job_on
+from tinylm.jobs.reading import ModelReader
 from tinylm.reporter import Reporter
 from tinylm.system.cache_directory import private_folder
-from tinylm.text.corpus import STANDARD_INPUT, Corpus, find_corpus
+from tinylm.text.compression import STANDARD_INPUT
+from tinylm.text.corpus import Corpus, find_corpus
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.source import TextSource
-from tinylm.text.split import SplitCorpus, corpus_without_unknown, scan_corpus
+from tinylm.text.split import SplitCorpus
+from tinylm.text.text_cache import scan_or_recall
 from tinylm.text.token_files import TokenFolder, open_part, token_key
 from tinylm.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class RunReader:
-    """A Reader of the text of a run, with its recorded settings, its chat template and its labels."""
-
-    config: RunConfig
-    tokenizer: Tokenizer
-    adds_tokens: bool = False
-
-    @property
-    def data(self) -> DataConfig:
-        """The recorded text."""
-        assert self.config.data is not None
-        return self.config.data
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Those of the model."""
-        return self.config.labels
-
-    @property
-    def data_kinds(self) -> tuple[str, ...]:
-        """The kind of the run's data."""
-        return (self.data.kind,)
-
-    @property
-    def chat_template(self) -> str:
-        """That of the run, if its data are conversations. Raises TinyLMError for a run without one."""
-        if self.config.tokenizer.chat_template is None:
-            raise TinyLMError("The run was trained on conversations, but has no chat template.")
-        return self.config.tokenizer.chat_template
-
-
-def find_run_corpus(paths: tuple[str, ...], reader: RunReader) -> Corpus:
-    """Find the corpus at `paths`, to be read with the recorded settings of a run.
-
-    Raises the errors of `find_corpus`, and TinyLMError for a run on conversations without a valid template.
-    """
-    data, job = reader.data, job_on(reader.data.kind)
-    own = job.fields(TextSource(paths=paths, train_on=data.train_on), reader)
-    fields = {"exclude": data.exclude, "skip_bad": data.skip_bad, "labels": reader.labels, **own}
-    corpus = find_corpus(paths, data.text_key, data.encoding, None, job.corpus, data.format, **fields)
-    return corpus_without_unknown(corpus, reader.tokenizer) if data.unknown == "skip" else corpus
+from tinylm.text.unknown_characters import corpus_without_unknown
 
 
 def reopen_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> TokenFolder:
@@ -114,14 +74,6 @@ def open_folder(folder: Path, data: DataConfig, tokenizer: Tokenizer) -> TokenFo
     return TokenFolder.open(folder, _key(data, tokenizer), job_on(data.kind).encoding.codes(tokenizer.vocab_size))
 
 
-def has_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> bool:
-    """Whether the token folder of a run exists; its content is not checked."""
-    try:
-        return _locate_tokens(run, data, tokenizer)[0].is_dir()
-    except TinyLMError:  # the cache cannot be used
-        return False
-
-
 def _locate_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> tuple[Path, str]:
     """The token folder of a run and its key. Raises TinyLMError if the folder is in a cache that cannot be used."""
     key = _key(data, tokenizer)
@@ -134,37 +86,59 @@ def _key(data: DataConfig, tokenizer: Tokenizer) -> str:
     )
 
 
-def encode_again(
+def encode_recorded_text(
     run: Path,
-    data: DataConfig,
+    config: RunConfig,
     tokenizer: Tokenizer,
-    corpus: Corpus,
-    val_corpus: Corpus | None,
+    paths: tuple[str, ...],
+    val_data: str | None,
     reporter: Reporter,
 ) -> TokenFolder:
     """Encode the text of a run whose token files are no longer in the cache, into the same folder as before.
 
-    Raises UsageError unless `corpus` and `val_corpus` are the texts that the run was trained on, and TinyLMError if the
-    number of tokens differs from the recorded one or the token files cannot be written.
+    The text is read from these paths with the recorded settings. Raises UsageError unless it is the text that the run
+    was trained on, the errors of `find_corpus`, and TinyLMError for a run on conversations without a valid template, if
+    the number of tokens differs from the recorded one, and if the token files cannot be written.
     """
-    with reporter.counting("reading", corpus.size + (val_corpus.size if val_corpus else 0), "bytes") as advance:
-        stats = scan_corpus(corpus, advance)
-        val_stats = scan_corpus(val_corpus, advance) if val_corpus else None
-    for name, part_stats, recorded in (
-        (corpus.name, stats, data.fingerprint),
-        (val_corpus.name if val_corpus else "The validation text", val_stats, data.val_fingerprint),
+    # Find the files
+    if STANDARD_INPUT in (*paths, val_data):
+        raise UsageError("With `resume`, the text is read from files; put standard input into a file.")
+    data = config.data
+    assert data is not None
+    reader = ModelReader((data.kind,), config.labels, tokenizer, config.tokenizer.chat_template)
+    job = job_on(data.kind)
+    fields: dict[str, Any] = {"exclude": data.exclude, "skip_bad": data.skip_bad, "labels": config.labels}
+    fields |= job.fields(TextSource(paths=paths, train_on=data.train_on), reader)
+    corpora = []
+    for part in [paths] if val_data is None else [paths, (val_data,)]:
+        corpus = find_corpus(part, data.text_key, data.encoding, None, job.corpus, data.format, **fields)
+        if corpus.rendering is not None and reader.chat_template is None:
+            raise TinyLMError("The run was trained on conversations, but has no chat template.")
+        corpora.append(corpus_without_unknown(corpus, tokenizer) if data.unknown == "skip" else corpus)
+
+    # Read them, and compare the text with that of the run
+    with reporter.counting("reading", sum(corpus.size for corpus in corpora), "bytes") as advance:
+        all_stats = [scan_or_recall(corpus, advance) for corpus in corpora]
+    on_itself = val_data is None and data.val_fingerprint == data.fingerprint
+    split = SplitCorpus(
+        tuple(corpora), tuple(all_stats), data.train_characters, None, data.val_records, validates_on_itself=on_itself
+    )
+    for name, stats, recorded in (
+        (split.corpus.name, split.stats, data.fingerprint),
+        (split.val_corpus.name if split.val_corpus else "The validation text", split.val_stats, data.val_fingerprint),
     ):
-        if (part_stats.fingerprint if part_stats else None) != recorded:
+        if (stats and stats.fingerprint) != recorded:
             raise UsageError(
                 f"{name} is not the text that {run} was trained on, or has changed since. Restore it, or start a new "
                 "run from the weights of this one."
             )
-    if corpus.kind != Corpus.kind and val_corpus is None and not data.val_records:
+    if split.corpus.kind != Corpus.kind and split.val_corpus is None and not data.val_records:
         raise TinyLMError(
             f"{run} was trained by an older version, which split the text in another way. Start a new run from the "
             "weights of this one."
         )
-    split = SplitCorpus(corpus, stats, val_corpus, val_stats, data.train_characters, val_records=data.val_records)
+
+    # Encode it
     folder = run / "tokens" if data.tokens_in_run else None
     with reporter.counting("encoding", split.characters, "characters") as advance:
         tokens, _ = encode_split(split, tokenizer, folder, advance, encoder=data.encoder)
@@ -174,20 +148,3 @@ def encode_again(
             "that version, or start a new run from the weights of this one."
         )
     return tokens
-
-
-def encode_recorded_text(
-    run: Path, reader: RunReader, paths: tuple[str, ...], val_data: str | None, reporter: Reporter
-) -> TokenFolder:
-    """Encode the text of a run whose token files are no longer in the cache, from these paths.
-
-    Raises UsageError unless they are the text that the run was trained on, and TinyLMError as `encode_again` does.
-    """
-    if STANDARD_INPUT in (*paths, val_data):
-        raise UsageError("With `resume`, the text is read from files; put standard input into a file.")
-    data = reader.data
-    corpus = find_run_corpus(paths, reader)
-    val_corpus = None if val_data is None else find_run_corpus((val_data,), reader)
-    if val_corpus is None and data.val_fingerprint == data.fingerprint:
-        val_corpus = corpus
-    return encode_again(run, data, reader.tokenizer, corpus, val_corpus, reporter)

@@ -13,8 +13,9 @@ from tinylm.errors import TinyLMError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
 from tinylm.generation.text_generator import TextGenerator
+from tinylm.jobs.evaluated_text import evaluation_source, evaluation_tokens
 from tinylm.jobs.job import EvaluationTokens, Scoring, load_job
-from tinylm.jobs.reading import ModelReader, evaluation_source, evaluation_tokens
+from tinylm.jobs.reading import ModelReader
 from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.kernels.process import keep_freed_blocks
 from tinylm.system.ranks import ONE_RANK, Ranks

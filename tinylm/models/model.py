@@ -42,8 +42,8 @@ from tinylm.models.adapter import LoadedAdapter, set_adapter_scale
 from tinylm.models.evaluation import EvaluatedModel
 from tinylm.reporter import LogReporter, Reporter, counted
 from tinylm.text.answer_spans import chat_format
-from tinylm.text.split import without_unknown
 from tinylm.text.tokenizer import MASK, Tokenizer
+from tinylm.text.unknown_characters import without_unknown
 from tinylm.transformer.architectures import Decoder, Encoder, EncoderDecoder, Transformer
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import bz2
 import gzip
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from tinylm.errors import BadFilesError, UsageError
 
 CHUNK_BYTES = 1 << 20
+STANDARD_INPUT = "-"  # a path that stands for it
 SPOOL_FILE = "standard input"  # name of the file that standard input is copied to
 _SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
 # `zstandard.decompressobj` cannot limit the size of its output; 1 KiB of input expands to at most 32 MiB.
@@ -45,7 +46,7 @@ def content_stem(name: str) -> str:
 
 def decompressed_chunks(
     file: Path, progress: Progress = no_progress, chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[bytes]:
+) -> Generator[bytes, None, None]:
     """Yield the decompressed content of a file in chunks of at most `chunk_bytes` (Zstandard: 32 MiB).
 
     The compression is determined by the suffix, such as .gz, or else by the first bytes. `progress` receives the number
@@ -62,25 +63,19 @@ def decompressed_chunks(
                 progress(after - before)
                 before = after
                 yield chunk
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, ValueError) as error:
-        raise _damaged_error(file, compression, error) from None
-    except OSError as error:
-        if error.errno is None:  # raised by bz2
-            raise _damaged_error(file, compression, error) from None
-        raise BadFilesError(f"Cannot read {display_name(file)}: {error.strerror}.") from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # not those of gzip and bz2
+            raise BadFilesError(f"Cannot read {display_name(file)}: {error.strerror}.") from error
+        reason = "it ends too early" if isinstance(error, EOFError) else str(error).rstrip(".")
+        raise BadFilesError(
+            f"{display_name(file)} is damaged or not {compression} data ({reason}). Copy or compress it again, or give "
+            "the uncompressed text."
+        ) from None
     except ImportError:
         raise UsageError(
             f"{display_name(file)} is compressed with Zstandard. To read it, install a package (pip install "
             "zstandard), or decompress it with zstd -d."
         ) from None
-
-
-def _damaged_error(file: Path, compression: str | None, error: Exception) -> BadFilesError:
-    reason = "it ends too early" if isinstance(error, EOFError) else str(error).rstrip(".")
-    return BadFilesError(
-        f"{display_name(file)} is damaged or not {compression} data ({reason}). Copy or compress it again, or give the "
-        "uncompressed text."
-    )
 
 
 def _detect_compression(head: bytes) -> str | None:

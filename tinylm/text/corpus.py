@@ -11,11 +11,10 @@ import hashlib
 import io
 import itertools
 import math
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,21 +22,11 @@ import numpy as np
 
 from tinylm.config.settings import FORMATS
 from tinylm.config.validation import check_choice, require
-from tinylm.errors import BadFilesError, TinyLMError, UsageError
-from tinylm.system.files import resolve_links
+from tinylm.errors import BadFilesError, UsageError
 from tinylm.text.answer_spans import ChatFormat
-from tinylm.text.compression import CHUNK_BYTES, SPOOL_FILE, Progress, display_name, no_progress
+from tinylm.text.compression import STANDARD_INPUT, Progress, display_name, no_progress
 from tinylm.text.encodings import code_points
-from tinylm.text.file_selection import (
-    BAD,
-    TWICE,
-    FileRules,
-    SkippedFile,
-    describe_problems,
-    expand_globs,
-    find_named_file,
-    find_text_files,
-)
+from tinylm.text.file_selection import BAD, FileRules, SkippedFile, describe_problems, find_files
 from tinylm.text.readers import (
     decoded_chunks,
     is_json_file,
@@ -51,7 +40,6 @@ from tinylm.text.readers import (
 )
 from tinylm.text.refused_keys import refuse_keys, refused_in_texts
 
-STANDARD_INPUT = "-"
 EXCERPT_CHARACTERS = 1 << 10  # length of an excerpt in `CorpusStats.sample`
 MAX_EXCERPTS = 1 << 7
 CHUNK_OVERHEAD = 64  # characters that a chunk in memory counts in addition: the bytes of a short string
@@ -111,23 +99,22 @@ class Corpus:
         a key that is refused.
         """
         if self._kept and progress is no_progress and started is _no_name:
-            yield from self._kept
-            return
+            return iter(self._kept)
         self._counts.clear()
-        first = True
-        for name, document in self._documents(progress):
-            inside = False
-            for chunk in document:
-                if self.drop_unknown is not None:
-                    chunk = self.drop_unknown(chunk)
-                if not chunk:
-                    continue
-                if not inside:
-                    if not first:
-                        yield None
-                    started(name)
-                first, inside = False, True
-                yield chunk
+
+        def chunks() -> Stream:
+            for name, document in self._documents(progress):
+                yield None
+                is_named = False
+                for chunk in document:
+                    if self.drop_unknown is not None:
+                        chunk = self.drop_unknown(chunk)
+                    if chunk and not is_named:
+                        started(name)
+                        is_named = True
+                    yield chunk
+
+        return joined(chunks())
 
     def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
         """The name and the text of each document."""
@@ -162,28 +149,34 @@ class Corpus:
 
     def scan(self, progress: Progress = no_progress) -> "CorpusStats":
         """The statistics of the stream. `progress` and errors as for `stream`; a BadFilesError is about all files that
-        cannot be read.
+        cannot be read. Raises UsageError if there is no text, or none with ids in the vocabulary.
         """
         try:
-            return self._scan(progress)
+            stats = self._scan(progress)
         except BadFilesError as error:
             raise self.bad_files_error(str(error)) from None
+        if not stats.characters and self.drop_unknown is not None:
+            raise UsageError(f"None of the characters of {self.name} has an id in the vocabulary; give another text.")
+        if not stats.characters:
+            raise UsageError(f"{self.name} contains no text; give a file that does.")
+        return stats
 
     def _scan(self, progress: Progress) -> "CorpusStats":
-        stats = scan_stream(self._keep(self.stream(progress)))
-        return replace(stats, carriage_returns=self._counts["\r"])
-
-    def _keep(self, stream: Stream) -> Stream:
         kept: list[str | None] = []
-        characters = 0
-        for chunk in stream:
-            characters += len(chunk or "") + CHUNK_OVERHEAD
-            if characters <= MAX_KEPT_CHARACTERS:
-                kept.append(chunk)
-            else:
-                kept.clear()
-            yield chunk
+
+        def keeping() -> Stream:
+            characters = 0
+            for chunk in self.stream(progress):
+                characters += len(chunk or "") + CHUNK_OVERHEAD
+                if characters <= MAX_KEPT_CHARACTERS:
+                    kept.append(chunk)
+                else:
+                    kept.clear()
+                yield chunk
+
+        stats = scan_stream(keeping())
         self._kept[:] = kept
+        return replace(stats, carriage_returns=self._counts["\r"])
 
     def bad_files_error(self, first: str = "") -> BadFilesError:
         """The error about all files that cannot be read, those found before included; `first` if no others are found.
@@ -195,7 +188,11 @@ class Corpus:
         if self.skip_bad:  # all files have been checked
             checked, bad = total, [] if self.files else bad
         else:
-            files = list(itertools.compress(self.files, _within(MAX_CHECKED_BYTES, self.files)))
+            files, remaining = [], MAX_CHECKED_BYTES
+            for file in self.files:
+                with contextlib.suppress(OSError):  # of a file that has vanished, or cannot be read
+                    remaining -= file.stat().st_size
+                files += [file] if remaining >= 0 else []
             checked = len(bad) + len(files)
             bad = sorted([*bad, *self._bad_files(files)], key=lambda file: file.path)
         is_skippable = not self.skip_bad and total > max(1, len(bad))
@@ -250,11 +247,6 @@ class Corpus:
         )
 
     @property
-    def has_keys(self) -> bool:
-        """Whether any file has records, so that `text_key` applies."""
-        return any(map(self.has_records, self.files))
-
-    @property
     def is_records(self) -> bool:
         """Whether the corpus consists of records and not of continuous text: lines, JSON, Parquet, pairs, chats."""
         return self.kind != Corpus.kind or self.format == "lines" or all(map(self.has_records, self.files))
@@ -281,8 +273,8 @@ class Corpus:
 
 def as_corpus(corpus: Corpus, corpus_type: type[Corpus], **fields: Any) -> Corpus:
     """The files of a corpus, read as one of another type with further fields."""
-    kept = ("paths", "files", "text_key", "encoding", "format", "skipped", "exclude", "skip_bad")
-    return corpus_type(**{name: getattr(corpus, name) for name in kept}, **fields)
+    kept = {field.name: getattr(corpus, field.name) for field in dataclass_fields(Corpus) if field.init}
+    return corpus_type(**{**kept, **fields})
 
 
 @dataclass(frozen=True)
@@ -296,9 +288,8 @@ class RecordCorpus(Corpus):
         raise NotImplementedError  # not abstract: `Corpus`, which is no ABC, makes its own instances
 
     def selected_examples(self, selected: Iterable[bool]) -> Iterator[Any]:
-        """Yield the examples of the records for which `selected` has True."""
-        chosen = itertools.chain.from_iterable(itertools.repeat(flag, self.documents_per_record) for flag in selected)
-        return itertools.compress(self.examples(), chosen)
+        """Yield the examples of the documents for which `selected` has True."""
+        return itertools.compress(self.examples(), selected)
 
 
 def find_corpus(
@@ -333,64 +324,18 @@ def find_corpus(
             f"`encoding` is {encoding!r}, which is unknown; try utf-8, utf-16, latin-1 or cp1252."
         ) from None
     check_choice("format", format, FORMATS)
-    paths = tuple(paths)
+    paths, exclude = tuple(paths), tuple(exclude)
     if paths.count(STANDARD_INPUT) > 1:
         raise UsageError("Standard input (-) is named twice but can be read only once; leave one out.")
-    exclude = tuple(exclude)
     rules = FileRules(encoding, format, not corpus_type.detects_json, tuple(accepted_keys), exclude)
-    files: list[Path] = []
-    skipped: list[SkippedFile] = []
-    for name in expand_globs(paths):
-        path = Path(name)
-        if name == STANDARD_INPUT and spool is not None:
-            path = _spool_standard_input(spool)
-        if path.is_dir():
-            text_files, skipped_files = find_text_files(path, rules)
-            files += text_files
-            skipped += skipped_files
-        elif path.is_file():
-            found = find_named_file(path, rules, is_excludable=name != STANDARD_INPUT)
-            skipped += found
-            files += [] if found else [path]
-        elif path.exists():
-            raise UsageError(
-                f"{name} is a pipe or a device, which cannot be read twice; read it as standard input (-)."
-            )
-        else:
-            raise UsageError(f"There is no file or folder {name!r}; check the path, or use - for standard input.")
-    unique: dict[Path, Path] = {}
-    for file in files:
-        if unique.setdefault(resolve_links(file), file) is not file:
-            skipped.append(SkippedFile(str(file.parent), file, TWICE, 0))
-    corpus = corpus_type(
-        *(paths, tuple(unique.values()), text_key, encoding, format, tuple(skipped), exclude, skip_bad), **fields
-    )
+    files, skipped = find_files(paths, rules, spool)
+    corpus = corpus_type(paths, files, text_key, encoding, format, skipped, exclude, skip_bad, **fields)
     if skip_bad:
         corpus = corpus.without_bad_files()
     if any(file.reason == BAD for file in corpus.skipped) and not (skip_bad and corpus.files):
         raise corpus.bad_files_error()
     require(bool(corpus.files), f"`exclude` leaves no file of {corpus.name}; correct its patterns.")
     return corpus
-
-
-def _within(limit: int, files: Iterable[Path]) -> Iterator[bool]:
-    """Yield for each file whether it ends within the first `limit` bytes of all files."""
-    for file in files:
-        with contextlib.suppress(OSError):  # of a file that has vanished, or cannot be read
-            limit -= file.stat().st_size
-        yield limit >= 0
-
-
-def _spool_standard_input(folder: Path) -> Path:
-    """Copy standard input to a file in `folder`, so that it can be read more than once. Raises TinyLMError."""
-    file = folder / SPOOL_FILE
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with file.open("xb") as target:  # "x" does not follow a link
-            shutil.copyfileobj(sys.stdin.buffer, target, CHUNK_BYTES)
-    except OSError as error:
-        raise TinyLMError(f"Cannot copy standard input to {folder}: {error.strerror}; free some space.") from error
-    return file
 
 
 @dataclass(frozen=True)
@@ -446,23 +391,31 @@ def document_end(format: str) -> str:
     return "\n" if format == "lines" else ""
 
 
-def slice_stream(stream: Stream, start: int, stop: int) -> Stream:
-    """Yield the characters of a stream from `start` up to `stop`. Document separators do not count as characters."""
-    position = 0
-    started = separator_pending = False
+def joined(stream: Stream) -> Stream:
+    """Yield a stream without empty chunks, and with one `None` between two documents that are not empty."""
+    started = is_separated = False
     for chunk in stream:
         if chunk is None:
-            separator_pending = started
-            continue
-        part = chunk[max(start - position, 0) : max(stop - position, 0)]
-        position += len(chunk)
-        if part:
-            if separator_pending:
+            is_separated = started
+        elif chunk:
+            if is_separated:
                 yield None
-            started, separator_pending = True, False
-            yield part
-        if position >= stop:
-            return
+            started, is_separated = True, False
+            yield chunk
+
+
+def slice_stream(stream: Stream, start: int, stop: int) -> Stream:
+    """Yield the characters of a stream from `start` up to `stop`. Document separators do not count as characters."""
+
+    def parts() -> Stream:
+        position = 0
+        for chunk in stream:
+            yield None if chunk is None else chunk[max(start - position, 0) : max(stop - position, 0)]
+            position += len(chunk or "")
+            if position >= stop:
+                return
+
+    return joined(parts())
 
 
 def rechunk(stream: Stream, safe_split_point: Callable[[str], int], limit: int) -> Stream:

@@ -162,7 +162,7 @@ def _open_ids(tokenizer: Tokenizer) -> Callable[[int], bool]:
 
 
 def decoded_stream(ids: Tokens, tokenizer: Tokenizer) -> Stream:
-    """Yield the text of ids, (N,), from `encode_stream`, up to changes by a normalizer: in chunks, with `None` between
+    """Yield the text of ids, (N,), of `encode_in_memory`, up to changes by a normalizer: in chunks, with `None` between
     two documents.
 
     Raises TinyLMError if the `tokenizers` library fails.

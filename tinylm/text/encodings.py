@@ -73,8 +73,7 @@ def _encoding_of(file: Path, named: str, state: tuple[int, int] | None) -> str:
     if _is_wide(named):  # its text may consist of ASCII bytes
         return "utf-8" if len(head) >= _MIN_UTF16_BYTES and is_text(head, "utf-8") else named
     decoder = codecs.getincrementaldecoder("utf-8")()
-    # A generator has `close`, although it is annotated as an Iterator.
-    with closing(decompressed_chunks(file)) as chunks:  # type: ignore[type-var]
+    with closing(decompressed_chunks(file)) as chunks:
         for chunk in itertools.chain(chunks, [b""]):
             try:
                 text = decoder.decode(chunk, final=not chunk)
@@ -88,7 +87,7 @@ def _encoding_of(file: Path, named: str, state: tuple[int, int] | None) -> str:
 def read_head(file: Path) -> bytes:
     """The first HEAD_BYTES of the decompressed content of a file. Raises UsageError as `decompressed_chunks`."""
     head = b""
-    with closing(decompressed_chunks(file, chunk_bytes=HEAD_BYTES)) as chunks:  # type: ignore[type-var]
+    with closing(decompressed_chunks(file, chunk_bytes=HEAD_BYTES)) as chunks:
         for chunk in chunks:
             head += chunk
             if len(head) >= HEAD_BYTES:

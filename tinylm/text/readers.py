@@ -6,7 +6,7 @@ import csv
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,19 +75,14 @@ def parquet_rows(
 
 def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
     """The names of the classes, in the order of their numbers, by column: the ClassLabels of `datasets`."""
+    found = {}
     with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        found = {
-            name: feature.get("names")
-            for name, feature in features.items()
-            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-        }
-        return {
-            name: names
-            for name, names in found.items()
-            if isinstance(names, list) and all(isinstance(entry, str) for entry in names)
-        }
-    return {}
+        for column, feature in json.loads(metadata[b"huggingface"])["info"]["features"].items():
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
+                names = feature.get("names")
+                if isinstance(names, list) and all(isinstance(name, str) for name in names):
+                    found[column] = names
+    return found
 
 
 def _class_name(number: Any, names: list[str], subject: str) -> Any:
@@ -151,7 +146,7 @@ def is_table(file: Path) -> bool:
 def table_columns(file: Path, encoding: str) -> list[str]:
     """The names in the first line of CSV or TSV; none if it cannot be read as such. Raises as `decoded_chunks`."""
     chunks = decoded_chunks(file, encoding, no_progress)
-    with contextlib.suppress(UsageError, StopIteration), contextlib.closing(chunks):  # type: ignore[type-var]
+    with contextlib.suppress(UsageError, StopIteration), contextlib.closing(chunks):
         return next(_table_rows(chunks, file))[1]
     return []
 
@@ -183,7 +178,7 @@ def table_texts(
 def _table_rows(chunks: Iterator[str], file: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield the location and the fields of each row that is not empty."""
     name = display_name(file)
-    lines = _whole_lines(chunks, name)
+    lines = (f"{line}\n" for line in _lines(chunks, name, MAX_FIELD))
     first = next(lines, "")
     separator = "\t" if content_suffix(file) == ".tsv" else max(",;\t", key=first.count)
     csv.field_size_limit(MAX_FIELD)
@@ -203,24 +198,7 @@ def _table_rows(chunks: Iterator[str], file: Path) -> Iterator[tuple[str, list[s
             yield f"{name}, line {start}", [field.strip(" ") for field in row] if is_padded else row
 
 
-def _whole_lines(chunks: Iterator[str], name: str) -> Iterator[str]:
-    """Yield the lines of a text with their line feeds; BadFilesError for one of more than MAX_FIELD characters."""
-    pending: list[str] = []
-    length = 0
-    for chunk in chunks:
-        *complete, rest = chunk.split("\n")
-        for line in complete:
-            yield "".join((*pending, line, "\n"))
-            pending, length = [], 0
-        pending.append(rest)
-        length += len(rest)
-        if length > MAX_FIELD:
-            raise BadFilesError(f"{name}: a line has more than {MAX_FIELD:,} characters; split it.")
-    if length:
-        yield "".join(pending)
-
-
-def decoded_chunks(file: Path, encoding: str, progress: Progress) -> Iterator[str]:
+def decoded_chunks(file: Path, encoding: str, progress: Progress) -> Generator[str, None, None]:
     """Yield the text of a file in non-empty chunks, without a byte-order mark; line ends are unchanged.
 
     encoding: of a file that has no byte-order mark and is not UTF-8 (see `encoding_of`). `progress` receives the number
@@ -229,40 +207,25 @@ def decoded_chunks(file: Path, encoding: str, progress: Progress) -> Iterator[st
     """
     encoding = encoding_of(file, encoding)
     decoder = codecs.getincrementaldecoder(encoding)()
-    offset = 0
-    started = False
-    for data in decompressed_chunks(file, progress):
-        pending = len(decoder.getstate()[0])
-        text = _decode(decoder, data, False, file, offset - pending, encoding)
+    name, offset, is_first = display_name(file), 0, True
+    for data in itertools.chain(decompressed_chunks(file, progress), [b""]):  # UTF-7 may have text left at the end
+        start = offset - len(decoder.getstate()[0])  # of what is decoded now
+        try:
+            text = decoder.decode(data, final=not data)
+        except UnicodeError as error:
+            location = f"offset {start + getattr(error, 'start', 0)}"
+            if isinstance(error, UnicodeDecodeError):  # UTF-16 without a byte-order mark raises a plain UnicodeError
+                location = f"byte 0x{error.object[error.start]:02X} at {location}"
+            raise BadFilesError(
+                f"{name} is not valid {encoding.upper()} ({location}). If it is text in another encoding, name it with "
+                "`encoding`; leave binary files out."
+            ) from None
+        require_encodable(text, f"{name}, from offset {start}")  # UTF-7 can have lone surrogates
         offset += len(data)
-        if not started and text:
-            text, started = text.removeprefix("\ufeff"), True
+        if text and is_first:
+            text, is_first = text.removeprefix("\ufeff"), False
         if text:
             yield text
-    pending = len(decoder.getstate()[0])
-    if text := _decode(decoder, b"", True, file, offset - pending, encoding):  # only UTF-7 has text left at the end
-        yield text
-
-
-def _decode(
-    decoder: codecs.IncrementalDecoder, data: bytes, final: bool, file: Path, offset: int, encoding: str
-) -> str:
-    try:
-        text = decoder.decode(data, final)
-    except UnicodeError as error:
-        raise _invalid_bytes_error(file, error, offset, encoding) from None
-    return require_encodable(text, f"{display_name(file)}, from offset {offset}")  # UTF-7 can have lone surrogates
-
-
-def _invalid_bytes_error(file: Path, error: UnicodeError, offset: int, encoding: str) -> BadFilesError:
-    """`offset` is the position of the decoder's input in the decompressed file."""
-    location = f"offset {offset + getattr(error, 'start', 0)}"
-    if isinstance(error, UnicodeDecodeError):  # UTF-16 without a byte-order mark raises a plain UnicodeError
-        location = f"byte 0x{error.object[error.start]:02X} at {location}"
-    return BadFilesError(
-        f"{display_name(file)} is not valid {encoding.upper()} ({location}). If it is text in another encoding, name "
-        "it with `encoding`; leave binary files out."
-    )
 
 
 def numbered_lines(chunks: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
@@ -270,26 +233,32 @@ def numbered_lines(chunks: Iterable[str], name: str) -> Iterator[tuple[int, str]
 
     `name` is the file's name in errors. Raises BadFilesError for a line of more than MAX_RECORD characters.
     """
+    for number, line in enumerate(_lines(chunks, name, MAX_RECORD), start=1):
+        if line and not line.isspace():
+            yield number, line
+
+
+def _lines(chunks: Iterable[str], name: str, limit: int) -> Iterator[str]:
+    """Yield the lines of a text. Raises BadFilesError for one of more than `limit` characters."""
     number = length = 0
     buffered: list[str] = []
-    for chunk in itertools.chain(chunks, ["\n"]):
+    for chunk in chunks:
         first, *others = chunk.split("\n")
         buffered.append(first)
         length += len(first)
-        if length > MAX_RECORD:
-            raise _too_long_error(f"{name}, line {number + 1}")
-        if not others:
-            continue
-        last = others.pop()
-        for line in ("".join(buffered), *others):
-            number += 1
-            if line and not line.isspace():
-                yield number, line
-        buffered, length = [last], len(last)
+        if length > limit:
+            raise _too_long_error(f"{name}, line {number + 1}", limit)
+        if others:
+            last = others.pop()
+            yield from ("".join(buffered), *others)
+            number += 1 + len(others)
+            buffered, length = [last], len(last)
+    if length:
+        yield "".join(buffered)
 
 
-def _too_long_error(location: str) -> BadFilesError:
-    return BadFilesError(f"{location}: longer than {MAX_RECORD:,} characters; split it into shorter documents.")
+def _too_long_error(location: str, limit: int) -> BadFilesError:
+    return BadFilesError(f"{location}: longer than {limit:,} characters; split it into shorter documents.")
 
 
 def json_records(chunks: Iterable[str], name: str) -> Iterator[tuple[str, Any]]:
@@ -336,7 +305,11 @@ def _array_elements(chunks: Iterator[str], name: str) -> Iterator[tuple[str, Any
                     value, at = decoder.raw_decode(text, at)
                     break
                 except (ValueError, RecursionError) as error:
-                    longer = _extend(text[at:], chunks, location) if _is_incomplete(error, text) else None
+                    # Whether the end of `text` may be the reason, so that more text could make it valid
+                    is_incomplete = isinstance(error, json.JSONDecodeError) and (
+                        error.msg.startswith("Unterminated string") or error.pos >= len(text) - _MAX_LOOKAHEAD
+                    )
+                    longer = _extend(text[at:], chunks, location) if is_incomplete else None
                     if longer is None:
                         raise _invalid_json_error(error, location) from None
                     text, at = longer, 0
@@ -345,13 +318,6 @@ def _array_elements(chunks: Iterator[str], name: str) -> Iterator[tuple[str, Any
 
     if not all(rest.isspace() for rest in itertools.chain([text[at + 1 :] or " "], chunks)):
         raise BadFilesError(f"{name}: its JSON array is followed by other text; remove that, or put it into the array.")
-
-
-def _is_incomplete(error: Exception, text: str) -> bool:
-    """Whether the error may be due to the end of `text`, so that more text could make it valid."""
-    return isinstance(error, json.JSONDecodeError) and (
-        error.msg.startswith("Unterminated string") or error.pos >= len(text) - _MAX_LOOKAHEAD
-    )
 
 
 def _extend(text: str, chunks: Iterator[str], location: str) -> str | None:
@@ -366,7 +332,7 @@ def _extend(text: str, chunks: Iterator[str], location: str) -> str | None:
         if length >= len(text):
             break
     if len(text) + length > MAX_RECORD:
-        raise _too_long_error(location)
+        raise _too_long_error(location, MAX_RECORD)
     return "".join(parts) if length else None
 
 

@@ -21,8 +21,8 @@ from tinylm.config.validation import from_json
 from tinylm.errors import TinyLMError
 from tinylm.system.cache_directory import private_folder
 from tinylm.system.files import file_state, is_settled, read_json, write_text
-from tinylm.text.compression import Progress
-from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats
+from tinylm.text.compression import STANDARD_INPUT, Progress
+from tinylm.text.corpus import Corpus, CorpusStats
 from tinylm.text.tokenizer import Tokenizer
 
 KEEP_FROM = 1 << 26  # bytes in UTF-8; shorter texts are read again

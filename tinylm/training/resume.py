@@ -10,7 +10,7 @@ from tinylm.config.run import new_run_id, run_of
 from tinylm.config.training import TIME_BUDGET
 from tinylm.errors import OtherRunKindError, TinyLMError, UsageError
 from tinylm.jobs.job import load_job
-from tinylm.jobs.run_tokens import RunReader, encode_recorded_text, reopen_tokens
+from tinylm.jobs.run_tokens import encode_recorded_text, reopen_tokens
 from tinylm.machine.device import choose_device, describe_device
 from tinylm.models.by_digest import find_adapters, find_base_model
 from tinylm.models.open import find_model
@@ -110,8 +110,8 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         if not request.paths:
             tokens = reopen_tokens(path, data, tokenizer)
         else:
-            reader = RunReader(config, tokenizer)
-            tokens = encode_recorded_text(path, reader, request.text.paths, request.text.val_data, reporter)
+            text = request.text
+            tokens = encode_recorded_text(path, config, tokenizer, text.paths, text.val_data, reporter)
 
         # The plan: memory, and the settings that may change
         sizes, parallel = load_job(training.objective).sizes(tokens, tokenizer), request.settings.parallel

@@ -20,8 +20,7 @@ from tinylm.run_directory.layout import CHECKPOINTS, newest_model
 from tinylm.run_directory.loading import LoadedModel
 from tinylm.system.files import resolve_links
 from tinylm.text.answer_spans import template_tokens
-from tinylm.text.compression import content_stem
-from tinylm.text.corpus import STANDARD_INPUT
+from tinylm.text.compression import STANDARD_INPUT, content_stem
 from tinylm.text.split import SplitCorpus
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters
 from tinylm.text.tokenizer_choice import choose_tokenizer, load_tokenizer_file

@@ -23,9 +23,10 @@ from tinylm.reporter import Reporter
 from tinylm.text.batches import Batch
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Corpus, CorpusStats, RecordCorpus, scan_stream
+from tinylm.text.parallel_encoding import Encoding, record_batches
 from tinylm.text.readers import records
 from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED, ScoredTokens, scored_evaluation_batches
-from tinylm.text.token_files import Encoding, TokenFolder, record_batches
+from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.attention import valid_tokens
 

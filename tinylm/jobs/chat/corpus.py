@@ -18,9 +18,9 @@ from tinylm.text.chat import KEYS, Conversation, parse_conversation
 from tinylm.text.chat_template import is_named
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import CorpusStats, RecordCorpus, Stream, scan_stream
+from tinylm.text.parallel_encoding import Encoding, record_batches
 from tinylm.text.readers import is_parquet, parquet_columns, records
 from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED
-from tinylm.text.token_files import Encoding, record_batches
 from tinylm.text.tokenizer import LITERAL, Tokenizer
 
 MAX_NOTED_KEYS = 100
@@ -107,8 +107,7 @@ class ChatCorpus(RecordCorpus):
 
     def selected_examples(self, selected: Iterable[bool]) -> Iterator[ScoredText]:
         """As `RecordCorpus.selected_examples`; other conversations are not rendered."""
-        chosen = itertools.chain.from_iterable(itertools.repeat(flag, self.documents_per_record) for flag in selected)
-        return self.chat.render_each(itertools.compress(self.conversations(), chosen))
+        return self.chat.render_each(itertools.compress(self.conversations(), selected))
 
     def _drop_unknown(self, parts: Iterable[str]) -> Iterable[str]:
         return parts if self.drop_unknown is None else map(self.drop_unknown, parts)

@@ -17,7 +17,7 @@ from tinylm.reporter import Reporter, counted
 from tinylm.text.answer_spans import chat_format, read_template
 from tinylm.text.chat_template import CHATML
 from tinylm.text.corpus import Corpus
-from tinylm.text.file_selection import conversation_keys
+from tinylm.text.recognition import conversation_keys
 from tinylm.text.scored_tokens import ScoredTokens
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.source import TextSource

@@ -20,7 +20,7 @@ from tinylm.errors import BadFilesError, TinyLMError, UsageError
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import CorpusStats, RecordCorpus, Stream, scan_stream
 from tinylm.text.encodings import first_text
-from tinylm.text.file_selection import is_json
+from tinylm.text.parallel_encoding import Encoding, record_batches
 from tinylm.text.readers import (
     is_json_file,
     is_parquet,
@@ -31,8 +31,8 @@ from tinylm.text.readers import (
     table_columns,
     text_of_record,
 )
+from tinylm.text.recognition import is_json
 from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED, ScoredTokens, ids_of
-from tinylm.text.token_files import Encoding, record_batches
 from tinylm.text.tokenizer import Tokenizer
 
 LABEL_KEY = "label"

@@ -25,7 +25,7 @@ from tinylm.reporter import Reporter, counted
 from tinylm.text.compression import display_name
 from tinylm.text.corpus import Corpus
 from tinylm.text.encodings import first_text
-from tinylm.text.file_selection import reject_json
+from tinylm.text.recognition import reject_json
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.split import SplitCorpus
 from tinylm.text.token_files import TokenFolder

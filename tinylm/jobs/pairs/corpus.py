@@ -18,8 +18,8 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.batches import Batch, ShuffledBatches
 from tinylm.text.compression import Progress, display_name, no_progress
 from tinylm.text.corpus import Corpus
-from tinylm.text.file_selection import is_json
 from tinylm.text.readers import decoded_chunks, is_table, json_records, numbered_lines, records, require_encodable
+from tinylm.text.recognition import is_json
 from tinylm.text.sharded_tokens import Tokens
 
 
@@ -63,7 +63,7 @@ class PairCorpus(Corpus):
             for location, record in records(file, self.encoding, Pair._fields, progress):
                 yield location, _from_record(record, location)
             return
-        chunks = decoded_chunks(file, self.encoding, progress)
+        chunks: Iterator[str] = decoded_chunks(file, self.encoding, progress)
         first = next(chunks, "")
         chunks = itertools.chain([first], chunks)
         if is_json(first):

@@ -11,8 +11,9 @@ from tinylm.jobs.text.task import NextToken
 from tinylm.reporter import Reporter
 from tinylm.text.compression import content_suffix, display_name
 from tinylm.text.corpus import Corpus, document_end
-from tinylm.text.file_selection import CONVERTERS, is_html
+from tinylm.text.file_selection import CONVERTERS
 from tinylm.text.readers import is_table, table_columns
+from tinylm.text.recognition import is_html
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 

@@ -45,11 +45,12 @@ from tinylm.commands.console import Console
 from tinylm.config.duration import parse_duration
 from tinylm.config.model import ModelConfig
 from tinylm.config.presets import make_model_config
+from tinylm.generation.engine import Engine
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.graph_engine import GraphEngine
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.torch_engine import Engine, TorchEngine
+from tinylm.generation.torch_engine import TorchEngine
 from tinylm.kernels.cuda_graphs import capture
 from tinylm.machine.device import DTYPES, choose_device, describe_device
 from tinylm.machine.measure import choose_machine

@@ -19,11 +19,12 @@ from tests.shell import story
 from tests.training.trainer_bench import SETTINGS, Bench
 from tests.variants import randomised, small
 from tinylm.config.training import Budget, TrainingConfig
+from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SamplingConfig
 from tinylm.generation.graph_engine import GraphEngine
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import Sampler
-from tinylm.generation.torch_engine import Engine, TorchEngine, generate
+from tinylm.generation.torch_engine import TorchEngine, generate
 from tinylm.kernels.cuda_graphs import Step, capture
 from tinylm.machine.device import autocast, choose_device
 from tinylm.objectives.loss import Loss, next_token
@@ -309,7 +310,7 @@ def test_generation_with_the_cache_gives_the_tokens_of_generation_without(device
     prompts = [[3], [1, 2, 3, 4, 5, 6, 7], [index % 13 for index in range(41)]]
 
     def generated(model: Decoder, use_cache: bool) -> list[list[int]]:
-        sampler = Sampler(SamplingConfig(temperature=0.0), 0, len(prompts), CONFIG.vocab_size)
+        sampler = Sampler(SamplingConfig(temperature=0.0), len(prompts), CONFIG.vocab_size)
         return [ids for ids, _ in generate(model, prompts, sampler, 50, use_cache)]
 
     found = generated(model, use_cache=True)

@@ -5,22 +5,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import tinylm
 from tests.variants import VARIANTS, randomised, small
 from tinylm.config.model import ModelConfig
 from tinylm.errors import TinyLMError
 from tinylm.generation import graph_engine as module
+from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SamplingConfig
-from tinylm.generation.graph_engine import DeviceSampler, GraphEngine, suits_graph
+from tinylm.generation.graph_engine import GraphEngine, suits_graph
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import Sampler
-from tinylm.generation.torch_engine import Engine, TorchEngine
+from tinylm.generation.torch_engine import TorchEngine
 from tinylm.kernels.cuda_graphs import Step
 from tinylm.models import model as model_module
 from tinylm.models.model import Model
@@ -164,40 +162,10 @@ def test_logits_that_are_not_finite_are_an_error_unless_they_are_of_padding() ->
         graph.model.output.weight[5] = float("nan")
     with pytest.raises(TinyLMError, match="not finite"):
         tokens(graph, [[1]])
-    sampler = DeviceSampler(SamplingConfig(), 2, 13, torch.device("cpu"))
-    sampler.start(0, 0, [[], []])
+    sampler = Sampler(SamplingConfig(), 2, 13)
+    sampler.start(0)
     sampler.prepare()
-    assert all(0 <= token < 13 for token in sampler(torch.full((2, 16), float("nan"))).flatten().tolist())
-
-
-scores = st.lists(st.floats(-9, 9, width=32), min_size=9, max_size=9)
-
-
-@given(
-    st.lists(scores, min_size=1, max_size=3),
-    st.sampled_from([0.0, 0.5, 1.0, 3.0]),
-    st.integers(0, 12),
-    st.sampled_from([0.3, 0.9, 1.0]),
-    st.sampled_from([0.0, 0.05, 0.5]),
-    st.sampled_from([0.7, 1.0, 1.9]),
-    st.integers(0, 2**31),
-)
-def test_a_device_samples_the_tokens_of_the_sampler(
-    rows: list[list[float]], temperature: float, k: int, p: float, min_p: float, penalty: float, seed: int
-) -> None:
-    """The last column is a padding row of the embedding."""
-    sampling = SamplingConfig(temperature=temperature, top_k=k, top_p=p, min_p=min_p, repeat_penalty=penalty)
-    logits = np.array(rows, dtype=np.float32)
-    prompts = [[row, 2] for row in range(len(rows))]
-    expected = Sampler(sampling, seed, len(rows), 8, first_stream=5)
-    found = DeviceSampler(sampling, len(rows), 8, torch.device("cpu"))
-    found.start(seed, 5, prompts)
-    for row, ids in enumerate(prompts):
-        expected.observe(row, ids)
-    for shift in range(4):
-        found.prepare()
-        moved = np.roll(logits, shift, axis=1)
-        assert found(torch.from_numpy(moved)).flatten().tolist() == expected(moved)
+    assert all(0 <= token < 13 for token in sampler.sample(torch.full((2, 16), float("nan"))).flatten().tolist())
 
 
 def test_a_model_on_a_gpu_generates_with_graphs_where_it_can(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

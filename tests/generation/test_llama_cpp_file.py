@@ -20,20 +20,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tinylm
 from tests.formats.test_gguf_writer import CHARACTERS, own_model
+from tests.reference import softmax
 from tests.shell import CHILD_LIMIT, assert_error, environment, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.generation import llama_cpp, llama_cpp_file
+from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, conversion_key, open_converted
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p, softmax
+from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p
 from tinylm.generation.text_generator import Continuation
-from tinylm.generation.torch_engine import Engine, TorchEngine
+from tinylm.generation.torch_engine import TorchEngine
 from tinylm.models import load as loading
 from tinylm.reporter import SilentReporter
 from tinylm.system import files
@@ -357,14 +360,14 @@ def test_settings_of_the_sampler_have_the_distribution_of_their_definitions(
     """By formula: the temperature comes before the filters. 1,024 samples of the next token."""
     ours, theirs = both_engines(tmp_path)
     prompt = [1, 2, 3, 4]
-    logits = theirs.model.last_logits(np.array([prompt]), None).double().numpy()  # (1, V)
+    logits = theirs.model.last_logits(torch.tensor([prompt]), None).double()  # (1, V)
     if "repeat_penalty" in settings:
-        seen = logits[0, prompt]
-        logits[0, prompt] = np.where(seen > 0, seen / settings["repeat_penalty"], seen * settings["repeat_penalty"])
+        seen, penalty = logits[0, prompt], settings["repeat_penalty"]
+        logits[0, prompt] = torch.where(seen > 0, seen / penalty, seen * penalty)
     logits /= settings["temperature"]
     for name, keep in (("top_k", keep_top_k), ("top_p", keep_top_p), ("min_p", keep_min_p)):
         logits = keep(logits, settings[name]) if name in settings else logits  # type: ignore[operator]
-    expected = softmax(logits)[0]
+    expected = softmax(logits[0].numpy())
     drawn = tokens(ours, prompt, rows=64, max_tokens=1, **settings)
     for seed in range(64, 1024, 64):
         drawn += tokens(ours, prompt, rows=64, max_tokens=1, seed=seed, **settings)
@@ -381,7 +384,7 @@ def test_log_probabilities_are_those_of_the_logits_in_both_engines(tmp_path: Pat
         ids = list(prompt)
         config = GenerationConfig(temperature=0.0, max_tokens=9, logprobs=3)
         for token in engine_.generate([EncodedPrompt("", prompt, prompt)], config, 0, None):
-            expected = model.last_logits(np.array([ids]), None)[0].double().log_softmax(-1)
+            expected = model.last_logits(torch.tensor([ids]), None)[0].double().log_softmax(-1)
             best = expected.topk(3)
             assert [candidate.id for candidate in token.candidates] == best.indices.tolist()
             assert [candidate.logprob for candidate in token.candidates] == pytest.approx(

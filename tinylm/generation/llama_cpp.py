@@ -37,11 +37,10 @@ from tinylm.config.run import DataConfig, RunConfig, run_of
 from tinylm.config.validation import from_json, require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_tokenizer import NUMBER_END
+from tinylm.generation.engine import Candidate, Token, sample_seed, window
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig, SpeedConfig
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import sample_seed
 from tinylm.generation.text_generator import Continuation, TextGenerator
-from tinylm.generation.torch_engine import Candidate, Token, window
 from tinylm.kernels.process import spinning
 from tinylm.reporter import Reporter
 from tinylm.system.cache_directory import is_private, private_folder

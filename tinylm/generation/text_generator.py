@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import require
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.generation.engine import Engine, Token
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.prompts import EncodedPrompt, Prompt, encode_conversation, encode_prompt
-from tinylm.generation.torch_engine import Engine, Token
 from tinylm.reporter import Reporter
 from tinylm.text.answer_spans import ChatFormat, chat_format, read_template
 from tinylm.text.chat import Conversation

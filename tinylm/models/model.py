@@ -15,6 +15,7 @@ from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import check_choice, describe_value, require
 from tinylm.errors import UsageError, first_line
 from tinylm.formats.foreign import is_gguf
+from tinylm.generation.engine import Engine
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import (
     GenerationConfig,
@@ -34,7 +35,7 @@ from tinylm.generation.llama_cpp_file import (
 )
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
 from tinylm.generation.text_generator import Continuation, Sample
-from tinylm.generation.torch_engine import Engine, TorchEngine
+from tinylm.generation.torch_engine import TorchEngine
 from tinylm.jobs.job import Job, load_job
 from tinylm.kernels.cuda_graphs import Step, can_capture, capture
 from tinylm.machine.device import DTYPES, autocast
@@ -270,7 +271,7 @@ class Model(EvaluatedModel):
         if self._can_capture and can_capture(decoder.device) and suits_graph(self.config.model, config):
             self._graph_engine = self._graph_engine or GraphEngine(decoder, self.tokenizer, self._capture)
             return self._graph_engine
-        return TorchEngine(decoder, self.tokenizer, config.cache)
+        return TorchEngine(decoder, self.tokenizer)
 
     def _capture(self, step: Step) -> Step:
         """The step as a CUDA graph. If it cannot be captured, the step, and later text is generated without graphs."""

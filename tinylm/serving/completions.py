@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tinylm.config.run import DataConfig
 from tinylm.config.validation import Range, describe_value, require
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.generation.engine import Candidate, Token
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy, SamplingSettings, SpeedConfig
 from tinylm.generation.llama_cpp import LlamaCpp
 from tinylm.generation.prompts import EncodedPrompt, drop_unknown, empty_start, encode_conversation
 from tinylm.generation.text_generator import TextStream
-from tinylm.generation.torch_engine import Candidate, Token
 from tinylm.reporter import SilentReporter
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import parse_conversation

@@ -359,7 +359,7 @@ def test_a_model_whose_step_cannot_be_captured_generates_without_a_graph(
     expected = model.generate("the", **choices)
     model = tinylm.load(run, device=device)  # without the graph of that request
     notes: list[str] = []
-    network = model._prepare().network
+    network = model.engine.torch_network
     embed = network.embed
     monkeypatch.setattr(network, "embed", lambda ids: embed(ids) * (1 + 0 * ids.sum().item()))  # waits for the GPU
     monkeypatch.setattr(model.reporter, "note", notes.append)

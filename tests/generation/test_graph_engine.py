@@ -15,19 +15,19 @@ from tinylm.errors import TinyLMError
 from tinylm.generation import graph_engine as module
 from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SamplingConfig
-from tinylm.generation.graph_engine import GraphEngine, suits_graph
+from tinylm.generation.graph_engine import GraphEngine, has_fixed_shapes
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import Sampler
 from tinylm.generation.torch_engine import TorchEngine
 from tinylm.kernels.cuda_graphs import Step
-from tinylm.models import model as model_module
+from tinylm.models import engine as model_engine
 from tinylm.models.model import Model
 from tinylm.text.tokenizer import train_char
 from tinylm.transformer.build import build_model
 
 CHARACTERS = train_char("abcdefghijkl")
 PROMPTS = ([3], [1, 2, 3, 4, 5, 6, 7], list(range(12)) * 2, [i % 13 for i in range(41)])
-CAPTURED = [(name, config) for name, config in VARIANTS if suits_graph(config, GenerationConfig())]
+CAPTURED = [(name, config) for name, config in VARIANTS if has_fixed_shapes(config)]
 
 
 def tokens(engine: Engine, prompts: Any, kept_id: int | None = None, **settings: Any) -> list[list[int | None]]:
@@ -49,7 +49,9 @@ def test_models_with_experts_or_relative_positions_and_requests_for_logits_have_
     captured = {name for name, _ in CAPTURED}
     assert captured == {name for name, config in VARIANTS if config.experts == 1 and config.position != "relative"}
     assert 8 < len(captured) < len(VARIANTS)
-    assert not suits_graph(small(architecture="encoder"), GenerationConfig())
+    assert not has_fixed_shapes(small(architecture="encoder"))
+    graph, _ = engines(small())
+    assert graph.suits(GenerationConfig())
     schema = {"type": "integer"}
     for choices in (
         {"logprobs": 1},
@@ -58,7 +60,7 @@ def test_models_with_experts_or_relative_positions_and_requests_for_logits_have_
         {"max_tokens": 15},
         {"num_samples": 257},
     ):
-        assert not suits_graph(small(), GenerationConfig(**choices))
+        assert not graph.suits(GenerationConfig(**choices))
 
 
 @pytest.mark.parametrize(("name", "config"), CAPTURED, ids=[name.replace(" ", "-") for name, _ in CAPTURED])
@@ -180,15 +182,15 @@ def test_a_model_on_a_gpu_generates_with_graphs_where_it_can(run: Path, monkeypa
             raise RuntimeError("CUDA error: not permitted\nand much more")
         return step
 
-    monkeypatch.setattr(model, "reporter", SimpleNamespace(note=notes.append))
-    monkeypatch.setattr(model_module, "can_capture", lambda device: True)
-    monkeypatch.setattr(model_module, "capture", capture)
+    monkeypatch.setattr(model.engine, "reporter", SimpleNamespace(note=notes.append))
+    monkeypatch.setattr(model_engine, "can_capture", lambda device: True)
+    monkeypatch.setattr(model_engine, "capture", capture)
     settings: dict[str, Any] = {"max_tokens": 40, "seed": 1, "engine": "torch"}
 
     def text(chosen: Model, **others: Any) -> object:
         with monkeypatch.context() as patch:
             if chosen is plain:
-                patch.setattr(model_module, "can_capture", lambda device: False)
+                patch.setattr(model_engine, "can_capture", lambda device: False)
             return chosen.generate("the", **settings, **others)
 
     expected = text(plain)
@@ -220,12 +222,12 @@ def test_another_adapter_is_captured_anew(run: Path, adapter: Path, monkeypatch:
     """The scale of an adapter is a constant of the graph."""
     model, plain = tinylm.load(run, adapters=[adapter]), tinylm.load(run, adapters=[adapter])
     captured: list[Step] = []
-    monkeypatch.setattr(model_module, "capture", lambda step: captured.append(step) or step)
+    monkeypatch.setattr(model_engine, "capture", lambda step: captured.append(step) or step)
     settings: dict[str, Any] = {"max_tokens": 40, "seed": 1, "engine": "torch"}
     for number, index in enumerate((0, None, 0), start=1):
         texts = []
         for chosen in (model, plain):
-            monkeypatch.setattr(model_module, "can_capture", lambda device, chosen=chosen: chosen is model)
+            monkeypatch.setattr(model_engine, "can_capture", lambda device, chosen=chosen: chosen is model)
             chosen.select_adapter(index)
             texts.append(chosen.generate("the", **settings))
         assert texts[0] == texts[1]

@@ -29,7 +29,7 @@ from tests.shell import CHILD_LIMIT, assert_error, environment, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
-from tinylm.generation import llama_cpp, llama_cpp_file
+from tinylm.generation import llama_cpp
 from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, conversion_key, open_converted
@@ -37,6 +37,7 @@ from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p
 from tinylm.generation.text_generator import Continuation
 from tinylm.generation.torch_engine import TorchEngine
+from tinylm.models import engine as model_engine
 from tinylm.models import load as loading
 from tinylm.reporter import SilentReporter
 from tinylm.system import files
@@ -107,7 +108,7 @@ def test_a_file_is_written_once_for_each_model_and_again_if_others_can_write_it(
     other.network.embedding.weight.data += 1
     other.generate(**PROMPT)
     assert len(list(cache.glob("*.gguf"))) == 2
-    monkeypatch.setattr(llama_cpp_file, "MAX_CACHED_BYTES", 1)
+    monkeypatch.setattr(model_engine, "MAX_CACHED_BYTES", 1)
     tinylm.load(run, dtype="bf16").generate(**PROMPT)
     assert [file.stem.rpartition("-")[2] for file in cache.glob("*.gguf")] == ["bf16"]
 
@@ -146,16 +147,16 @@ def test_what_llama_cpp_cannot_run_is_named_and_sampled_by_torch(
     }
     for reason, model in models.items():
         if "installed" in reason:
-            monkeypatch.setattr(llama_cpp_file, "import_llama_cpp", lambda: None)
+            monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: None)
         assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
         with pytest.raises(UsageError, match=rf'`engine="llama.cpp"` is not possible: .*{reason}'):
             model.generate(**PROMPT, engine="llama.cpp")
     prepared = tinylm.load(run)
-    prepared.prepare_generation(SpeedConfig(engine="torch"))  # its fused layers have other names and shapes
+    prepared.engine.settle(SpeedConfig(engine="torch"))  # its fused layers have other names and shapes
     with pytest.raises(UsageError, match="prepared for torch; load it again"):
         prepared.generate(**PROMPT, engine="llama.cpp")
     with pytest.raises(UsageError, match="prompts choose their adapters"):
-        tinylm.load(run).prepare_generation(SpeedConfig(engine="llama.cpp"), switches_adapters=True)
+        tinylm.load(run).engine.settle(SpeedConfig(engine="llama.cpp"), switches_adapters=True)
     assert not opened
 
 
@@ -165,7 +166,7 @@ def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(
     def full(*args: Any, **options: Any) -> str:
         raise TinyLMError("Cannot write x.gguf: No space left on device.")
 
-    monkeypatch.setattr(llama_cpp_file, "write_gguf", full)
+    monkeypatch.setattr(model_engine, "write_gguf", full)
     model = tinylm.load(run)
     assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
     assert "llama.cpp is not used: Cannot write x.gguf" in caplog.text
@@ -324,7 +325,7 @@ def test_tokens_that_end_within_a_character_are_those_of_torch(tmp_path: Path, c
     sizes = {"layers": 1, "heads": 2, "width": 32, "context": 64, "vocab_size": 270, "tokenizer": "bpe"}
     model = tinylm.load(tinylm.train(tmp_path / "text", tmp_path / "run", steps=120, lr=0.02, **sizes).run)
     prompt = EncodedPrompt("", ids := model.encode("naïve。"), ids)
-    engines = [model._open_llama_cpp(SpeedConfig()), model._torch_engine(GenerationConfig())]
+    engines = [model.engine.choose(SpeedConfig(engine=name)) for name in ("llama.cpp", "torch")]
     ours, theirs = ([*e.generate([prompt], GenerationConfig(max_tokens=50, temperature=0), 0, None)] for e in engines)
     assert ours == theirs
     assert sum("\ufffd" in model.decode([token.id]) for token in ours) > 10

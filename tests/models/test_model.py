@@ -131,7 +131,7 @@ def test_a_lora_is_merged_for_generation_by_torch_unless_adapters_are_switched(r
     assert expected != tinylm.load(run).generate(**choices)
     for switches in (False, True):
         model = tinylm.load(run, adapters=[f"{adapter}=0.5"])
-        model.prepare_generation(SpeedConfig(engine="torch"), switches_adapters=switches)
+        model.engine.settle(SpeedConfig(engine="torch"), switches_adapters=switches)
         assert bool(adapter_layers(model.network)) == switches
         assert model.generate(**choices) == expected
 

@@ -49,6 +49,10 @@ class Engine(Protocol):
         """The seed with which this row is generated as the only one."""
         ...
 
+    def close(self) -> None:
+        """End llama.cpp, if it runs; otherwise it ends with the process. `generate` starts it again."""
+        ...
+
 
 def window_start(length: int, context: int) -> int:
     """Index of the first token in the context window of a text of `length` tokens.

@@ -6,19 +6,22 @@ Shapes: see `tinylm.transformer`.
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tinylm.adapters.adapter import adapter_layers
 from tinylm.config.model import ModelConfig
+from tinylm.errors import first_line
 from tinylm.generation.engine import Token, sample_seed, window_start
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig, SamplingConfig
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import Sampler, require_finite
 from tinylm.generation.torch_engine import left_padded
 from tinylm.kernels.cuda_graphs import Step
+from tinylm.reporter import LogReporter, Reporter
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.kv_cache import KVCache, StaticCache
@@ -29,23 +32,20 @@ MAX_ROWS = 256  # more are sampled in parts on the CPU, which takes less memory
 MIN_SLOTS = 256
 
 
-def suits_graph(model: ModelConfig, config: GenerationConfig) -> bool:
-    """Whether generation by a graph is possible, and worth the capture.
+def has_fixed_shapes(model: ModelConfig) -> bool:
+    """Whether graphs of a model are possible.
 
-    Experts have tensors whose sizes depend on the tokens, relative positions are offsets from the last slot of a cache,
-    and log-probabilities and JSON schemas need the logits on the CPU.
+    Experts have tensors whose sizes depend on the tokens, and relative positions are offsets from the last slot of a
+    cache.
     """
-    has_fixed_shapes = model.architecture == "decoder" and model.experts == 1 and model.position != "relative"
-    needs_logits = bool(config.logprobs) or config.json_schema is not None
-    is_worth_it = config.max_tokens >= MIN_TOKENS and config.num_samples <= MAX_ROWS
-    return has_fixed_shapes and is_worth_it and config.cache and not needs_logits
+    return model.architecture == "decoder" and model.experts == 1 and model.position != "relative"
 
 
 @dataclass(eq=False)
 class GraphEngine:
-    """An `Engine` for requests that `suits_graph` accepts.
+    """An `Engine` for the requests that it `suits`, and models with `has_fixed_shapes`.
 
-    The last captured step is kept, and serves the next request of the same kind. The scales of adapters are part of it.
+    The last captured step is kept, and serves the next request of the same kind.
 
     capture: see `tinylm.kernels.cuda_graphs.capture`
     """
@@ -53,9 +53,17 @@ class GraphEngine:
     model: Decoder
     tokenizer: Tokenizer
     capture: Callable[[Step], Step]
+    reporter: Reporter = field(default_factory=LogReporter)
 
     def __post_init__(self) -> None:
         self._last: _Captured | None = None
+        self._has_failed = False  # a capture, which takes memory that is not freed
+
+    def suits(self, config: GenerationConfig) -> bool:
+        """Whether a graph is possible, and worth the capture. Log-probabilities and JSON need the logits on the CPU."""
+        needs_logits = bool(config.logprobs) or config.json_schema is not None
+        is_worth_it = config.max_tokens >= MIN_TOKENS and config.num_samples <= MAX_ROWS
+        return is_worth_it and config.cache and not needs_logits and not self._has_failed
 
     def generate(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
@@ -78,7 +86,7 @@ class GraphEngine:
                     yield from map(Token, range(len(ids)), ids)
                 left -= count
         finally:
-            self._last = captured
+            self._last = None if self._has_failed else captured
 
     def _take_captured(self, texts: Sequence[Sequence[int]], config: GenerationConfig) -> "_Captured":
         """The last captured step if it serves these texts, else a new one.
@@ -90,7 +98,8 @@ class GraphEngine:
         while slots < needed:
             slots *= 2
         sampling = config.sampling(DEFAULT_TEMPERATURE)
-        kind = len(texts), slots, sampling
+        scales = tuple(layer.adapter_scale for layer in adapter_layers(self.model).values())  # constants of a graph
+        kind = len(texts), slots, sampling, scales
         last, self._last = self._last, None
         if last is not None and last.kind == kind:
             return last
@@ -98,17 +107,25 @@ class GraphEngine:
         with torch.inference_mode(False):  # otherwise, its tensors could be changed in this mode only
             sampler = Sampler(sampling, len(texts), self.tokenizer.vocab_size, self.model.device)
             step = DecodingStep(self.model, sampler, len(texts), slots)
-        return _Captured(kind, step, self.capture(step))
+        try:
+            return _Captured(kind, step, self.capture(step))
+        except RuntimeError as error:  # of CUDA, or because memory runs out
+            self.reporter.note(f"Capturing a CUDA graph failed ({first_line(error)}); continuing without it.")
+            self._has_failed = True
+            return _Captured(kind, step, step)
 
     def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
         """See `Engine.sample_seed`."""
         return sample_seed(config.seed, first_stream + row)
 
+    def close(self) -> None:
+        """See `Engine.close`: nothing runs."""
+
 
 class _Captured(NamedTuple):
-    """A captured step. kind: number of rows, number of slots, and the sampling."""
+    """A captured step. kind: number of rows, number of slots, the sampling, and the scales of adapters."""
 
-    kind: tuple[int, int, SamplingConfig]
+    kind: tuple[int, int, SamplingConfig, tuple[float, ...]]
     step: "DecodingStep"
     launch: Step
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationC
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import Sampler
 from tinylm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tinylm.generation.graph_engine import GraphEngine
 
 SamplesTokens = Callable[[Tensor], list[int]]  # as `Sampler`
 
@@ -36,15 +39,23 @@ class NextTokenModel(Protocol):
 
 @dataclass(frozen=True)
 class TorchEngine:
-    """Generation by torch, for all decoders and devices."""
+    """Generation by torch, for all decoders and devices. graphs: generates what suits it, on a GPU."""
 
     model: NextTokenModel
     tokenizer: Tokenizer
+    graphs: "GraphEngine | None" = None
 
     def generate(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
     ) -> Generator[Token]:
         """See `Engine.generate`."""
+        if self.graphs is not None and self.graphs.suits(config):
+            return self.graphs.generate(prompts, config, first_stream, kept_id)
+        return self._generate(prompts, config, first_stream, kept_id)
+
+    def _generate(
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
+    ) -> Generator[Token]:
         size = self.tokenizer.vocab_size
         sampler = Sampler(config.sampling(DEFAULT_TEMPERATURE), len(prompts), size)
         sampler.start(config.seed, first_stream, [prompt.ids for prompt in prompts])
@@ -68,6 +79,9 @@ class TorchEngine:
     def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
         """See `Engine.sample_seed`."""
         return sample_seed(config.seed, first_stream + row)
+
+    def close(self) -> None:
+        """See `Engine.close`: nothing runs."""
 
 
 def generate(

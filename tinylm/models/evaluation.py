@@ -1,7 +1,7 @@
 """The evaluation of a model on a text: the text is read and encoded on rank 0, and all ranks share the work."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tinylm.config.jobs import JOBS, JobRow, applicable, changed_settings, data_kinds, objective_for, rows_on
+from tinylm.config.settings import ChatSettings, TextFileSettings, UnknownCharacterSettings
 from tinylm.distributed.ranks import ONE_RANK, Ranks
 from tinylm.errors import TinyLMError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
@@ -21,6 +22,11 @@ from tinylm.kernels.process import keep_freed_blocks
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.source import TextSource
 from tinylm.transformer.architectures import Transformer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingSettings(TextFileSettings, ChatSettings, UnknownCharacterSettings):
+    """How the text of an evaluation is read; see TextSource."""
 
 
 class EvaluatedModel(TextGenerator):
@@ -36,23 +42,8 @@ class EvaluatedModel(TextGenerator):
         files: str | Path | Sequence[str | Path] | TextSource | None = None,
         *,
         text: str | None = None,
-        batch_size: int | None = None,
-        sequence_length: int | None = None,
-        stride: int | None = None,
-        baselines: bool = False,
-        by_document: bool = False,
-        beams: int = 5,
-        length_penalty: float = 1.0,
-        bleu_tokenize: str | None = None,
-        format: str = "auto",
-        text_key: str | None = None,
-        encoding: str = "utf-8",
-        exclude: str | Sequence[str] | None = None,
-        skip_bad: bool = False,
-        unknown: str = "error",
-        chat_template: str | None = None,
-        train_on: str | None = None,
         ranks: Ranks = ONE_RANK,
+        **settings: Any,
     ) -> Evaluation:
         """Loss, perplexity and further metrics on a text, or on the answers of conversations; for an encoder-decoder,
         on pairs.
@@ -60,31 +51,20 @@ class EvaluatedModel(TextGenerator):
         files: files, folders, glob patterns, or - for standard input; or a TextSource, which also sets how they are
             read. Default: the validation text of the run.
         text: the text itself, in place of files (pairs: a source, a tab and a target per line).
-        batch_size, sequence_length, stride, baselines, by_document, beams, length_penalty, bleu_tokenize: see
-            EvaluationConfig.
-        format, text_key, encoding, exclude, skip_bad, unknown, chat_template, train_on: how files are read; see
-            TextSource.
         ranks: from `tinylm.distributed.ranks.join_ranks`. Each rank has the model and calls this method with the same
             arguments. The ranks share the work and get the same result. Only rank 0 reads files.
+        settings: fields of EvaluationConfig, such as `stride`, and of ReadingSettings, which apply to `files` by name.
 
         The loss is computed under autocast to `dtype`, from fp32 weights if the model has them.
 
-        Raises UsageError for a setting, a text or a file that cannot be used, and TinyLMError for damaged data.
+        Raises UsageError for a setting, a text or a file that cannot be used, TypeError for unknown settings, and
+        TinyLMError for damaged data.
         """
-        config = EvaluationConfig(
-            batch_size=batch_size,
-            stride=stride,
-            baselines=baselines,
-            beams=beams,
-            length_penalty=length_penalty,
-            bleu_tokenize=bleu_tokenize,
-            sequence_length=sequence_length,
-            by_document=by_document,
-        )
+        names = {field.name for field in fields(EvaluationConfig)}
+        config = EvaluationConfig(**{name: value for name, value in settings.items() if name in names})
+        reading = ReadingSettings(**{name: value for name, value in settings.items() if name not in names})
         applicable(EvaluationConfig, changed_settings(config), self.rows)
-        reading: dict[str, Any] = {"format": format, "text_key": text_key, "encoding": encoding, "exclude": exclude}
-        reading |= {"skip_bad": skip_bad, "unknown": unknown, "chat_template": chat_template, "train_on": train_on}
-        with evaluation_source(files, text, self.data_kinds[0], reading) as source:
+        with evaluation_source(files, text, self.data_kinds[0], vars(reading)) as source:
             encoded = self._shared_tokens(source, ranks)
         return self._evaluate(encoded, config, ranks)
 

@@ -1,7 +1,7 @@
 """A trained model in memory: what `load` returns, to generate, evaluate or compute logits with."""
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,74 +117,39 @@ class Model(EvaluatedModel):
         require(bool(in_range), f"Ids must be from 0 to {self.network.vocab_size - 1}.")
         return tensor
 
-    def generate(
-        self,
-        prompt: str = "",
-        *,
-        max_tokens: int = 256,
-        temperature: float | None = None,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repeat_penalty: float = 1.0,
-        stop: str | Sequence[str] = (),
-        seed: int | None = None,
-        num_samples: int = 1,
-        json_schema: Mapping[str, Any] | None = None,
-        beams: int = 5,
-        length_penalty: float = 1.0,
-        unknown: str = "error",
-        strict: bool = False,
-        cache: bool = True,
-        engine: str = "auto",
-        stream: bool = False,
-    ) -> str | list[str] | Iterator[str]:
+    def generate(self, prompt: str = "", *, stream: bool = False, **settings: Any) -> str | list[str] | Iterator[str]:
         """Generate text. A decoder continues the prompt; an encoder fills each `<mask>` in the prompt; an
         encoder-decoder translates each line of the prompt.
 
         Returns the text without the prompt (an encoder: the filled prompt); a list of texts for `num_samples` above 1;
         with `stream`, an iterator over the chunks of a single text.
 
-        seed: the same seed gives the same text. Default: a random seed. The other settings: see GenerationConfig.
+        settings: fields of GenerationConfig, such as `max_tokens` and `temperature`. The same seed gives the same text;
+            the default is a random seed. `stop` may be one text.
 
-        Raises UsageError for a setting out of range or without effect, and for a prompt that cannot be used, and
-        TinyLMError for JSON that is not complete (with `stream`, during the iteration).
+        Raises UsageError for a setting out of range or without effect, and for a prompt that cannot be used, TypeError
+        for unknown settings, and TinyLMError for JSON that is not complete (with `stream`, during the iteration).
         """
-        config = GenerationConfig(
-            max_tokens=max_tokens,
-            num_samples=num_samples,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repeat_penalty=repeat_penalty,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            json_schema=json_schema,
-            seed=secrets.randbits(32) if seed is None else seed,
-            beams=beams,
-            length_penalty=length_penalty,
-            unknown=unknown,
-            strict=strict,
-            cache=cache,
-            engine=engine,
-        )
-        self._reject_settings_without_effect(config)
+        stop = settings.get("stop", ())
+        settings["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        if settings.get("seed") is None:
+            settings["seed"] = secrets.randbits(32)
+        config = GenerationConfig(**settings)
+        given = [setting.name for setting in fields(config) if getattr(config, setting.name) != setting.default]
+        without_effect = settings_without_effect(self.architecture, is_sampled(config))
+        for names, reason in (*without_effect, (("logprobs",), "A text has no log-probabilities")):
+            found = [f"`{name}`" for name in names if name in given]
+            require(not found, f"{reason}: leave out {', '.join(found)}.")
         if not isinstance(prompt, str):
             raise TypeError(f"the prompt is {describe_value(prompt)}; it must be a text (of several, call it for each)")
-        require(not stream or num_samples == 1, "`stream` is for a single sample; leave out `num_samples`.")
+        require(not stream or config.num_samples == 1, "`stream` is for a single sample; leave out `num_samples`.")
         chunks = self._text_chunks(Prompt(prompt, config))
         if stream:
             return (text for _, text in chunks)
-        texts = [""] * num_samples
+        texts = [""] * config.num_samples
         for sample, text in chunks:
             texts[sample] += text
-        return texts if num_samples > 1 else texts[0]
-
-    def _reject_settings_without_effect(self, config: GenerationConfig) -> None:
-        given = [setting.name for setting in fields(config) if getattr(config, setting.name) != setting.default]
-        for names, reason in settings_without_effect(self.architecture, is_sampled(config)):
-            found = [f"`{name}`" for name in names if name in given]
-            require(not found, f"{reason}: leave out {', '.join(found)}.")
+        return texts if config.num_samples > 1 else texts[0]
 
     def _text_chunks(self, prompt: Prompt) -> Iterator[tuple[int, str]]:
         """The text of all samples in chunks, each with the index of its sample."""

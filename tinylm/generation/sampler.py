@@ -37,13 +37,14 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
         ordered = torch.from_numpy(np.sort(logits.numpy(), axis=-1)).flip(-1)
     else:
         ordered = logits.sort(dim=-1, descending=True).values
-    probabilities = ordered.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities  # total probability of the more likely tokens
-    count = (before < p).sum(dim=-1, keepdim=True).clamp(min=1)  # (B, 1)
-    least = ordered.gather(1, count - 1)  # (B, 1)
+    last = (ordered.softmax(dim=-1).cumsum(dim=-1) < p).sum(
+        dim=-1, keepdim=True
+    )  # (B, 1), place of the last one to keep
+    last.clamp_(max=logits.shape[1] - 1)  # if rounding leaves the total probability below p
+    least = ordered.gather(1, last)  # (B, 1)
     ties = logits == least
-    kept_ties = count - (logits > least).sum(dim=-1, keepdim=True)  # (B, 1)
-    return logits.masked_fill((logits < least) | (ties & (ties.cumsum(dim=-1) > kept_ties)), -torch.inf)
+    places = (logits > least).sum(dim=-1, keepdim=True) + ties.cumsum(dim=-1) - 1  # (B, V), of the ties
+    return logits.masked_fill((logits < least) | (ties & (places > last)), -torch.inf)
 
 
 def keep_min_p(logits: Tensor, p: float) -> Tensor:

@@ -5,7 +5,7 @@ The last two do not import torch if the cache has a converted file for llama.cpp
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tinylm.config.validation import check_choice
 from tinylm.errors import TinyLMError
@@ -106,10 +106,18 @@ def _load(
     reporter.note(note)
     if stored != DTYPES[chosen_dtype.value]:
         network.float()  # as in training; autocast or the preparation for generation converts them
-    parts: dict[str, Any] = {"path": run, "network": network, "config": config, "tokenizer": tokenizer}
-    parts |= {"adapters": tuple(loaded), "reporter": reporter}
-    engine = ModelEngine(**parts, dtype=for_generation.value, quantize=quantize)
-    return Model(**parts, engine=engine, dtype=chosen_dtype.value, note=note)
+    engine = ModelEngine(run, network, config, tokenizer, tuple(loaded), for_generation.value, quantize, reporter)
+    return Model(
+        path=run,
+        network=network,
+        config=config,
+        tokenizer=tokenizer,
+        engine=engine,
+        dtype=chosen_dtype.value,
+        adapters=tuple(loaded),
+        note=note,
+        reporter=reporter,
+    )
 
 
 def open_generator(

@@ -194,7 +194,7 @@ def decoding(options: argparse.Namespace, device: str, dtype: str) -> Iterator[R
             wanted = GenerationConfig(max_tokens=chosen.tokens, temperature=0.8, top_k=50, num_samples=streams)
 
             def decode(engine: Engine = engine, wanted: GenerationConfig = wanted) -> None:
-                for _ in engine.generate([EncodedPrompt("", [0], [0])] * wanted.num_samples, wanted, 0, None):
+                for _ in engine.generate([EncodedPrompt("", [0], [0])] * wanted.num_samples, wanted, 0):
                     pass
 
             steps = chosen.tokens / seconds_of(decode, device, 1 if name == "plain" else options.rounds)

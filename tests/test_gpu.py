@@ -337,7 +337,7 @@ def test_graphs_generate_the_tokens_of_the_plain_path(preset: str, device: str) 
 
     def tokens(engine: Engine, settings: dict[str, Any]) -> list[tuple[int, int | None]]:
         config = GenerationConfig(max_tokens=80, seed=5, **settings)
-        return [(token.row, token.id) for token in engine.generate(PROMPTS, config, 0, None)]
+        return [(token.row, token.id) for token in engine.generate(PROMPTS, config, 0)]
 
     model.to(device)
     engine = GraphEngine(model, tokenizer, captured)

@@ -1,5 +1,6 @@
 """The engine that captures CUDA graphs, with plain calls in place of graphs. tests/test_gpu.py captures them."""
 
+import copy
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,18 +31,19 @@ PROMPTS = ([3], [1, 2, 3, 4, 5, 6, 7], list(range(12)) * 2, [i % 13 for i in ran
 CAPTURED = [(name, config) for name, config in VARIANTS if has_fixed_shapes(config)]
 
 
-def tokens(engine: Engine, prompts: Any, kept_id: int | None = None, **settings: Any) -> list[list[int | None]]:
+def tokens(engine: Engine, prompts: Any, **settings: Any) -> list[list[int | None]]:
     """The tokens of each row."""
     config = GenerationConfig(**{"max_tokens": 60, "seed": 3, **settings})
     rows: list[list[int | None]] = [[] for _ in prompts]
-    for token in engine.generate([EncodedPrompt("", list(ids), list(ids)) for ids in prompts], config, 0, kept_id):
+    for token in engine.generate([EncodedPrompt("", list(ids), list(ids)) for ids in prompts], config, 0):
         rows[token.row].append(token.id)
     return rows
 
 
-def engines(config: ModelConfig) -> tuple[GraphEngine, TorchEngine]:
-    model = randomised(build_model(config)).double()
-    return GraphEngine(model, CHARACTERS, lambda step: step), TorchEngine(model, CHARACTERS)
+def engines(config: ModelConfig, start_id: int | None = None) -> tuple[GraphEngine, TorchEngine]:
+    model, tokenizer = randomised(build_model(config)).double(), copy.copy(CHARACTERS)
+    tokenizer.start_id = start_id
+    return GraphEngine(model, tokenizer, lambda step: step), TorchEngine(model, tokenizer)
 
 
 def test_models_with_experts_or_relative_positions_and_requests_for_logits_have_no_graph() -> None:
@@ -87,9 +89,16 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_settings_and_seeds_have_the_effect_of_the_plain_path(settings: dict[str, Any]) -> None:
     """300 tokens use more random numbers than are copied to a device at a time. Token 7 stays first in each window."""
-    graph, plain = engines(small())
+    graph, plain = engines(small(), start_id=7)
     prompts = [[7], [7, *range(12)], [3, 4]]
-    assert tokens(graph, prompts, kept_id=7, **settings) == tokens(plain, prompts, kept_id=7, **settings)
+    assert tokens(graph, prompts, **settings) == tokens(plain, prompts, **settings)
+
+
+def test_a_bos_token_stays_first_in_the_windows_of_both_paths() -> None:
+    """The windows of a text of 3 tokens advance after 21 more, at a context of 24."""
+    for number in range(2):
+        kept, other = (tokens(engines(small(), start_id)[number], [[7, 1, 2]])[0] for start_id in (7, None))
+        assert kept[:21] == other[:21] and kept[21:] != other[21:]
 
 
 def test_the_smallest_contexts_have_the_tokens_of_the_plain_path() -> None:
@@ -130,14 +139,14 @@ def test_requests_at_the_same_time_do_not_disturb_each_other() -> None:
     engine, plain = engines(small())
     config = GenerationConfig(max_tokens=60, seed=3)
     prompts = [EncodedPrompt("", list(ids), list(ids)) for ids in PROMPTS[:2]]
-    together = zip(*(engine.generate([prompt], config, 0, None) for prompt in prompts), strict=True)
+    together = zip(*(engine.generate([prompt], config, 0) for prompt in prompts), strict=True)
     expected = [tokens(plain, [prompt.ids])[0] for prompt in prompts]
     assert [list(row) for row in zip(*((a.id, b.id) for a, b in together), strict=True)] == expected
-    early = engine.generate(prompts[:1], config, 0, None)
+    early = engine.generate(prompts[:1], config, 0)
     next(early)
     early.close()
     with torch.inference_mode():
-        first = engine.generate(prompts[1:], config, 0, None)
+        first = engine.generate(prompts[1:], config, 0)
         ids = [next(first).id]
     assert [*ids, *(token.id for token in first)] == expected[1]
 
@@ -147,7 +156,7 @@ def test_tokens_beyond_the_shown_ones_are_few() -> None:
     graph, _ = engines(small(context=1000))
     steps: list[None] = []
     engine = GraphEngine(graph.model, CHARACTERS, lambda step: lambda: (steps.append(None), step())[1])
-    found = engine.generate([EncodedPrompt("", [1], [1])], GenerationConfig(max_tokens=500), 0, None)
+    found = engine.generate([EncodedPrompt("", [1], [1])], GenerationConfig(max_tokens=500), 0)
     shown = [next(found) for _ in range(20)]
     found.close()
     assert len(shown) <= len(steps) + 1 <= len(shown) + module.AHEAD

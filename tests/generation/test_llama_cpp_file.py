@@ -3,6 +3,7 @@ which the model's own files are not opened again.
 """
 
 import collections
+import copy
 import errno
 import functools
 import json
@@ -291,16 +292,14 @@ def both_engines(folder: Path, case: str = "modern", library: Tokenizer = CHARAC
     """The same model in llama.cpp and in torch."""
     model, exported = own_model(case, library, context=CONTEXT)
     write_gguf(folder / "model.gguf", exported, "f32", end_id=library.end_of_text_id)
-    return LlamaCpp(folder / "model.gguf", CONTEXT, library.vocab_size, model.vocab_size, True), TorchEngine(
-        model.eval(), library
-    )
+    return LlamaCpp(folder / "model.gguf", CONTEXT, library, model.vocab_size, True), TorchEngine(model.eval(), library)
 
 
-def tokens(engine: Engine, prompt: Sequence[int], rows: int = 1, bos_id: int | None = None, **settings: Any) -> Any:
+def tokens(engine: Engine, prompt: Sequence[int], rows: int = 1, **settings: Any) -> Any:
     """The ids of each row before an end token."""
     encoded = EncodedPrompt("", list(prompt), list(prompt))
     found = collections.defaultdict[int, list[int]](list)
-    for token in engine.generate([encoded] * rows, GenerationConfig(num_samples=rows, **settings), 0, bos_id):
+    for token in engine.generate([encoded] * rows, GenerationConfig(num_samples=rows, **settings), 0):
         if token.id is not None:
             found[token.row].append(token.id)
     end = CHARACTERS.end_of_text_id
@@ -311,10 +310,11 @@ def tokens(engine: Engine, prompt: Sequence[int], rows: int = 1, bos_id: int | N
 def test_greedy_tokens_are_those_of_torch_also_past_the_context_where_a_bos_token_stays(
     case: str, tmp_path: Path
 ) -> None:
-    ours, theirs = both_engines(tmp_path, case)
+    tokenizer = copy.copy(CHARACTERS)
+    ours, theirs = both_engines(tmp_path, case, tokenizer)
     for prompt in ([3], [1, 2, 3, 4, 5, 6, 7], list(range(20)) * 3):
-        for bos_id in (None, prompt[0]):
-            settings = {"bos_id": bos_id, "temperature": 0.0, "max_tokens": 3 * CONTEXT}
+        for tokenizer.start_id in (None, prompt[0]):
+            settings = {"temperature": 0.0, "max_tokens": 3 * CONTEXT}
             (expected,) = tokens(theirs, prompt, **settings)
             assert tokens(ours, prompt, **settings) == [expected]
             assert tokens(ours, prompt, rows=3, **settings) == [expected] * 3
@@ -326,7 +326,7 @@ def test_tokens_that_end_within_a_character_are_those_of_torch(tmp_path: Path, c
     model = tinylm.load(tinylm.train(tmp_path / "text", tmp_path / "run", steps=120, lr=0.02, **sizes).run)
     prompt = EncodedPrompt("", ids := model.encode("naïve。"), ids)
     engines = [model.engine.choose(SpeedConfig(engine=name)) for name in ("llama.cpp", "torch")]
-    ours, theirs = ([*e.generate([prompt], GenerationConfig(max_tokens=50, temperature=0), 0, None)] for e in engines)
+    ours, theirs = ([*e.generate([prompt], GenerationConfig(max_tokens=50, temperature=0), 0)] for e in engines)
     assert ours == theirs
     assert sum("\ufffd" in model.decode([token.id]) for token in ours) > 10
 
@@ -384,7 +384,7 @@ def test_log_probabilities_are_those_of_the_logits_in_both_engines(tmp_path: Pat
     for engine_ in engines:
         ids = list(prompt)
         config = GenerationConfig(temperature=0.0, max_tokens=9, logprobs=3)
-        for token in engine_.generate([EncodedPrompt("", prompt, prompt)], config, 0, None):
+        for token in engine_.generate([EncodedPrompt("", prompt, prompt)], config, 0):
             expected = model.last_logits(torch.tensor([ids]), None)[0].double().log_softmax(-1)
             best = expected.topk(3)
             assert [candidate.id for candidate in token.candidates] == best.indices.tolist()
@@ -465,7 +465,7 @@ def test_a_file_that_cannot_be_opened_is_deleted_and_other_threads_are_refused(t
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF and nothing else")
     with pytest.raises(TinyLMError, match=r"cannot open .*model\.gguf"):
-        LlamaCpp(file, CONTEXT, CHARACTERS.vocab_size, CHARACTERS.vocab_size, True)
+        LlamaCpp(file, CONTEXT, CHARACTERS, CHARACTERS.vocab_size, True)
     assert not file.exists()
     errors: list[Exception] = []
 

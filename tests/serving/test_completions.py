@@ -74,7 +74,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Tokeni
             network, exported = own_model("modern", tokenizer, context=CONTEXT)
             write_gguf(file, exported, "f32", end_id=tokenizer.end_of_text_id)
             sizes: Any = {"samples": 4, "slots": CONTEXT}
-            engines.append(LlamaCpp(file, CONTEXT, tokenizer.vocab_size, network.vocab_size, True, **sizes))
+            engines.append(LlamaCpp(file, CONTEXT, tokenizer, network.vocab_size, True, **sizes))
 
             completions = Completions(
                 *("model", engines[-1], tokenizer, None, CONTEXT, None), lambda: TorchEngine(network, tokenizer)

@@ -34,14 +34,12 @@ class Engine(Protocol):
     """Computes and samples the tokens that continue prompts."""
 
     def generate(
-        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:
         """Yield the next tokens of each prompt, one row per prompt, at most `config.max_tokens` per row.
 
-        Continues past the context length at a constant amortised cost per token, in windows (`window_start`).
-
-        first_stream: number of the random stream of the first row. kept_id: the token that stays the first of a window
-        that advances, if a prompt begins with it.
+        Continues past the context length at a constant amortised cost per token, in windows (`window`) in which a BOS
+        token stays first. first_stream: number of the random stream of the first row.
         """
         ...
 
@@ -65,7 +63,7 @@ def window_start(length: int, context: int) -> int:
 
 
 def window(text: list[int], context: int, kept_id: int | None) -> list[int]:
-    """The context window of a text, see `window_start`. A BOS token replaces the first token of its window."""
+    """The context window of a text, see `window_start`. If the text begins with `kept_id`, the window does as well."""
     kept = int(text[0] == kept_id)
     return text[:kept] + text[window_start(len(text), context) + kept :]
 

@@ -66,7 +66,7 @@ class GraphEngine:
         return is_worth_it and config.cache and not needs_logits and not self._has_failed
 
     def generate(
-        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:
         """See `Engine.generate`."""
         texts, context, left = [list(prompt.start) for prompt in prompts], self.model.context, config.max_tokens
@@ -76,7 +76,7 @@ class GraphEngine:
         try:
             while left:
                 # The first token of a window, from all its tokens
-                step.prefill(*left_padded(texts, context, kept_id))
+                step.prefill(*left_padded(texts, context, self.tokenizer.start_id))
 
                 # The others, up to the one before which a window advances
                 count = _tokens_in_window(texts, context, left)

@@ -93,9 +93,9 @@ class LlamaCpp:
     """A model in llama.cpp. Implements `Engine`. The server ends when the object is garbage.
 
     file: a GGUF file that tinylm wrote, whose tokens are the numbers of their ids (`write_numbers`). context: context
-    length of the model. vocab_size: number of ids of the tokenizer. rows: number of rows of the embedding; those above
-    the tokenizer's ids are never sampled. is_exact: whether all weights have 32 bits; keys and values then have them,
-    too. samples, slots: rows at a time and tokens of each that are reserved at once; more are at need.
+    length of the model. rows: number of rows of the embedding; those above the tokenizer's ids are never sampled.
+    is_exact: whether all weights have 32 bits; keys and values then have them, too. samples, slots: rows at a time and
+    tokens of each that are reserved at once; more are at need.
 
     Raises UsageError outside the main thread, since llama.cpp replaces signal handlers that only that can restore.
     Raises TinyLMError, and deletes the file, if llama.cpp cannot open it.
@@ -105,7 +105,7 @@ class LlamaCpp:
         self,
         file: Path,
         context: int,
-        vocab_size: int,
+        tokenizer: Tokenizer,
         rows: int,
         is_exact: bool,
         *,
@@ -113,9 +113,9 @@ class LlamaCpp:
         slots: int = USUAL_SLOTS,
     ) -> None:
         self.file = file
-        self._context = context
+        self._context, self._tokenizer = context, tokenizer
         self.is_exact = is_exact
-        self.excluded = list(range(vocab_size, rows))  # ids that are never sampled
+        self.excluded = list(range(tokenizer.vocab_size, rows))  # ids that are never sampled
         self._samples = self._slots = 0
         self._server: list[Any] = []  # one or none: a list, so that the finalizer can empty it
         self._socket: Path
@@ -123,7 +123,7 @@ class LlamaCpp:
         self._reserve(samples, min(context, slots))
 
     def generate(
-        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:
         """See `Engine.generate`. Raises TinyLMError if llama.cpp fails.
 
@@ -131,7 +131,10 @@ class LlamaCpp:
         since the random streams of rows with different ids would depend on the time at which each request arrives.
         """
         require(config.json_schema is None, '`json_schema` needs `engine="torch"`.')
-        texts, first = [list(prompt.start) for prompt in prompts], window(prompts[0].start, self._context, kept_id)
+        texts, first = (
+            [list(prompt.start) for prompt in prompts],
+            window(prompts[0].start, self._context, self._tokenizer.start_id),
+        )
         self._reserve(min(len(texts), MAX_ROWS), min(self._context, len(first) + config.max_tokens))
         seeds = [_stream(config, first_stream) + row for row in range(len(texts))]
         settings = self._settings(config)
@@ -151,10 +154,10 @@ class LlamaCpp:
         generated = count
         while open_rows and generated < config.max_tokens:
             seeds = [sample_seed(seed, 1) % PRIME for seed in seeds]
-            ids = window(texts[min(open_rows)], self._context, kept_id)
+            ids = window(texts[min(open_rows)], self._context, self._tokenizer.start_id)
             count = min(config.max_tokens - generated, self._context - len(ids))
             for row in sorted(open_rows):
-                ids = window(texts[row], self._context, kept_id)
+                ids = window(texts[row], self._context, self._tokenizer.start_id)
                 request = {"prompt": ids, "max_tokens": count, "seed": seeds[row]}
                 for token in self._tokens({**settings, **request}):
                     token = token._replace(row=row)
@@ -471,7 +474,7 @@ class Conversion:
 
     def open(self, tokenizer: Tokenizer, **sizes: int) -> LlamaCpp:
         """The model in llama.cpp. sizes: `samples` and `slots`. Raises the errors of `LlamaCpp`."""
-        return LlamaCpp(self.file, self.config.model.context, tokenizer.vocab_size, self.rows, self.is_exact, **sizes)
+        return LlamaCpp(self.file, self.config.model.context, tokenizer, self.rows, self.is_exact, **sizes)
 
     @classmethod
     def read(cls, key: str) -> Self | None:

@@ -160,7 +160,7 @@ class Continuation:
         ]
         texts = [""] * len(prompts)
         logprobs: list[list[dict[str, Any]]] = [[] for _ in prompts]
-        generated = self.engine.generate(prompts, config, self.first_stream, tokenizer.start_id)
+        generated = self.engine.generate(prompts, config, self.first_stream)
         with contextlib.closing(generated):  # stops the engine as soon as all texts have ended
             for token in generated:
                 row, stream = token.row, streams[token.row]

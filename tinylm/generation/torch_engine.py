@@ -46,15 +46,15 @@ class TorchEngine:
     graphs: "GraphEngine | None" = None
 
     def generate(
-        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:
         """See `Engine.generate`."""
         if self.graphs is not None and self.graphs.suits(config):
-            return self.graphs.generate(prompts, config, first_stream, kept_id)
-        return self._generate(prompts, config, first_stream, kept_id)
+            return self.graphs.generate(prompts, config, first_stream)
+        return self._generate(prompts, config, first_stream)
 
     def _generate(
-        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:
         size = self.tokenizer.vocab_size
         sampler = Sampler(config.sampling(DEFAULT_TEMPERATURE), len(prompts), size)
@@ -65,6 +65,7 @@ class TorchEngine:
 
             choose = JSONSampler(sampler, config.json_schema, self.tokenizer, prompts)
         texts = [prompt.start for prompt in prompts]
+        kept_id = self.tokenizer.start_id
         for ids, logits in generate(self.model, texts, choose, config.max_tokens, config.cache, kept_id):
             if not config.logprobs:
                 yield from map(Token, range(len(ids)), ids)
@@ -94,7 +95,7 @@ def generate(
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Yield one new token per prompt and the logits (B, V) that it was sampled from, `max_tokens` times.
 
-    Prompts have at least one token; their lengths may differ. kept_id: see `Engine.generate`. The tokens are the same
+    Prompts have at least one token; their lengths may differ. kept_id: see `window`. The tokens are the same
     with and without the cache, except for rounding.
     """
     texts = [list(prompt) for prompt in prompts]

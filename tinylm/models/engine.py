@@ -75,10 +75,10 @@ class ModelEngine:
         self._copied_adapters: tuple[LoadedAdapter, ...] = ()  # of the copy that torch runs
 
     def generate(
-        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:
         """See `Engine.generate`. Raises the errors of `choose`."""
-        return self.choose(config.speed).generate(prompts, config, first_stream, kept_id)
+        return self.choose(config.speed).generate(prompts, config, first_stream)
 
     def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
         """See `Engine.sample_seed`."""
@@ -181,7 +181,7 @@ class ModelEngine:
         if reason is None:
             try:
                 file, rows = self.convert(), self.network.vocab_size
-                return LlamaCpp(file, self.network.context, self.tokenizer.vocab_size, rows, self.is_exact)
+                return LlamaCpp(file, self.network.context, self.tokenizer, rows, self.is_exact)
             except UsageError as error:
                 reason = str(error).removesuffix(".")
             except TinyLMError as error:

@@ -415,7 +415,7 @@ class Completions:
                 return
             if self._torch_engine is None:
                 self._torch_engine = self._open_torch()
-            with closing(self._torch_engine.generate([prompt], config, 0, self._tokenizer.start_id)) as tokens:
+            with closing(self._torch_engine.generate([prompt], config, 0)) as tokens:
                 any(map(receive, tokens))
 
 

@@ -28,7 +28,7 @@ from tinylm.transformer.kv_cache import KVCache, StaticCache
 
 AHEAD = 4
 MIN_TOKENS = 16  # not measured: a capture runs the step once and records it once
-MAX_ROWS = 256  # more are sampled in parts on the CPU, which takes less memory
+MAX_ROWS = 256  # a captured step keeps the caches of its rows
 MIN_SLOTS = 256
 
 

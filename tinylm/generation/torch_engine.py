@@ -72,10 +72,9 @@ class TorchEngine:
                 continue
             scores = logits[:, :size].cpu().double().log_softmax(dim=-1)  # (B, V)
             best = scores.topk(min(config.logprobs, size))
-            for row, (token, values, others) in enumerate(
-                zip(ids, best.values.tolist(), best.indices.tolist(), strict=True)
-            ):
-                yield Token(row, token, scores[row, token].item(), list(map(Candidate, others, values)))
+            for row, token in enumerate(ids):
+                candidates = list(map(Candidate, best.indices[row].tolist(), best.values[row].tolist()))
+                yield Token(row, token, scores[row, token].item(), candidates)
 
     def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
         """See `Engine.sample_seed`."""
@@ -95,8 +94,8 @@ def generate(
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Yield one new token per prompt and the logits (B, V) that it was sampled from, `max_tokens` times.
 
-    Prompts have at least one token; their lengths may differ. kept_id: see `window`. The tokens are the same
-    with and without the cache, except for rounding.
+    Prompts have at least one token; their lengths may differ. kept_id: see `window`. The tokens are the same with and
+    without the cache, except for rounding.
     """
     texts = [list(prompt) for prompt in prompts]
     slots = min(model.context, max(map(len, texts)) + max_tokens)

@@ -63,10 +63,28 @@ class EvaluatedModel(TextGenerator):
         names = {field.name for field in fields(EvaluationConfig)}
         config = EvaluationConfig(**{name: value for name, value in settings.items() if name in names})
         reading = ReadingSettings(**{name: value for name, value in settings.items() if name not in names})
-        applicable(EvaluationConfig, changed_settings(config), self.rows)
+        given = changed_settings(config)
+        applicable(EvaluationConfig, given, self.rows)
+
+        # Read and encode the text, on all ranks
         with evaluation_source(files, text, self.data_kinds[0], vars(reading)) as source:
-            encoded = self._shared_tokens(source, ranks)
-        return self._evaluate(encoded, config, ranks)
+            tokens = self._shared_tokens(source, ranks)
+        objective = self.objective_on(tokens.kind)
+        applicable(EvaluationConfig, given, (JOBS[objective],))
+
+        # Evaluate, and compare with baselines
+        torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
+        keep_freed_blocks()
+        job = load_job(objective)
+        result = job.evaluate(Scoring(self.network, self.tokenizer, tokens, config, self.dtype, self.reporter, ranks))
+        if result.confusion is not None:
+            return replace(result, labels=self.labels)
+        if not config.baselines or job.baselines is None:
+            return result
+        scores = None
+        if ranks.is_first:
+            scores = job.baselines(self.tokenizer, tokens.codes, self._training_tokens(), self.reporter)
+        return replace(result, baselines=ranks.first(scores))
 
     def objective_on(self, data: str) -> str:
         """The objective for a kind of data: that of training if it fits, else the default for the architecture.
@@ -86,22 +104,6 @@ class EvaluatedModel(TextGenerator):
         """The kinds of data that the model can be evaluated on, the default first."""
         return data_kinds(self.architecture, self.objective, has_labels=bool(self.labels))
 
-    def _evaluate(self, text: EvaluationTokens, config: EvaluationConfig, ranks: Ranks) -> Evaluation:
-        torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
-        keep_freed_blocks()
-        objective = self.objective_on(text.kind)
-        applicable(EvaluationConfig, changed_settings(config), (JOBS[objective],))
-        job = load_job(objective)
-        result = job.evaluate(Scoring(self.network, self.tokenizer, text, config, self.dtype, self.reporter, ranks))
-        if result.confusion is not None:
-            return replace(result, labels=self.labels)
-        if not config.baselines or job.baselines is None:
-            return result
-        scores = None
-        if ranks.is_first:
-            scores = job.baselines(self.tokenizer, text.codes, self._training_tokens(), self.reporter)
-        return replace(result, baselines=ranks.first(scores))
-
     def _shared_tokens(self, source: TextSource | None, ranks: Ranks) -> EvaluationTokens:
         """The encoded text, on all ranks."""
         ranks.require_device(self.network.device.type)
@@ -109,16 +111,13 @@ class EvaluatedModel(TextGenerator):
             ranks.wait()
             kind, *others = ranks.first(None)
             return EvaluationTokens(kind, ranks.broadcast({})["codes"].numpy(), *others)
-        text = self._encode(source)
+        reader = ModelReader(self.data_kinds, self.labels, self.tokenizer, self.chat_template)
+        text = evaluation_tokens(source, self.path, self.data, self.tokenizer, reader, self.reporter)
         ranks.announce()
         if ranks.size > 1:
             ranks.first([text.kind, list(text.names), text.document_end])
             ranks.broadcast({"codes": torch.from_numpy(np.array(text.codes))})
         return text
-
-    def _encode(self, source: TextSource | None) -> EvaluationTokens:
-        reader = ModelReader(self.data_kinds, self.labels, self.tokenizer, self.chat_template)
-        return evaluation_tokens(source, self.path, self.data, self.tokenizer, reader, self.reporter)
 
     def _training_tokens(self) -> Tokens | None:
         """Tokens of the training text; `None`, with a warning, if there are none or they cannot be read."""

@@ -2,19 +2,16 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from tinylm.generation.engine import Candidate, Token, sample_seed, window, window_start
+from tinylm.generation.engine import Candidate, Engine, Token, sample_seed, window, window_start
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import Sampler
 from tinylm.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from tinylm.generation.graph_engine import GraphEngine
 
 SamplesTokens = Callable[[Tensor], list[int]]  # as `Sampler`
 
@@ -37,13 +34,19 @@ class NextTokenModel(Protocol):
     def last_logits(self, ids: Tensor, cache: Any | None) -> Tensor: ...
 
 
+class SomeRequests(Engine, Protocol):
+    """An engine for the requests that it suits."""
+
+    def suits(self, config: GenerationConfig) -> bool: ...
+
+
 @dataclass(frozen=True)
 class TorchEngine:
     """Generation by torch, for all decoders and devices. graphs: generates what suits it, on a GPU."""
 
     model: NextTokenModel
     tokenizer: Tokenizer
-    graphs: "GraphEngine | None" = None
+    graphs: SomeRequests | None = None
 
     def generate(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int

@@ -45,11 +45,12 @@ from tinylm.commands.console import Console
 from tinylm.config.duration import parse_duration
 from tinylm.config.model import ModelConfig
 from tinylm.config.presets import make_model_config
+from tinylm.generation.engine import Engine
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.graph_engine import GraphEngine
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.torch_engine import Engine, TorchEngine
+from tinylm.generation.torch_engine import TorchEngine
 from tinylm.kernels.cuda_graphs import capture
 from tinylm.machine.device import DTYPES, choose_device, describe_device
 from tinylm.machine.measure import choose_machine
@@ -193,7 +194,7 @@ def decoding(options: argparse.Namespace, device: str, dtype: str) -> Iterator[R
             wanted = GenerationConfig(max_tokens=chosen.tokens, temperature=0.8, top_k=50, num_samples=streams)
 
             def decode(engine: Engine = engine, wanted: GenerationConfig = wanted) -> None:
-                for _ in engine.generate([EncodedPrompt("", [0], [0])] * wanted.num_samples, wanted, 0, None):
+                for _ in engine.generate([EncodedPrompt("", [0], [0])] * wanted.num_samples, wanted, 0):
                     pass
 
             steps = chosen.tokens / seconds_of(decode, device, 1 if name == "plain" else options.rounds)

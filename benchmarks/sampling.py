@@ -277,8 +277,8 @@ class MissingError(Exception):
 
 def tinylm(engine: str, job: Job) -> Choices:
     """`tinylm sample` from an open model, sampling at its default temperature; it chooses its threads itself."""
-    from tinylm.generation.generation_config import GenerationConfig
-    from tinylm.generation.llama_cpp import ConvertedModel
+    from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
+    from tinylm.generation.llama_cpp import LlamaCpp
     from tinylm.generation.prompts import EncodedPrompt
     from tinylm.generation.text_generator import TextGenerator
     from tinylm.models.load import open_generator
@@ -289,9 +289,9 @@ def tinylm(engine: str, job: Job) -> Choices:
     @functools.cache
     def model() -> TextGenerator:
         opened = open_generator(
-            job.model, GenerationConfig(engine=engine), device="cpu", quantize=quantize, reporter=SilentReporter()
+            job.model, SpeedConfig(engine=engine), device="cpu", quantize=quantize, reporter=SilentReporter()
         )
-        if isinstance(opened, ConvertedModel):  # all programs generate the same number of tokens
+        if isinstance(opened.engine, LlamaCpp):  # all programs generate the same number of tokens
             opened.engine.excluded.append(opened.tokenizer.end_of_text_id)
         opened.tokenizer.stop_ids = frozenset()
         return opened

@@ -19,11 +19,12 @@ from tests.shell import story
 from tests.training.trainer_bench import SETTINGS, Bench
 from tests.variants import randomised, small
 from tinylm.config.training import Budget, TrainingConfig
+from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SamplingConfig
 from tinylm.generation.graph_engine import GraphEngine
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import Sampler
-from tinylm.generation.torch_engine import Engine, TorchEngine, generate
+from tinylm.generation.torch_engine import TorchEngine, generate
 from tinylm.kernels.cuda_graphs import Step, capture
 from tinylm.machine.device import autocast, choose_device
 from tinylm.objectives.loss import Loss, next_token
@@ -309,7 +310,7 @@ def test_generation_with_the_cache_gives_the_tokens_of_generation_without(device
     prompts = [[3], [1, 2, 3, 4, 5, 6, 7], [index % 13 for index in range(41)]]
 
     def generated(model: Decoder, use_cache: bool) -> list[list[int]]:
-        sampler = Sampler(SamplingConfig(temperature=0.0), 0, len(prompts), CONFIG.vocab_size)
+        sampler = Sampler(SamplingConfig(temperature=0.0), len(prompts), CONFIG.vocab_size)
         return [ids for ids, _ in generate(model, prompts, sampler, 50, use_cache)]
 
     found = generated(model, use_cache=True)
@@ -336,7 +337,7 @@ def test_graphs_generate_the_tokens_of_the_plain_path(preset: str, device: str) 
 
     def tokens(engine: Engine, settings: dict[str, Any]) -> list[tuple[int, int | None]]:
         config = GenerationConfig(max_tokens=80, seed=5, **settings)
-        return [(token.row, token.id) for token in engine.generate(PROMPTS, config, 0, None)]
+        return [(token.row, token.id) for token in engine.generate(PROMPTS, config, 0)]
 
     model.to(device)
     engine = GraphEngine(model, tokenizer, captured)
@@ -358,7 +359,7 @@ def test_a_model_whose_step_cannot_be_captured_generates_without_a_graph(
     expected = model.generate("the", **choices)
     model = tinylm.load(run, device=device)  # without the graph of that request
     notes: list[str] = []
-    network = model._prepare().network
+    network = model.engine.torch_network
     embed = network.embed
     monkeypatch.setattr(network, "embed", lambda ids: embed(ids) * (1 + 0 * ids.sum().item()))  # waits for the GPU
     monkeypatch.setattr(model.reporter, "note", notes.append)

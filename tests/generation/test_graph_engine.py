@@ -1,49 +1,49 @@
 """The engine that captures CUDA graphs, with plain calls in place of graphs. tests/test_gpu.py captures them."""
 
+import copy
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import tinylm
 from tests.variants import VARIANTS, randomised, small
 from tinylm.config.model import ModelConfig
 from tinylm.errors import TinyLMError
 from tinylm.generation import graph_engine as module
+from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SamplingConfig
-from tinylm.generation.graph_engine import DeviceSampler, GraphEngine, suits_graph
+from tinylm.generation.graph_engine import GraphEngine, has_fixed_shapes
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import Sampler
-from tinylm.generation.torch_engine import Engine, TorchEngine
+from tinylm.generation.torch_engine import TorchEngine
 from tinylm.kernels.cuda_graphs import Step
-from tinylm.models import model as model_module
+from tinylm.models import engine as model_engine
 from tinylm.models.model import Model
 from tinylm.text.tokenizer import train_char
 from tinylm.transformer.build import build_model
 
 CHARACTERS = train_char("abcdefghijkl")
 PROMPTS = ([3], [1, 2, 3, 4, 5, 6, 7], list(range(12)) * 2, [i % 13 for i in range(41)])
-CAPTURED = [(name, config) for name, config in VARIANTS if suits_graph(config, GenerationConfig())]
+CAPTURED = [(name, config) for name, config in VARIANTS if has_fixed_shapes(config)]
 
 
-def tokens(engine: Engine, prompts: Any, kept_id: int | None = None, **settings: Any) -> list[list[int | None]]:
+def tokens(engine: Engine, prompts: Any, **settings: Any) -> list[list[int | None]]:
     """The tokens of each row."""
     config = GenerationConfig(**{"max_tokens": 60, "seed": 3, **settings})
     rows: list[list[int | None]] = [[] for _ in prompts]
-    for token in engine.generate([EncodedPrompt("", list(ids), list(ids)) for ids in prompts], config, 0, kept_id):
+    for token in engine.generate([EncodedPrompt("", list(ids), list(ids)) for ids in prompts], config, 0):
         rows[token.row].append(token.id)
     return rows
 
 
-def engines(config: ModelConfig) -> tuple[GraphEngine, TorchEngine]:
-    model = randomised(build_model(config)).double()
-    return GraphEngine(model, CHARACTERS, lambda step: step), TorchEngine(model, CHARACTERS)
+def engines(config: ModelConfig, start_id: int | None = None) -> tuple[GraphEngine, TorchEngine]:
+    model, tokenizer = randomised(build_model(config)).double(), copy.copy(CHARACTERS)
+    tokenizer.start_id = start_id
+    return GraphEngine(model, tokenizer, lambda step: step), TorchEngine(model, tokenizer)
 
 
 def test_models_with_experts_or_relative_positions_and_requests_for_logits_have_no_graph() -> None:
@@ -51,7 +51,9 @@ def test_models_with_experts_or_relative_positions_and_requests_for_logits_have_
     captured = {name for name, _ in CAPTURED}
     assert captured == {name for name, config in VARIANTS if config.experts == 1 and config.position != "relative"}
     assert 8 < len(captured) < len(VARIANTS)
-    assert not suits_graph(small(architecture="encoder"), GenerationConfig())
+    assert not has_fixed_shapes(small(architecture="encoder"))
+    graph, _ = engines(small())
+    assert graph.suits(GenerationConfig())
     schema = {"type": "integer"}
     for choices in (
         {"logprobs": 1},
@@ -60,7 +62,7 @@ def test_models_with_experts_or_relative_positions_and_requests_for_logits_have_
         {"max_tokens": 15},
         {"num_samples": 257},
     ):
-        assert not suits_graph(small(), GenerationConfig(**choices))
+        assert not graph.suits(GenerationConfig(**choices))
 
 
 @pytest.mark.parametrize(("name", "config"), CAPTURED, ids=[name.replace(" ", "-") for name, _ in CAPTURED])
@@ -87,9 +89,16 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_settings_and_seeds_have_the_effect_of_the_plain_path(settings: dict[str, Any]) -> None:
     """300 tokens use more random numbers than are copied to a device at a time. Token 7 stays first in each window."""
-    graph, plain = engines(small())
+    graph, plain = engines(small(), start_id=7)
     prompts = [[7], [7, *range(12)], [3, 4]]
-    assert tokens(graph, prompts, kept_id=7, **settings) == tokens(plain, prompts, kept_id=7, **settings)
+    assert tokens(graph, prompts, **settings) == tokens(plain, prompts, **settings)
+
+
+def test_a_bos_token_stays_first_in_the_windows_of_both_paths() -> None:
+    """The windows of a text of 3 tokens advance after 21 more, at a context of 24."""
+    for number in range(2):
+        kept, other = (tokens(engines(small(), start_id)[number], [[7, 1, 2]])[0] for start_id in (7, None))
+        assert kept[:21] == other[:21] and kept[21:] != other[21:]
 
 
 def test_the_smallest_contexts_have_the_tokens_of_the_plain_path() -> None:
@@ -130,14 +139,14 @@ def test_requests_at_the_same_time_do_not_disturb_each_other() -> None:
     engine, plain = engines(small())
     config = GenerationConfig(max_tokens=60, seed=3)
     prompts = [EncodedPrompt("", list(ids), list(ids)) for ids in PROMPTS[:2]]
-    together = zip(*(engine.generate([prompt], config, 0, None) for prompt in prompts), strict=True)
+    together = zip(*(engine.generate([prompt], config, 0) for prompt in prompts), strict=True)
     expected = [tokens(plain, [prompt.ids])[0] for prompt in prompts]
     assert [list(row) for row in zip(*((a.id, b.id) for a, b in together), strict=True)] == expected
-    early = engine.generate(prompts[:1], config, 0, None)
+    early = engine.generate(prompts[:1], config, 0)
     next(early)
     early.close()
     with torch.inference_mode():
-        first = engine.generate(prompts[1:], config, 0, None)
+        first = engine.generate(prompts[1:], config, 0)
         ids = [next(first).id]
     assert [*ids, *(token.id for token in first)] == expected[1]
 
@@ -147,7 +156,7 @@ def test_tokens_beyond_the_shown_ones_are_few() -> None:
     graph, _ = engines(small(context=1000))
     steps: list[None] = []
     engine = GraphEngine(graph.model, CHARACTERS, lambda step: lambda: (steps.append(None), step())[1])
-    found = engine.generate([EncodedPrompt("", [1], [1])], GenerationConfig(max_tokens=500), 0, None)
+    found = engine.generate([EncodedPrompt("", [1], [1])], GenerationConfig(max_tokens=500), 0)
     shown = [next(found) for _ in range(20)]
     found.close()
     assert len(shown) <= len(steps) + 1 <= len(shown) + module.AHEAD
@@ -164,40 +173,10 @@ def test_logits_that_are_not_finite_are_an_error_unless_they_are_of_padding() ->
         graph.model.output.weight[5] = float("nan")
     with pytest.raises(TinyLMError, match="not finite"):
         tokens(graph, [[1]])
-    sampler = DeviceSampler(SamplingConfig(), 2, 13, torch.device("cpu"))
-    sampler.start(0, 0, [[], []])
+    sampler = Sampler(SamplingConfig(), 2, 13)
+    sampler.start(0)
     sampler.prepare()
-    assert all(0 <= token < 13 for token in sampler(torch.full((2, 16), float("nan"))).flatten().tolist())
-
-
-scores = st.lists(st.floats(-9, 9, width=32), min_size=9, max_size=9)
-
-
-@given(
-    st.lists(scores, min_size=1, max_size=3),
-    st.sampled_from([0.0, 0.5, 1.0, 3.0]),
-    st.integers(0, 12),
-    st.sampled_from([0.3, 0.9, 1.0]),
-    st.sampled_from([0.0, 0.05, 0.5]),
-    st.sampled_from([0.7, 1.0, 1.9]),
-    st.integers(0, 2**31),
-)
-def test_a_device_samples_the_tokens_of_the_sampler(
-    rows: list[list[float]], temperature: float, k: int, p: float, min_p: float, penalty: float, seed: int
-) -> None:
-    """The last column is a padding row of the embedding."""
-    sampling = SamplingConfig(temperature=temperature, top_k=k, top_p=p, min_p=min_p, repeat_penalty=penalty)
-    logits = np.array(rows, dtype=np.float32)
-    prompts = [[row, 2] for row in range(len(rows))]
-    expected = Sampler(sampling, seed, len(rows), 8, first_stream=5)
-    found = DeviceSampler(sampling, len(rows), 8, torch.device("cpu"))
-    found.start(seed, 5, prompts)
-    for row, ids in enumerate(prompts):
-        expected.observe(row, ids)
-    for shift in range(4):
-        found.prepare()
-        moved = np.roll(logits, shift, axis=1)
-        assert found(torch.from_numpy(moved)).flatten().tolist() == expected(moved)
+    assert all(0 <= token < 13 for token in sampler.sample(torch.full((2, 16), float("nan"))).flatten().tolist())
 
 
 def test_a_model_on_a_gpu_generates_with_graphs_where_it_can(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,15 +191,15 @@ def test_a_model_on_a_gpu_generates_with_graphs_where_it_can(run: Path, monkeypa
             raise RuntimeError("CUDA error: not permitted\nand much more")
         return step
 
-    monkeypatch.setattr(model, "reporter", SimpleNamespace(note=notes.append))
-    monkeypatch.setattr(model_module, "can_capture", lambda device: True)
-    monkeypatch.setattr(model_module, "capture", capture)
+    monkeypatch.setattr(model.engine, "reporter", SimpleNamespace(note=notes.append))
+    monkeypatch.setattr(model_engine, "can_capture", lambda device: True)
+    monkeypatch.setattr(model_engine, "capture", capture)
     settings: dict[str, Any] = {"max_tokens": 40, "seed": 1, "engine": "torch"}
 
     def text(chosen: Model, **others: Any) -> object:
         with monkeypatch.context() as patch:
             if chosen is plain:
-                patch.setattr(model_module, "can_capture", lambda device: False)
+                patch.setattr(model_engine, "can_capture", lambda device: False)
             return chosen.generate("the", **settings, **others)
 
     expected = text(plain)
@@ -252,12 +231,12 @@ def test_another_adapter_is_captured_anew(run: Path, adapter: Path, monkeypatch:
     """The scale of an adapter is a constant of the graph."""
     model, plain = tinylm.load(run, adapters=[adapter]), tinylm.load(run, adapters=[adapter])
     captured: list[Step] = []
-    monkeypatch.setattr(model_module, "capture", lambda step: captured.append(step) or step)
+    monkeypatch.setattr(model_engine, "capture", lambda step: captured.append(step) or step)
     settings: dict[str, Any] = {"max_tokens": 40, "seed": 1, "engine": "torch"}
     for number, index in enumerate((0, None, 0), start=1):
         texts = []
         for chosen in (model, plain):
-            monkeypatch.setattr(model_module, "can_capture", lambda device, chosen=chosen: chosen is model)
+            monkeypatch.setattr(model_engine, "can_capture", lambda device, chosen=chosen: chosen is model)
             chosen.select_adapter(index)
             texts.append(chosen.generate("the", **settings))
         assert texts[0] == texts[1]

@@ -13,6 +13,7 @@ from typing import Any
 import llguidance
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -184,7 +185,7 @@ class Noise:
         return [batch]
 
     def last_logits(self, ids: Any, cache: Any) -> Any:
-        return self._random.normal(scale=3, size=(cache[0], self._size)).astype(np.float32)
+        return torch.from_numpy(self._random.normal(scale=3, size=(cache[0], self._size)).astype(np.float32))
 
 
 def samples(tokenizer: Tokenizer, schema: Any, seed: int = 0, **settings: Any) -> list[Sample]:

@@ -3,6 +3,7 @@ which the model's own files are not opened again.
 """
 
 import collections
+import copy
 import errno
 import functools
 import json
@@ -20,20 +21,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tinylm
 from tests.formats.test_gguf_writer import CHARACTERS, own_model
+from tests.reference import softmax
 from tests.shell import CHILD_LIMIT, assert_error, environment, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
-from tinylm.generation import llama_cpp, llama_cpp_file
+from tinylm.generation import llama_cpp
+from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, conversion_key, open_converted
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p, softmax
+from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p
 from tinylm.generation.text_generator import Continuation
-from tinylm.generation.torch_engine import Engine, TorchEngine
+from tinylm.generation.torch_engine import TorchEngine
+from tinylm.models import engine as model_engine
 from tinylm.models import load as loading
 from tinylm.reporter import SilentReporter
 from tinylm.system import files
@@ -104,7 +109,7 @@ def test_a_file_is_written_once_for_each_model_and_again_if_others_can_write_it(
     other.network.embedding.weight.data += 1
     other.generate(**PROMPT)
     assert len(list(cache.glob("*.gguf"))) == 2
-    monkeypatch.setattr(llama_cpp_file, "MAX_CACHED_BYTES", 1)
+    monkeypatch.setattr(model_engine, "MAX_CACHED_BYTES", 1)
     tinylm.load(run, dtype="bf16").generate(**PROMPT)
     assert [file.stem.rpartition("-")[2] for file in cache.glob("*.gguf")] == ["bf16"]
 
@@ -143,16 +148,16 @@ def test_what_llama_cpp_cannot_run_is_named_and_sampled_by_torch(
     }
     for reason, model in models.items():
         if "installed" in reason:
-            monkeypatch.setattr(llama_cpp_file, "import_llama_cpp", lambda: None)
+            monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: None)
         assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
         with pytest.raises(UsageError, match=rf'`engine="llama.cpp"` is not possible: .*{reason}'):
             model.generate(**PROMPT, engine="llama.cpp")
     prepared = tinylm.load(run)
-    prepared.prepare_generation(SpeedConfig(engine="torch"))  # its fused layers have other names and shapes
+    prepared.engine.settle(SpeedConfig(engine="torch"))  # its fused layers have other names and shapes
     with pytest.raises(UsageError, match="prepared for torch; load it again"):
         prepared.generate(**PROMPT, engine="llama.cpp")
     with pytest.raises(UsageError, match="prompts choose their adapters"):
-        tinylm.load(run).prepare_generation(SpeedConfig(engine="llama.cpp"), switches_adapters=True)
+        tinylm.load(run).engine.settle(SpeedConfig(engine="llama.cpp"), switches_adapters=True)
     assert not opened
 
 
@@ -162,7 +167,7 @@ def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(
     def full(*args: Any, **options: Any) -> str:
         raise TinyLMError("Cannot write x.gguf: No space left on device.")
 
-    monkeypatch.setattr(llama_cpp_file, "write_gguf", full)
+    monkeypatch.setattr(model_engine, "write_gguf", full)
     model = tinylm.load(run)
     assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
     assert "llama.cpp is not used: Cannot write x.gguf" in caplog.text
@@ -287,16 +292,14 @@ def both_engines(folder: Path, case: str = "modern", library: Tokenizer = CHARAC
     """The same model in llama.cpp and in torch."""
     model, exported = own_model(case, library, context=CONTEXT)
     write_gguf(folder / "model.gguf", exported, "f32", end_id=library.end_of_text_id)
-    return LlamaCpp(folder / "model.gguf", CONTEXT, library.vocab_size, model.vocab_size, True), TorchEngine(
-        model.eval(), library
-    )
+    return LlamaCpp(folder / "model.gguf", CONTEXT, library, model.vocab_size, True), TorchEngine(model.eval(), library)
 
 
-def tokens(engine: Engine, prompt: Sequence[int], rows: int = 1, bos_id: int | None = None, **settings: Any) -> Any:
+def tokens(engine: Engine, prompt: Sequence[int], rows: int = 1, **settings: Any) -> Any:
     """The ids of each row before an end token."""
     encoded = EncodedPrompt("", list(prompt), list(prompt))
     found = collections.defaultdict[int, list[int]](list)
-    for token in engine.generate([encoded] * rows, GenerationConfig(num_samples=rows, **settings), 0, bos_id):
+    for token in engine.generate([encoded] * rows, GenerationConfig(num_samples=rows, **settings), 0):
         if token.id is not None:
             found[token.row].append(token.id)
     end = CHARACTERS.end_of_text_id
@@ -307,10 +310,11 @@ def tokens(engine: Engine, prompt: Sequence[int], rows: int = 1, bos_id: int | N
 def test_greedy_tokens_are_those_of_torch_also_past_the_context_where_a_bos_token_stays(
     case: str, tmp_path: Path
 ) -> None:
-    ours, theirs = both_engines(tmp_path, case)
+    tokenizer = copy.copy(CHARACTERS)
+    ours, theirs = both_engines(tmp_path, case, tokenizer)
     for prompt in ([3], [1, 2, 3, 4, 5, 6, 7], list(range(20)) * 3):
-        for bos_id in (None, prompt[0]):
-            settings = {"bos_id": bos_id, "temperature": 0.0, "max_tokens": 3 * CONTEXT}
+        for tokenizer.start_id in (None, prompt[0]):
+            settings = {"temperature": 0.0, "max_tokens": 3 * CONTEXT}
             (expected,) = tokens(theirs, prompt, **settings)
             assert tokens(ours, prompt, **settings) == [expected]
             assert tokens(ours, prompt, rows=3, **settings) == [expected] * 3
@@ -321,8 +325,8 @@ def test_tokens_that_end_within_a_character_are_those_of_torch(tmp_path: Path, c
     sizes = {"layers": 1, "heads": 2, "width": 32, "context": 64, "vocab_size": 270, "tokenizer": "bpe"}
     model = tinylm.load(tinylm.train(tmp_path / "text", tmp_path / "run", steps=120, lr=0.02, **sizes).run)
     prompt = EncodedPrompt("", ids := model.encode("naïve。"), ids)
-    engines = [model._open_llama_cpp(SpeedConfig()), model._torch_engine(GenerationConfig())]
-    ours, theirs = ([*e.generate([prompt], GenerationConfig(max_tokens=50, temperature=0), 0, None)] for e in engines)
+    engines = [model.engine.choose(SpeedConfig(engine=name)) for name in ("llama.cpp", "torch")]
+    ours, theirs = ([*e.generate([prompt], GenerationConfig(max_tokens=50, temperature=0), 0)] for e in engines)
     assert ours == theirs
     assert sum("\ufffd" in model.decode([token.id]) for token in ours) > 10
 
@@ -357,14 +361,14 @@ def test_settings_of_the_sampler_have_the_distribution_of_their_definitions(
     """By formula: the temperature comes before the filters. 1,024 samples of the next token."""
     ours, theirs = both_engines(tmp_path)
     prompt = [1, 2, 3, 4]
-    logits = theirs.model.last_logits(np.array([prompt]), None).double().numpy()  # (1, V)
+    logits = theirs.model.last_logits(torch.tensor([prompt]), None).double()  # (1, V)
     if "repeat_penalty" in settings:
-        seen = logits[0, prompt]
-        logits[0, prompt] = np.where(seen > 0, seen / settings["repeat_penalty"], seen * settings["repeat_penalty"])
+        seen, penalty = logits[0, prompt], settings["repeat_penalty"]
+        logits[0, prompt] = torch.where(seen > 0, seen / penalty, seen * penalty)
     logits /= settings["temperature"]
     for name, keep in (("top_k", keep_top_k), ("top_p", keep_top_p), ("min_p", keep_min_p)):
         logits = keep(logits, settings[name]) if name in settings else logits  # type: ignore[operator]
-    expected = softmax(logits)[0]
+    expected = softmax(logits[0].numpy())
     drawn = tokens(ours, prompt, rows=64, max_tokens=1, **settings)
     for seed in range(64, 1024, 64):
         drawn += tokens(ours, prompt, rows=64, max_tokens=1, seed=seed, **settings)
@@ -380,8 +384,8 @@ def test_log_probabilities_are_those_of_the_logits_in_both_engines(tmp_path: Pat
     for engine_ in engines:
         ids = list(prompt)
         config = GenerationConfig(temperature=0.0, max_tokens=9, logprobs=3)
-        for token in engine_.generate([EncodedPrompt("", prompt, prompt)], config, 0, None):
-            expected = model.last_logits(np.array([ids]), None)[0].double().log_softmax(-1)
+        for token in engine_.generate([EncodedPrompt("", prompt, prompt)], config, 0):
+            expected = model.last_logits(torch.tensor([ids]), None)[0].double().log_softmax(-1)
             best = expected.topk(3)
             assert [candidate.id for candidate in token.candidates] == best.indices.tolist()
             assert [candidate.logprob for candidate in token.candidates] == pytest.approx(
@@ -461,7 +465,7 @@ def test_a_file_that_cannot_be_opened_is_deleted_and_other_threads_are_refused(t
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF and nothing else")
     with pytest.raises(TinyLMError, match=r"cannot open .*model\.gguf"):
-        LlamaCpp(file, CONTEXT, CHARACTERS.vocab_size, CHARACTERS.vocab_size, True)
+        LlamaCpp(file, CONTEXT, CHARACTERS, CHARACTERS.vocab_size, True)
     assert not file.exists()
     errors: list[Exception] = []
 

@@ -1,4 +1,3 @@
-import itertools
 import math
 from collections import Counter
 from fractions import Fraction
@@ -14,8 +13,10 @@ from numpy.typing import NDArray
 import tinylm.generation.sampler as module
 from tests.reference import softmax
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.generation.engine import mix, sample_seed
 from tinylm.generation.generation_config import GenerationConfig, SamplingConfig
 from tinylm.generation.sampler import (
+    MAX_UNIFORM,
     Sampler,
     draw,
     keep_min_p,
@@ -30,13 +31,17 @@ rows = st.lists(st.floats(-9, 9), min_size=2, max_size=12).map(np.array)
 fractions = st.floats(0.01, 0.99)
 
 
-def kept(logits: Row) -> list[int]:
+def kept(logits: torch.Tensor) -> list[int]:
     """The tokens of the only row whose logits are finite."""
-    return [int(token) for token in np.flatnonzero(np.isfinite(logits[0]))]
+    return logits[0].isfinite().nonzero().flatten().tolist()
 
 
-def sampler(sampling: SamplingConfig, seed: int = 0, count: int = 1, vocab_size: int = 5) -> Sampler:
-    return Sampler(sampling, seed, count, vocab_size)
+def sampler(
+    sampling: SamplingConfig, seed: int = 0, count: int = 1, vocab_size: int = 5, prompts: list[list[int]] | None = None
+) -> Sampler:
+    choose = Sampler(sampling, count, vocab_size)
+    choose.start(seed, prompts=prompts or [])
+    return choose
 
 
 # Each function against its formula
@@ -51,14 +56,14 @@ def test_a_repeat_penalty_divides_positive_logits_and_multiplies_negative_ones(
         (score / penalty if score > 0 else score * penalty) if before else score
         for score, before in zip(logits, seen, strict=True)
     ]
-    found = penalise_repeats(logits[None], np.array([seen]), penalty)
+    found = penalise_repeats(torch.tensor(logits[None]), torch.tensor([seen]), penalty)
     np.testing.assert_allclose(found[0], expected, rtol=1e-12)
 
 
 @given(rows, st.integers(1, 15))
 def test_top_k_keeps_the_k_largest_logits_and_ties(logits: Row, k: int) -> None:
     least = sorted(logits, reverse=True)[min(k, len(logits)) - 1]
-    found = keep_top_k(logits[None], k)
+    found = keep_top_k(torch.tensor(logits[None]), k)
     assert kept(found) == [i for i, score in enumerate(logits) if score >= least]
     np.testing.assert_array_equal(found[0][kept(found)], logits[kept(found)])
 
@@ -70,7 +75,7 @@ def test_top_p_keeps_the_smallest_set_of_most_likely_tokens_that_reaches_p(logit
     cumulative = np.cumsum(probabilities[order])
     assume(np.abs(cumulative - p).min() > 1e-9)
     count = 1 + int((cumulative < p).sum())
-    found = keep_top_p(logits[None], p)
+    found = keep_top_p(torch.tensor(logits[None]), p)
     assert kept(found) == sorted(order[:count])
     assert probabilities[kept(found)].sum() >= p
     np.testing.assert_array_equal(found[0][kept(found)], logits[kept(found)])
@@ -81,7 +86,7 @@ def test_min_p_keeps_tokens_at_least_p_times_as_likely_as_the_most_likely_one(lo
     probabilities = softmax(logits)
     ratio = probabilities / probabilities.max()
     assume(np.abs(ratio - p).min() > 1e-9)
-    found = keep_min_p(logits[None], p)
+    found = keep_min_p(torch.tensor(logits[None]), p)
     assert kept(found) == [i for i in range(len(logits)) if ratio[i] >= p]
     np.testing.assert_array_equal(found[0][kept(found)], logits[kept(found)])
 
@@ -97,33 +102,39 @@ def test_draw_returns_the_first_token_whose_cumulative_probability_exceeds_the_n
         assume(abs(total - uniform) > 1e-9)
         if expected is None and total > uniform:
             expected = i
-    assert draw(np.exp(logits[None]), [uniform]) == [expected]
+    assert draw(torch.tensor(np.exp(logits[None])), torch.tensor([[uniform]])).item() == expected
 
 
 def test_draw_never_chooses_an_excluded_token() -> None:
-    weights = np.exp([[-math.inf, -math.inf, 1.0, -math.inf, 0.5, -math.inf]] * 3)
-    assert draw(weights, [0.0, 0.3, 1 - 2**-53]) == [2, 2, 4]
+    """Whatever the total of the weights, the largest number that is drawn gives the last token that is not excluded."""
+    weights = torch.tensor([[-math.inf, -math.inf, 1.0, -math.inf, 0.5, -math.inf]] * 3).exp()
+    numbers = torch.tensor([[0.0], [0.3], [MAX_UNIFORM]], dtype=torch.float64)
+    assert draw(weights, numbers).tolist() == [[2], [2], [4]]
+    for total in np.random.default_rng(0).random(500):
+        assert draw(torch.tensor([[total, 0.0]]), numbers[2:]).item() == 0
+    assert 1 - 2**-51 < MAX_UNIFORM < 1
 
 
 @given(st.integers(500, 1200), st.integers(0, 2**32 - 1), st.floats(0, 1, exclude_max=True))
 def test_a_draw_from_a_large_vocabulary_is_that_of_exact_sums(size: int, seed: int, uniform: float) -> None:
-    """Most tokens are excluded, whole blocks of them too; the reference is a fraction of integers."""
+    """Most tokens are excluded; the reference is a fraction of integers."""
     generator = np.random.default_rng(seed)
     weights = generator.integers(0, 1000, size) * (generator.random(size) < 0.02)
     assume(weights.any())
     threshold = Fraction(uniform) * int(weights.sum())
     expected = next(i for i, total in enumerate(weights.cumsum().tolist()) if total > threshold)
     assume(all(abs(total - threshold) > 1e-6 for total in weights.cumsum().tolist()))
-    rows = np.array([weights[::-1], weights], dtype=np.float32)
-    assert draw(rows, [0.5, uniform])[1] == expected
-    assert weights[draw(rows, [0.5, 1 - 2**-53])[1]] > 0
+    rows = torch.tensor(np.array([weights[::-1], weights], dtype=np.float32))
+    for number, wanted in ((uniform, expected), (MAX_UNIFORM, np.flatnonzero(weights)[-1])):
+        found = draw(rows, torch.tensor([[0.5], [min(number, MAX_UNIFORM)]], dtype=torch.float64))
+        assert found[1].item() == wanted
 
 
 def test_rows_do_not_affect_each_other() -> None:
-    logits = np.array([[3.0, 2.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
     for keep, value in ((keep_top_k, 2), (keep_top_p, 0.8), (keep_min_p, 0.3)):
         found = keep(logits, value)
-        assert np.isfinite(found).tolist() == [[True, True, False, False], [False, False, True, True]]
+        assert found.isfinite().tolist() == [[True, True, False, False], [False, False, True, True]]
 
 
 # The distribution
@@ -160,11 +171,22 @@ def test_the_streams_of_adjacent_rows_and_seeds_are_independent() -> None:
 # The sampler
 
 
-def test_the_uniform_numbers_are_those_of_torch() -> None:
-    """So that the texts of a seed do not change."""
+def test_the_uniform_numbers_are_those_of_the_mersenne_twister() -> None:
+    """So that the texts of a seed do not change. The reference is numpy's generator, with the lower 32 bits as seed."""
     for seed in (0, 1, 2**31, 2**32 - 1, 2**32 + 7, 2**63 - 1):
-        expected = torch.rand(200, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
-        assert [*itertools.islice(module._uniform_numbers(seed), 200)] == expected
+        choose = Sampler(SamplingConfig(), 2, 5)
+        choose.start(seed, first_stream=3)
+        for row in range(2):
+            reference = np.random.RandomState(mix(sample_seed(seed, 3 + row), 0) & 0xFFFFFFFF)
+            high, low = reference.randint(0, 1 << 32, (150, 2), dtype=np.uint64).T
+            expected = ((high << np.uint64(32) | low) & np.uint64((1 << 53) - 1)) * 2.0**-53
+            choose.start(seed, first_stream=3)
+            found = []
+            for _ in range(150):
+                choose.prepare()
+                found.append(choose._numbers[row, choose._next].item())
+                choose.sample(torch.zeros(2, 5))
+            np.testing.assert_array_equal(found, expected)
 
 
 def drawn(seed: int, count: int, steps: int = 20) -> list[list[int]]:
@@ -191,31 +213,24 @@ def test_temperature_0_and_tiny_temperatures_choose_the_most_likely_token() -> N
 
 def test_a_top_p_that_rounds_to_0_keeps_the_most_likely_token() -> None:
     for p in (5e-324, 1e-300, 1e-46, 1e-38):
-        assert keep_top_p(np.array([[1.0, 3.0, 2.0]]), p).tolist() == [[-math.inf, 3.0, -math.inf]]
+        assert keep_top_p(torch.tensor([[1.0, 3.0, 2.0]]), p).tolist() == [[-math.inf, 3.0, -math.inf]]
 
 
 def test_penalty_temperature_top_k_top_p_and_min_p_are_applied_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    filtered: list[Row] = []
-    monkeypatch.setattr(module, "draw", lambda weights, uniform: filtered.append(weights) or [0])
+    filtered: list[torch.Tensor] = []
+    monkeypatch.setattr(module, "draw", lambda weights, uniform: filtered.append(weights) or torch.tensor([[0]]))
     scores = np.random.default_rng(0).normal(size=30) * 2
-    choose = sampler(
-        SamplingConfig(temperature=0.7, top_k=12, top_p=0.9, min_p=0.05, repeat_penalty=1.3), vocab_size=30
-    )
-    choose.observe(0, [1, 4, 7])
-    choose(torch.tensor(scores[None]))
-    expected = penalise_repeats(scores[None], np.isin(range(30), (1, 4, 7))[None], 1.3)
-    expected = keep_top_k((expected - expected.max()) / 0.7, 12)
-    expected = keep_min_p(keep_top_p(expected, 0.9), 0.05)[0]
-    with np.errstate(divide="ignore"):  # the logarithm of 0
-        np.testing.assert_allclose(np.log(filtered[0][0]), expected, rtol=1e-5, atol=1e-6)
-    assert 1 < np.isfinite(expected).sum() < 12
+    sampling = SamplingConfig(temperature=0.7, top_k=12, top_p=0.9, min_p=0.05, repeat_penalty=1.3)
+    sampler(sampling, vocab_size=30, prompts=[[1, 4, 7]])(torch.tensor(scores[None]))
+    expected = penalise_repeats(torch.tensor(scores[None]), torch.tensor(np.isin(range(30), (1, 4, 7))[None]), 1.3)
+    expected = keep_min_p(keep_top_p(keep_top_k(expected / 0.7, 12), 0.9), 0.05)[0]
+    np.testing.assert_allclose(filtered[0][0], softmax(expected.numpy()), rtol=1e-5, atol=1e-6)
+    assert 1 < expected.isfinite().sum() < 12
 
 
 def test_tokens_of_prompt_and_text_are_penalised_row_by_row() -> None:
     """The second prompt is empty."""
-    choose = sampler(SamplingConfig(temperature=0.0, repeat_penalty=10.0), count=2)
-    choose.observe(0, [0])
-    choose.observe(1, [])
+    choose = sampler(SamplingConfig(temperature=0.0, repeat_penalty=10.0), count=2, prompts=[[0], []])
     logits = torch.tensor([[5.0, 4.0, 3.0, -1.0, -1.0]]).expand(2, -1)
     assert choose(logits) == [1, 0]
     assert choose(logits) == [2, 1]

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from tests.variants import VARIANTS, randomised, small
 from tinylm.config.model import ModelConfig
+from tinylm.generation.engine import window_start
 from tinylm.generation.sampler import Sampler
-from tinylm.generation.torch_engine import generate, window_start
+from tinylm.generation.torch_engine import generate
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
 

@@ -68,7 +68,7 @@ def test_one_beam_is_greedy_decoding() -> None:
     for position, use_cache in itertools.product(("rope", "learned", "relative"), (True, False)):
         model = translator(2, position)
         greedy = beam_search(model, SOURCES, END, BeamSearchConfig(beams=1), MAX_TOKENS)
-        sampler = Sampler(SamplingConfig(temperature=0.0), 0, len(SOURCES), V)
+        sampler = Sampler(SamplingConfig(temperature=0.0), len(SOURCES), V)
         steps = generate(encode_sources(model, SOURCES, END), [[END]] * len(SOURCES), sampler, MAX_TOKENS, use_cache)
         for target, tokens in zip(greedy, zip(*(tokens for tokens, _ in steps), strict=True), strict=True):
             assert tuple(target.tokens) == tuple(itertools.takewhile(lambda token: token != END, tokens))

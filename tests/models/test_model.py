@@ -19,11 +19,13 @@ from tests.shell import records, run_ok, snapshot, story
 from tinylm.adapters.adapter import adapter_layers
 from tinylm.cli import app
 from tinylm.errors import UsageError
+from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
-from tinylm.generation.generation_config import SpeedConfig
+from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.llama_cpp import MAX_ROWS
 from tinylm.jobs.pairs import evaluation as translation
 from tinylm.jobs.pairs.corpus import pair_evaluation_batches
+from tinylm.models.evaluation import ReadingSettings
 from tinylm.models.model import Model
 from tinylm.run_directory.loading import load_model
 
@@ -52,21 +54,33 @@ def option_defaults(command: str) -> dict[str, Any]:
     return {one.name: one.default for one in COMMANDS[command].params}
 
 
-def test_load_generate_and_evaluate_have_the_options_of_the_commands_with_their_defaults() -> None:
+def defaults_of(*kinds: Any) -> dict[str, Any]:
+    return {field.name: field.default for kind in kinds for field in dataclasses.fields(kind)}
+
+
+def test_load_generate_and_evaluate_have_the_options_of_the_commands_with_their_defaults(run: Path) -> None:
     sample, evaluation = option_defaults("sample"), option_defaults("eval")
     own = defaults(tinylm.load)
     del own["adapters"], own["reporter"]
     assert own == {name: sample[name] for name in ("device", "dtype", "quantize")}
     others = "model adapter device dtype quiet json config debug short_help"
     reading = f"quantize separator echo logprobs {others} words prompt prompt_file format chat chat_template"
-    assert set(sample) - set(reading.split()) == set(defaults(Model.generate))
-    differing = {"stop": None, "stream": None}  # a list, and whether there is a terminal
-    for name, value in defaults(Model.generate).items():
+    generation = defaults(Model.generate) | defaults_of(GenerationConfig)
+    del generation["logprobs"]
+    assert set(sample) - set(reading.split()) == set(generation)
+    differing = {"stop": None, "stream": None, "seed": None}  # a list, whether there is a terminal, and a random one
+    for name, value in generation.items():
         assert (value == sample[name]) != (name in differing), name
     memorisation = "memorisation train_data num_samples sample_length min_match temperature seed"
-    own = defaults(Model.evaluate)
+    own = defaults(Model.evaluate) | defaults_of(EvaluationConfig, ReadingSettings)
     del own["text"], own["ranks"]
     assert own == {k: v for k, v in evaluation.items() if k not in f"text {others} {memorisation}".split()}
+    model = tinylm.load(run)
+    assert isinstance(model.generate(**generation | {"max_tokens": 2, "stream": False}), str)
+    assert model.evaluate(text=PROMPT, **own).loss > 0
+    for function in (model.generate, model.evaluate):
+        with pytest.raises(TypeError, match="temprature"):
+            function(temprature=1)
 
 
 # Generation
@@ -131,7 +145,7 @@ def test_a_lora_is_merged_for_generation_by_torch_unless_adapters_are_switched(r
     assert expected != tinylm.load(run).generate(**choices)
     for switches in (False, True):
         model = tinylm.load(run, adapters=[f"{adapter}=0.5"])
-        model.prepare_generation(SpeedConfig(engine="torch"), switches_adapters=switches)
+        model.engine.settle(SpeedConfig(engine="torch"), switches_adapters=switches)
         assert bool(adapter_layers(model.network)) == switches
         assert model.generate(**choices) == expected
 
@@ -312,6 +326,7 @@ WRONG_USES: list[tuple[str, str, Settings, str]] = [
     ("run", "generate", {"beams": 3}, "this model continues a prompt: leave out `beams`"),
     ("run", "generate", {"stream": True, "num_samples": 2}, "`stream` is for a single sample"),
     ("run", "generate", {"max_tokens": 0}, "`max_tokens` is 0"),
+    ("run", "generate", {"logprobs": 2}, "leave out `logprobs`"),
     ("run", "generate", {"stop": ["a", ""]}, "`stop` is empty"),
     ("run", "generate", {"engine": "best"}, "`engine` is 'best'"),
     ("run", "generate", {"prompt": "é"}, 'or leave such characters out with `unknown="skip"`'),

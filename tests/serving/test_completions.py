@@ -13,7 +13,6 @@ from tests.published import published
 from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
-from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.llama_cpp import LlamaCpp
 from tinylm.generation.prompts import Prompt, encode_prompt
 from tinylm.generation.torch_engine import TorchEngine
@@ -75,21 +74,11 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Tokeni
             network, exported = own_model("modern", tokenizer, context=CONTEXT)
             write_gguf(file, exported, "f32", end_id=tokenizer.end_of_text_id)
             sizes: Any = {"samples": 4, "slots": CONTEXT}
-            engines.append(LlamaCpp(file, CONTEXT, tokenizer.vocab_size, network.vocab_size, True, **sizes))
+            engines.append(LlamaCpp(file, CONTEXT, tokenizer, network.vocab_size, True, **sizes))
 
-            class Loaded:
-                """Generates JSON, as `tinylm.models.model.Model`."""
-
-                def prepare_generation(self, speed: Any) -> None: ...
-
-                def continue_encoded(self, encoded: Any, config: GenerationConfig) -> Any:
-                    class Continued:
-                        engine = TorchEngine(network, tokenizer)
-
-                    return Continued
-
-            load: Any = Loaded
-            completions = Completions("model", engines[-1], tokenizer, None, CONTEXT, None, load)
+            completions = Completions(
+                *("model", engines[-1], tokenizer, None, CONTEXT, None), lambda: TorchEngine(network, tokenizer)
+            )
             known[id(tokenizer)] = Served(tokenizer, network, completions)
         return known[id(tokenizer)]
 

@@ -35,11 +35,11 @@ def serve(
     from tinylm.system.process_signals import WAIT_SECONDS, end_at_next_signal
 
     console = output.console()
-    name, converted, load = open_for_serving(
+    name, converted, open_torch = open_for_serving(
         model, adapters=adapter or (), quantize=quantize.quantize, reporter=console
     )
     end_at_next_signal()
-    server = start_server(name, converted, load, options)
+    server = start_server(name, converted, open_torch, options)
     console.result(server.listening_address)
     if converted.config.tokenizer.chat_template is None:
         console.note("The model has no chat template: it continues texts (/v1/completions, and the page).")

@@ -6,45 +6,46 @@ Shapes: see `tinylm.transformer`.
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tinylm.adapters.adapter import adapter_layers
 from tinylm.config.model import ModelConfig
+from tinylm.errors import first_line
+from tinylm.generation.engine import Token, sample_seed, window_start
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig, SamplingConfig
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import UNIFORM_BLOCK, random_stream, require_finite, sample_seed
-from tinylm.generation.torch_engine import Ids, Token, left_padded, window_start
+from tinylm.generation.sampler import Sampler, require_finite
+from tinylm.generation.torch_engine import left_padded
 from tinylm.kernels.cuda_graphs import Step
+from tinylm.reporter import LogReporter, Reporter
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.kv_cache import KVCache, StaticCache
 
 AHEAD = 4
 MIN_TOKENS = 16  # not measured: a capture runs the step once and records it once
-MAX_ROWS = 256  # more are sampled in parts on the CPU, which takes less memory
+MAX_ROWS = 256  # a captured step keeps the caches of its rows
 MIN_SLOTS = 256
 
 
-def suits_graph(model: ModelConfig, config: GenerationConfig) -> bool:
-    """Whether generation by a graph is possible, and worth the capture.
+def has_fixed_shapes(model: ModelConfig) -> bool:
+    """Whether graphs of a model are possible.
 
-    Experts have tensors whose sizes depend on the tokens, relative positions are offsets from the last slot of a cache,
-    and log-probabilities and JSON schemas need the logits on the CPU.
+    Experts have tensors whose sizes depend on the tokens, and relative positions are offsets from the last slot of a
+    cache.
     """
-    has_fixed_shapes = model.architecture == "decoder" and model.experts == 1 and model.position != "relative"
-    needs_logits = bool(config.logprobs) or config.json_schema is not None
-    is_worth_it = config.max_tokens >= MIN_TOKENS and config.num_samples <= MAX_ROWS
-    return has_fixed_shapes and is_worth_it and config.cache and not needs_logits
+    return model.architecture == "decoder" and model.experts == 1 and model.position != "relative"
 
 
 @dataclass(eq=False)
 class GraphEngine:
-    """An `Engine` for requests that `suits_graph` accepts.
+    """An `Engine` for the requests that it `suits`, and models with `has_fixed_shapes`.
 
-    The last captured step is kept, and serves the next request of the same kind. The scales of adapters are part of it.
+    The last captured step is kept, and serves the next request of the same kind.
 
     capture: see `tinylm.kernels.cuda_graphs.capture`
     """
@@ -52,12 +53,20 @@ class GraphEngine:
     model: Decoder
     tokenizer: Tokenizer
     capture: Callable[[Step], Step]
+    reporter: Reporter = field(default_factory=LogReporter)
 
     def __post_init__(self) -> None:
         self._last: _Captured | None = None
+        self._has_failed = False  # a capture, which takes memory that is not freed
+
+    def suits(self, config: GenerationConfig) -> bool:
+        """Whether a graph is possible, and worth the capture. Log-probabilities and JSON need the logits on the CPU."""
+        needs_logits = bool(config.logprobs) or config.json_schema is not None
+        is_worth_it = config.max_tokens >= MIN_TOKENS and config.num_samples <= MAX_ROWS
+        return is_worth_it and config.cache and not needs_logits and not self._has_failed
 
     def generate(
-        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:
         """See `Engine.generate`."""
         texts, context, left = [list(prompt.start) for prompt in prompts], self.model.context, config.max_tokens
@@ -67,7 +76,7 @@ class GraphEngine:
         try:
             while left:
                 # The first token of a window, from all its tokens
-                step.prefill(*left_padded(texts, context, kept_id))
+                step.prefill(*left_padded(texts, context, self.tokenizer.start_id))
 
                 # The others, up to the one before which a window advances
                 count = _tokens_in_window(texts, context, left)
@@ -77,7 +86,7 @@ class GraphEngine:
                     yield from map(Token, range(len(ids)), ids)
                 left -= count
         finally:
-            self._last = captured
+            self._last = None if self._has_failed else captured
 
     def _take_captured(self, texts: Sequence[Sequence[int]], config: GenerationConfig) -> "_Captured":
         """The last captured step if it serves these texts, else a new one.
@@ -89,25 +98,34 @@ class GraphEngine:
         while slots < needed:
             slots *= 2
         sampling = config.sampling(DEFAULT_TEMPERATURE)
-        kind = len(texts), slots, sampling
+        scales = tuple(layer.adapter_scale for layer in adapter_layers(self.model).values())  # constants of a graph
+        kind = len(texts), slots, sampling, scales
         last, self._last = self._last, None
         if last is not None and last.kind == kind:
             return last
         del last  # frees its caches
         with torch.inference_mode(False):  # otherwise, its tensors could be changed in this mode only
-            sampler = DeviceSampler(sampling, len(texts), self.tokenizer.vocab_size, self.model.device)
+            sampler = Sampler(sampling, len(texts), self.tokenizer.vocab_size, self.model.device)
             step = DecodingStep(self.model, sampler, len(texts), slots)
-        return _Captured(kind, step, self.capture(step))
+        try:
+            return _Captured(kind, step, self.capture(step))
+        except RuntimeError as error:  # of CUDA, or because memory runs out
+            self.reporter.note(f"Capturing a CUDA graph failed ({first_line(error)}); continuing without it.")
+            self._has_failed = True
+            return _Captured(kind, step, step)
 
     def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
         """See `Engine.sample_seed`."""
         return sample_seed(config.seed, first_stream + row)
 
+    def close(self) -> None:
+        """See `Engine.close`: nothing runs."""
+
 
 class _Captured(NamedTuple):
-    """A captured step. kind: number of rows, number of slots, and the sampling."""
+    """A captured step. kind: number of rows, number of slots, the sampling, and the scales of adapters."""
 
-    kind: tuple[int, int, SamplingConfig]
+    kind: tuple[int, int, SamplingConfig, tuple[float, ...]]
     step: "DecodingStep"
     launch: Step
 
@@ -130,7 +148,7 @@ class DecodingStep:
     ids: (B, 1), the last token of each row. slot: (1,), of that token in the caches. starts: (B, 1), left padding.
     """
 
-    def __init__(self, model: Decoder, sampler: "DeviceSampler", rows: int, slots: int) -> None:
+    def __init__(self, model: Decoder, sampler: Sampler, rows: int, slots: int) -> None:
         weight = model.embedding.weight
         self.model, self.sampler = model, sampler
         self.ids = torch.zeros(rows, 1, dtype=torch.long, device=weight.device)
@@ -157,101 +175,25 @@ class DecodingStep:
         }  # (B, 1, 1, S) each
         x = model.embed(self.ids)  # (B, 1, D)
         hidden = model.run_layers(x, positions, [masks[window] for window in model.windows], self._caches).hidden
-        self.ids.copy_(self.sampler(model.logits(hidden[:, -1])))
+        self.ids.copy_(self.sampler.sample(model.logits(hidden[:, -1])))
         self.slot += 1
 
-    def prefill(self, ids: Ids, padding: Ids | None) -> None:
-        """Fill the caches with the tokens `ids` (B, T), and choose the first token after them.
+    def prefill(self, ids: Tensor, padding: Tensor | None) -> None:
+        """Fill the caches with the tokens that `left_padded` returns, and choose the first token after them.
 
-        padding: (B,), the number of tokens at the left of each row that are padding; `None` without.
         Raises TinyLMError for logits that are not finite.
         """
         device = self.ids.device
-        starts = None if padding is None else torch.as_tensor(padding, device=device)
+        starts = None if padding is None else padding.to(device)
         for cache in self._filled:
             cache.offset, cache.starts = 0, starts
-        is_one_prompt = padding is None and bool((ids == ids[0]).all())  # it is processed once
-        tokens = torch.as_tensor(ids[:1] if is_one_prompt else ids, device=device)
-        logits = self.model.last_logits(tokens, self._filled)[:, : self.sampler.vocab_size]
-        require_finite(logits.float().numpy(force=True))
+        logits = self.model.last_logits(ids, self._filled)
+        require_finite(logits[:, : self.sampler.vocab_size])
         self.sampler.prepare()
         with torch.no_grad():
-            self.ids.copy_(self.sampler(logits.expand(len(self.ids), -1)))
+            self.ids.copy_(self.sampler.sample(logits.expand(len(self.ids), -1)))
         self.slot.fill_(ids.shape[1])
         self.starts.copy_(torch.zeros_like(self.starts) if starts is None else starts[:, None])
-
-
-class DeviceSampler:
-    """`Sampler` on a device, in operations of fixed shapes. It draws the same random numbers.
-
-    `start` is called before each request, and `prepare` before each token, outside of the graph.
-    """
-
-    def __init__(self, sampling: SamplingConfig, rows: int, vocab_size: int, device: torch.device) -> None:
-        self.sampling, self.vocab_size = sampling, vocab_size
-        self._streams: list[Iterator[float]] = []
-        self._numbers = torch.zeros(rows, UNIFORM_BLOCK, dtype=torch.float64, device=device)
-        self._next = torch.zeros(1, dtype=torch.long, device=device)  # column of the next numbers
-        self._left = 0  # numbers per row that are not used yet
-        is_repeat_penalised = sampling.repeat_penalty != 1
-        self._seen = torch.zeros(rows, vocab_size, dtype=torch.bool, device=device) if is_repeat_penalised else None
-
-    def start(self, seed: int, first_stream: int, prompts: Sequence[Sequence[int]]) -> None:
-        """Begin the random streams, and mark the tokens of the prompts as seen, for the repeat penalty."""
-        self._streams = [random_stream(seed, first_stream + row) for row in range(len(prompts))]
-        self._left = 0
-        if self._seen is not None:
-            self._seen.zero_()
-            for row, ids in enumerate(prompts):
-                self._seen[row, list(ids)] = True
-
-    def prepare(self) -> None:
-        """Make sure that the device has a random number for the next token of each row."""
-        if self.sampling.temperature == 0:
-            return
-        if not self._left:
-            numbers = [[next(stream) for _ in range(UNIFORM_BLOCK)] for stream in self._streams]
-            self._numbers.copy_(torch.tensor(numbers, dtype=torch.float64))
-            self._next.zero_()
-            self._left = UNIFORM_BLOCK
-        self._left -= 1
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        """A token per row: (B, V) -> (B, 1). Ids of `vocab_size` and above are not sampled."""
-        sampling, logits = self.sampling, logits[:, : self.vocab_size].float()
-        if self._seen is not None:
-            penalty = sampling.repeat_penalty
-            penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
-            logits = torch.where(self._seen, penalised, logits)
-        ids = logits.argmax(dim=-1, keepdim=True) if sampling.temperature == 0 else self._draw(logits)  # (B, 1)
-        if self._seen is not None:
-            self._seen.scatter_(1, ids, True)
-        return ids
-
-    def _draw(self, logits: Tensor) -> Tensor:
-        sampling = self.sampling
-        logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(sampling.temperature, 1e-30)
-        if sampling.top_k:
-            kth_largest = logits.topk(min(sampling.top_k, logits.shape[1])).values[:, -1:]
-            logits = logits.masked_fill(logits < kth_largest, -torch.inf)
-        if sampling.top_p < 1:
-            ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-            probabilities = ordered.softmax(dim=-1)
-            dropped = probabilities.cumsum(dim=-1) - probabilities >= sampling.top_p
-            dropped[:, 0] = False
-            logits = logits.masked_fill(torch.zeros_like(dropped).scatter(1, order, dropped), -torch.inf)
-        if sampling.min_p:
-            probabilities = logits.softmax(dim=-1)
-            least = sampling.min_p * probabilities.amax(dim=-1, keepdim=True)
-            logits = logits.masked_fill(probabilities < least, -torch.inf)
-
-        # Inverse transform sampling; a number that is rounded up to the total is reduced
-        cumulative = logits.exp().double().cumsum(dim=-1)  # (B, V)
-        numbers = self._numbers.index_select(1, self._next) * cumulative[:, -1:]  # (B, 1)
-        self._next += 1
-        below_total = torch.nextafter(cumulative[:, -1:], torch.zeros_like(numbers))
-        ids = torch.searchsorted(cumulative, torch.minimum(numbers, below_total), right=True)
-        return ids.clamp_(max=self.vocab_size - 1)  # for logits that have become NaN
 
 
 def _tokens_in_window(texts: Sequence[Sequence[int]], context: int, limit: int) -> int:

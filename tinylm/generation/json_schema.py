@@ -2,21 +2,20 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import llguidance
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.json_grammar import json_grammar
 from tinylm.generation.json_validation import JSONSchema, parse_exact_json
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import Logits, Sampler, as_array
+from tinylm.generation.sampler import Sampler
 from tinylm.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class JSONSampler:
@@ -42,16 +41,16 @@ class JSONSampler:
             _Text(llguidance.LLMatcher(vocabulary, grammar, log_level=0)) for _ in prompts
         ]
 
-    def __call__(self, logits: "Logits | Tensor") -> list[int]:
+    def __call__(self, logits: Tensor) -> list[int]:
         """Logits (B, V) -> a token id per row.
 
         Raises UsageError if the vocabulary has no token that can follow, and TinyLMError if the names of a pattern are
         used up, or a finished text is not valid, for which there is no known reason.
         """
-        logits = as_array(logits)[:, : self._size].copy()
+        logits = logits[:, : self._size].float().cpu().clone()
         for row, text in enumerate(self._texts):
             if text is not None:
-                logits[row, ~self._allowed(row, text)] = -np.inf
+                logits[row].masked_fill_(torch.from_numpy(~self._allowed(row, text)), -torch.inf)
         tokens = self._sampler(logits)
         for row, (text, token) in enumerate(zip(self._texts, tokens, strict=True)):
             if text is None or token in self._end_ids[row]:

@@ -3,8 +3,8 @@
 The package xllamacpp runs llama.cpp's server inside this process. The server always listens: here on a Unix socket in a
 private folder, which nobody uses, and on no TCP port. Only GGUF files that tinylm wrote and verified are opened.
 
-`ConvertedModel` generates text with a model that is already converted. A record in the cache names its GGUF file. The
-key of the record identifies the model's files by names and `file_state`, so that the files are not read again.
+`open_converted` opens a model that is already converted. A record in the cache names its GGUF file. The key of the
+record identifies the model's files by names and `file_state`, so that the files are not read again.
 """
 
 import contextlib
@@ -26,22 +26,21 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import tokenizers
 
 from tinylm import __version__
-from tinylm.config.run import DataConfig, RunConfig, run_of
+from tinylm.config.run import RunConfig, run_of
 from tinylm.config.validation import from_json, require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_tokenizer import NUMBER_END
+from tinylm.generation.engine import Candidate, Token, sample_seed, window
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig, SpeedConfig
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import sample_seed
-from tinylm.generation.text_generator import Continuation, TextGenerator
-from tinylm.generation.torch_engine import Candidate, Token, window
+from tinylm.generation.text_generator import TextGenerator
 from tinylm.kernels.process import spinning
 from tinylm.reporter import Reporter
 from tinylm.system.cache_directory import is_private, private_folder
@@ -79,13 +78,24 @@ def import_llama_cpp() -> Any:
         return None
 
 
+def reason_against(speed: SpeedConfig) -> str | None:
+    """Why these settings or this machine exclude llama.cpp, as a clause for error messages; `None` if they do not."""
+    if speed.engine == "torch":
+        return "`engine` is torch"
+    if not speed.cache:
+        return "it needs the cache"
+    if import_llama_cpp() is None:
+        return "the package xllamacpp is not installed, or cannot be loaded on this machine"
+    return None
+
+
 class LlamaCpp:
     """A model in llama.cpp. Implements `Engine`. The server ends when the object is garbage.
 
     file: a GGUF file that tinylm wrote, whose tokens are the numbers of their ids (`write_numbers`). context: context
-    length of the model. vocab_size: number of ids of the tokenizer. rows: number of rows of the embedding; those above
-    the tokenizer's ids are never sampled. is_exact: whether all weights have 32 bits; keys and values then have them,
-    too. samples, slots: rows at a time and tokens of each that are reserved at once; more are at need.
+    length of the model. rows: number of rows of the embedding; those above the tokenizer's ids are never sampled.
+    is_exact: whether all weights have 32 bits; keys and values then have them, too. samples, slots: rows at a time and
+    tokens of each that are reserved at once; more are at need.
 
     Raises UsageError outside the main thread, since llama.cpp replaces signal handlers that only that can restore.
     Raises TinyLMError, and deletes the file, if llama.cpp cannot open it.
@@ -95,7 +105,7 @@ class LlamaCpp:
         self,
         file: Path,
         context: int,
-        vocab_size: int,
+        tokenizer: Tokenizer,
         rows: int,
         is_exact: bool,
         *,
@@ -103,9 +113,9 @@ class LlamaCpp:
         slots: int = USUAL_SLOTS,
     ) -> None:
         self.file = file
-        self._context = context
+        self._context, self._tokenizer = context, tokenizer
         self.is_exact = is_exact
-        self.excluded = list(range(vocab_size, rows))  # ids that are never sampled
+        self.excluded = list(range(tokenizer.vocab_size, rows))  # ids that are never sampled
         self._samples = self._slots = 0
         self._server: list[Any] = []  # one or none: a list, so that the finalizer can empty it
         self._socket: Path
@@ -113,14 +123,18 @@ class LlamaCpp:
         self._reserve(samples, min(context, slots))
 
     def generate(
-        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int, kept_id: int | None
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:
         """See `Engine.generate`. Raises TinyLMError if llama.cpp fails.
 
         All prompts have the same ids, which are processed once. Past the context, the rows continue one after another,
         since the random streams of rows with different ids would depend on the time at which each request arrives.
         """
-        texts, first = [list(prompt.start) for prompt in prompts], window(prompts[0].start, self._context, kept_id)
+        require(config.json_schema is None, '`json_schema` needs `engine="torch"`.')
+        texts, first = (
+            [list(prompt.start) for prompt in prompts],
+            window(prompts[0].start, self._context, self._tokenizer.start_id),
+        )
         self._reserve(min(len(texts), MAX_ROWS), min(self._context, len(first) + config.max_tokens))
         seeds = [_stream(config, first_stream) + row for row in range(len(texts))]
         settings = self._settings(config)
@@ -140,10 +154,10 @@ class LlamaCpp:
         generated = count
         while open_rows and generated < config.max_tokens:
             seeds = [sample_seed(seed, 1) % PRIME for seed in seeds]
-            ids = window(texts[min(open_rows)], self._context, kept_id)
+            ids = window(texts[min(open_rows)], self._context, self._tokenizer.start_id)
             count = min(config.max_tokens - generated, self._context - len(ids))
             for row in sorted(open_rows):
-                ids = window(texts[row], self._context, kept_id)
+                ids = window(texts[row], self._context, self._tokenizer.start_id)
                 request = {"prompt": ids, "max_tokens": count, "seed": seeds[row]}
                 for token in self._tokens({**settings, **request}):
                     token = token._replace(row=row)
@@ -152,7 +166,7 @@ class LlamaCpp:
             generated += count
 
     def close(self) -> None:
-        """End the server; `generate` starts it again."""
+        """See `Engine.close`."""
         if self._close is not None:
             self._close()
         self._samples = self._slots = 0
@@ -429,7 +443,7 @@ class Conversion:
     """The record of a converted model.
 
     gguf: name of the GGUF file in GGUF_FOLDER. tokenizer: the tokenizer as JSON. rows, is_exact: see `LlamaCpp`.
-    note: see `ConvertedModel`.
+    note: the note of `tinylm.load` about device and number format.
     """
 
     gguf: str
@@ -457,6 +471,10 @@ class Conversion:
         except TokenizerLibraryError as error:
             raise TinyLMError(f"Cannot read the tokenizer of {self.gguf} in the cache: {error}.") from error
         return Tokenizer(library, self.config.tokenizer.special)
+
+    def open(self, tokenizer: Tokenizer, **sizes: int) -> LlamaCpp:
+        """The model in llama.cpp. sizes: `samples` and `slots`. Raises the errors of `LlamaCpp`."""
+        return LlamaCpp(self.file, self.config.model.context, tokenizer, self.rows, self.is_exact, **sizes)
 
     @classmethod
     def read(cls, key: str) -> Self | None:
@@ -544,44 +562,17 @@ def _checksums(file: Path, blocks: Iterable[int]) -> Iterator[int]:
             yield zlib.crc32(content)
 
 
-@dataclass(eq=False)
-class ConvertedModel(TextGenerator):
-    """A decoder from a converted file, run by llama.cpp. note: the note of `load` about device and number format."""
-
-    config: RunConfig
-    tokenizer: Tokenizer
-    engine: LlamaCpp
-    reporter: Reporter
-    note: str
-    data: DataConfig | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.data = self.config.data
-
-    def close(self) -> None:
-        """See `TextGenerator.close`."""
-        self.engine.close()
-
-    def continue_encoded(self, encoded: EncodedPrompt, config: GenerationConfig, first_stream: int = 0) -> Continuation:
-        """See `TextGenerator.continue_encoded`. The engine was chosen by `open_converted`."""
-        require(config.json_schema is None, '`json_schema` needs `engine="torch"`.')
-        return Continuation(self.engine, self.tokenizer, [encoded], config, first_stream)
-
-
-def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> ConvertedModel | None:
-    """The model with this key from its converted file.
-
-    `None` if there is no usable record or file, xllamacpp is not installed, or the settings need torch.
+def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> TextGenerator | None:
+    """The model with this key from its converted file. `None` if there is no usable record or file, or `reason_against`
+    llama.cpp.
     """
-    if speed.engine == "torch" or not speed.cache or import_llama_cpp() is None:
-        return None
-    record = Conversion.read(key)
+    record = None if reason_against(speed) else Conversion.read(key)
     if record is None or not take_cached(record.file):
         return None
     try:
         tokenizer = record.open_tokenizer()
-        context, rows = record.config.model.context, record.rows
-        engine = LlamaCpp(record.file, context, tokenizer.vocab_size, rows, record.is_exact)
+        engine = record.open(tokenizer)
     except (OSError, TinyLMError):
         return None
-    return ConvertedModel(record.config, tokenizer, engine, reporter, record.note)
+    reporter.note(record.note)
+    return TextGenerator(config=record.config, tokenizer=tokenizer, engine=engine, reporter=reporter)

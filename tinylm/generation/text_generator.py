@@ -1,11 +1,10 @@
-"""Models that continue a prompt or a conversation, independent of the engine: base class, samples and chat session.
+"""Models that continue a prompt or a conversation with an engine: the model, its samples and a chat session.
 
 The samples are decoded as they grow, and end at stop sequences.
 """
 
 import contextlib
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,10 +12,10 @@ from typing import Any, NamedTuple
 from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import require
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.generation.engine import Engine, Token
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.prompts import EncodedPrompt, Prompt, encode_conversation, encode_prompt
-from tinylm.generation.torch_engine import Engine, Token
-from tinylm.reporter import Reporter
+from tinylm.reporter import LogReporter, Reporter
 from tinylm.text.answer_spans import ChatFormat, chat_format, read_template
 from tinylm.text.chat import Conversation
 from tinylm.text.decoding import TokenTexts, stream_decoder
@@ -161,7 +160,7 @@ class Continuation:
         ]
         texts = [""] * len(prompts)
         logprobs: list[list[dict[str, Any]]] = [[] for _ in prompts]
-        generated = self.engine.generate(prompts, config, self.first_stream, tokenizer.start_id)
+        generated = self.engine.generate(prompts, config, self.first_stream)
         with contextlib.closing(generated):  # stops the engine as soon as all texts have ended
             for token in generated:
                 row, stream = token.row, streams[token.row]
@@ -210,20 +209,25 @@ class Continuation:
         return scored(token.id, token.logprob) | {"top": top}
 
 
-class TextGenerator(ABC):
-    """A model with its tokenizer. The methods that generate text are for decoders.
+@dataclass(eq=False, kw_only=True)
+class TextGenerator:
+    """A model with its tokenizer and its engine. The methods that generate text are for decoders.
 
     data: description of the text that the model was trained on; `None` if it is not recorded.
     """
 
     config: RunConfig
     tokenizer: Tokenizer
-    data: DataConfig | None
-    reporter: Reporter
+    engine: Engine
+    reporter: Reporter = field(default_factory=LogReporter)
+    data: DataConfig | None = field(init=False)
 
-    @abstractmethod
+    def __post_init__(self) -> None:
+        self.data = self.config.data
+
     def close(self) -> None:
-        """End llama.cpp, if it runs; otherwise it ends with the process. It starts again when text is generated."""
+        """See `Engine.close`."""
+        self.engine.close()
 
     @property
     def architecture(self) -> str:
@@ -245,9 +249,9 @@ class TextGenerator(ABC):
         """The source of the chat template; `None` without one."""
         return self.config.tokenizer.chat_template
 
-    @abstractmethod
     def continue_encoded(self, encoded: EncodedPrompt, config: GenerationConfig, first_stream: int = 0) -> Continuation:
         """As `continue_prompt`, for an already encoded prompt, such as a conversation."""
+        return Continuation(self.engine, self.tokenizer, [encoded], config, first_stream)
 
     def continue_prompt(self, prompt: Prompt, first_stream: int = 0) -> Continuation:
         """The samples that continue a prompt, which iteration over the result generates.

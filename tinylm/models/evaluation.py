@@ -1,7 +1,7 @@
 """The evaluation of a model on a text: the text is read and encoded on rank 0, and all ranks share the work."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tinylm.config.jobs import JOBS, JobRow, applicable, changed_settings, data_kinds, objective_for, rows_on
+from tinylm.config.settings import ChatSettings, TextFileSettings, UnknownCharacterSettings
 from tinylm.errors import TinyLMError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
@@ -24,6 +25,11 @@ from tinylm.text.source import TextSource
 from tinylm.transformer.architectures import Transformer
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReadingSettings(TextFileSettings, ChatSettings, UnknownCharacterSettings):
+    """How the text of an evaluation is read; see TextSource."""
+
+
 class EvaluatedModel(TextGenerator):
     """A model that is evaluated on texts. Its attributes are those of `tinylm.Model`."""
 
@@ -37,23 +43,8 @@ class EvaluatedModel(TextGenerator):
         files: str | Path | Sequence[str | Path] | TextSource | None = None,
         *,
         text: str | None = None,
-        batch_size: int | None = None,
-        sequence_length: int | None = None,
-        stride: int | None = None,
-        baselines: bool = False,
-        by_document: bool = False,
-        beams: int = 5,
-        length_penalty: float = 1.0,
-        bleu_tokenize: str | None = None,
-        format: str = "auto",
-        text_key: str | None = None,
-        encoding: str = "utf-8",
-        exclude: str | Sequence[str] | None = None,
-        skip_bad: bool = False,
-        unknown: str = "error",
-        chat_template: str | None = None,
-        train_on: str | None = None,
         ranks: Ranks = ONE_RANK,
+        **settings: Any,
     ) -> Evaluation:
         """Loss, perplexity and further metrics on a text, or on the answers of conversations; for an encoder-decoder,
         on pairs.
@@ -61,33 +52,40 @@ class EvaluatedModel(TextGenerator):
         files: files, folders, glob patterns, or - for standard input; or a TextSource, which also sets how they are
             read. Default: the validation text of the run.
         text: the text itself, in place of files (pairs: a source, a tab and a target per line).
-        batch_size, sequence_length, stride, baselines, by_document, beams, length_penalty, bleu_tokenize: see
-            EvaluationConfig.
-        format, text_key, encoding, exclude, skip_bad, unknown, chat_template, train_on: how files are read; see
-            TextSource.
         ranks: from `tinylm.distributed.ranks.join_ranks`. Each rank has the model and calls this method with the same
             arguments. The ranks share the work and get the same result. Only rank 0 reads files.
+        settings: fields of EvaluationConfig, such as `stride`, and of ReadingSettings, which apply to `files` by name.
 
         The loss is computed under autocast to `dtype`, from fp32 weights if the model has them.
 
-        Raises UsageError for a setting, a text or a file that cannot be used, and TinyLMError for damaged data.
+        Raises UsageError for a setting, a text or a file that cannot be used, TypeError for unknown settings, and
+        TinyLMError for damaged data.
         """
-        config = EvaluationConfig(
-            batch_size=batch_size,
-            stride=stride,
-            baselines=baselines,
-            beams=beams,
-            length_penalty=length_penalty,
-            bleu_tokenize=bleu_tokenize,
-            sequence_length=sequence_length,
-            by_document=by_document,
-        )
-        applicable(EvaluationConfig, changed_settings(config), self.rows)
-        reading: dict[str, Any] = {"format": format, "text_key": text_key, "encoding": encoding, "exclude": exclude}
-        reading |= {"skip_bad": skip_bad, "unknown": unknown, "chat_template": chat_template, "train_on": train_on}
-        with evaluation_source(files, text, self.data_kinds[0], reading) as source:
-            encoded = self._shared_tokens(source, ranks)
-        return self._evaluate(encoded, config, ranks)
+        names = {field.name for field in fields(EvaluationConfig)}
+        config = EvaluationConfig(**{name: value for name, value in settings.items() if name in names})
+        reading = ReadingSettings(**{name: value for name, value in settings.items() if name not in names})
+        given = changed_settings(config)
+        applicable(EvaluationConfig, given, self.rows)
+
+        # Read and encode the text, on all ranks
+        with evaluation_source(files, text, self.data_kinds[0], vars(reading)) as source:
+            tokens = self._shared_tokens(source, ranks)
+        objective = self.objective_on(tokens.kind)
+        applicable(EvaluationConfig, given, (JOBS[objective],))
+
+        # Evaluate, and compare with baselines
+        torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
+        keep_freed_blocks()
+        job = load_job(objective)
+        result = job.evaluate(Scoring(self.network, self.tokenizer, tokens, config, self.dtype, self.reporter, ranks))
+        if result.confusion is not None:
+            return replace(result, labels=self.labels)
+        if not config.baselines or job.baselines is None:
+            return result
+        scores = None
+        if ranks.is_first:
+            scores = job.baselines(self.tokenizer, tokens.codes, self._training_tokens(), self.reporter)
+        return replace(result, baselines=ranks.first(scores))
 
     def objective_on(self, data: str) -> str:
         """The objective for a kind of data: that of training if it fits, else the default for the architecture.
@@ -107,22 +105,6 @@ class EvaluatedModel(TextGenerator):
         """The kinds of data that the model can be evaluated on, the default first."""
         return data_kinds(self.architecture, self.objective, has_labels=bool(self.labels))
 
-    def _evaluate(self, text: EvaluationTokens, config: EvaluationConfig, ranks: Ranks) -> Evaluation:
-        torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
-        keep_freed_blocks()
-        objective = self.objective_on(text.kind)
-        applicable(EvaluationConfig, changed_settings(config), (JOBS[objective],))
-        job = load_job(objective)
-        result = job.evaluate(Scoring(self.network, self.tokenizer, text, config, self.dtype, self.reporter, ranks))
-        if result.confusion is not None:
-            return replace(result, labels=self.labels)
-        if not config.baselines or job.baselines is None:
-            return result
-        scores = None
-        if ranks.is_first:
-            scores = job.baselines(self.tokenizer, text.codes, self._training_tokens(), self.reporter)
-        return replace(result, baselines=ranks.first(scores))
-
     def _shared_tokens(self, source: TextSource | None, ranks: Ranks) -> EvaluationTokens:
         """The encoded text, on all ranks."""
         ranks.require_device(self.network.device.type)
@@ -130,16 +112,13 @@ class EvaluatedModel(TextGenerator):
             ranks.wait()
             kind, *others = ranks.first(None)
             return EvaluationTokens(kind, ranks.broadcast({})["codes"].numpy(), *others)
-        text = self._encode(source)
+        reader = ModelReader(self.data_kinds, self.labels, self.tokenizer, self.chat_template)
+        text = evaluation_tokens(source, self.path, self.data, self.tokenizer, reader, self.reporter)
         ranks.announce()
         if ranks.size > 1:
             ranks.first([text.kind, list(text.names), text.document_end])
             ranks.broadcast({"codes": torch.from_numpy(np.array(text.codes))})
         return text
-
-    def _encode(self, source: TextSource | None) -> EvaluationTokens:
-        reader = ModelReader(self.data_kinds, self.labels, self.tokenizer, self.chat_template)
-        return evaluation_tokens(source, self.path, self.data, self.tokenizer, reader, self.reporter)
 
     def _training_tokens(self) -> Tokens | None:
         """Tokens of the training text; `None`, with a warning, if there are none or they cannot be read."""

@@ -11,18 +11,13 @@ from tinylm.config.validation import check_choice
 from tinylm.errors import TinyLMError
 from tinylm.formats.hub import is_reference
 from tinylm.generation.generation_config import SpeedConfig
-from tinylm.generation.llama_cpp import (
-    Conversion,
-    ConvertedModel,
-    conversion_key,
-    import_llama_cpp,
-    open_converted,
-    take_cached,
-)
+from tinylm.generation.llama_cpp import Conversion, conversion_key, open_converted, reason_against, take_cached
 from tinylm.reporter import LogReporter, Reporter, SilentReporter
 from tinylm.run_directory.layout import find_run, newest_model
 
 if TYPE_CHECKING:
+    from tinylm.generation.engine import Engine
+    from tinylm.generation.text_generator import TextGenerator
     from tinylm.models.adapter import LoadedAdapter
     from tinylm.models.model import Model
 
@@ -52,11 +47,23 @@ def load(
     Raises UsageError for a setting, a path or an adapter that cannot be used, and TinyLMError for damaged files, for
     adapters that were trained on another base model, and for a failed download.
     """
-    return _load(path, adapters, device, dtype, quantize, reporter or LogReporter(), only_generates=False)
+    reporter = reporter or LogReporter()
+    return _load(_find(path, adapters, reporter), adapters, device, dtype, quantize, reporter, only_generates=False)
+
+
+def _find(path: str | Path | None, adapters: Sequence[str | Path], reporter: Reporter) -> Path | None:
+    """The path of the model, by default of the newest one; `None` for the base of the adapters."""
+    if path is None:
+        return None if adapters else newest_model(reporter)
+    if is_reference(str(path)):
+        from tinylm.models.open import find_model
+
+        return find_model(Path(path), reporter)
+    return find_run(Path(path), reporter)
 
 
 def _load(
-    path: str | Path | None,
+    run: Path | None,
     adapters: Sequence[str | Path],
     device: str,
     dtype: str,
@@ -65,19 +72,19 @@ def _load(
     *,
     only_generates: bool,
 ) -> "Model":
-    """The arguments are those of `load`. only_generates: whether the model is only used for generation."""
+    """run: as `_find` returns it. only_generates: whether the model only generates. The others: arguments of `load`."""
     from tinylm.machine.device import DTYPES, choose_device, choose_generation_dtype, describe_device, weights_dtype
     from tinylm.machine.measure import choose_loss_dtype
     from tinylm.models.adapter import AdapterSpec, load_adapted_model
+    from tinylm.models.engine import ModelEngine
     from tinylm.models.model import Model
-    from tinylm.models.open import find_model, open_model
+    from tinylm.models.open import open_model
 
     check_choice("quantize", quantize, ("none", "int8"))
     check_choice("dtype", dtype, ("auto", *DTYPES))
     chosen_device = choose_device(device)
-    run = None if path is None else find_model(Path(path), reporter)
     loaded: Sequence[LoadedAdapter] = ()
-    if adapters:
+    if run is None or adapters:
         specs = [AdapterSpec.parse(str(adapter), reporter) for adapter in adapters]
         network, config, tokenizer, loaded = load_adapted_model(specs, run, chosen_device.value)
         for adapter in loaded:
@@ -85,7 +92,6 @@ def _load(
                 reporter.note(adapter.note)
         run = specs[0].path
     else:
-        run = run or newest_model(reporter)
         network, config, tokenizer, _ = open_model(run, chosen_device.value)
     stored = weights_dtype(network)
     for_generation = chosen_dtype = choose_generation_dtype(dtype, chosen_device.value, stored)
@@ -100,8 +106,18 @@ def _load(
     reporter.note(note)
     if stored != DTYPES[chosen_dtype.value]:
         network.float()  # as in training; autocast or the preparation for generation converts them
-    formats = (chosen_dtype.value, for_generation.value)
-    return Model(run, network, config, tokenizer, *formats, quantize, tuple(loaded), reporter, note)
+    engine = ModelEngine(run, network, config, tokenizer, tuple(loaded), for_generation.value, quantize, reporter)
+    return Model(
+        path=run,
+        network=network,
+        config=config,
+        tokenizer=tokenizer,
+        engine=engine,
+        dtype=chosen_dtype.value,
+        adapters=tuple(loaded),
+        note=note,
+        reporter=reporter,
+    )
 
 
 def open_generator(
@@ -114,28 +130,27 @@ def open_generator(
     dtype: str = "auto",
     quantize: str = "none",
     reporter: Reporter | None = None,
-) -> "Model | ConvertedModel":
-    """The model, prepared for generation only.
+) -> "TextGenerator":
+    """The model for generation only, with the engine that the settings choose.
 
-    speed, switches_adapters: see `Model.prepare_generation`. The other arguments are those of `tinylm.load`.
+    speed, switches_adapters: see `ModelEngine.settle`. The other arguments are those of `tinylm.load`. Returns a
+    `Model`, unless llama.cpp generates from the converted file of an earlier call.
 
-    Raises the errors of `Model.prepare_generation` and `tinylm.load`.
+    Raises the errors of `ModelEngine.settle` and `tinylm.load`.
     """
     speed, reporter = speed or SpeedConfig(), reporter or LogReporter()
 
-    key = None
-    if not adapters and not is_reference(str(path)):
-        found = _find(path, SilentReporter())  # `load` finds it again and reports it
-        key = conversion_key(found, device, dtype, quantize)
-        if key is not None and (converted := open_converted(key, speed, reporter)) is not None:
-            _find(path, reporter)
-            reporter.note(converted.note)
-            return converted
-    model = _load(path, adapters, device, dtype, quantize, reporter, only_generates=True)
-    engine = model.prepare_generation(speed, switches_adapters=switches_adapters)
-    if key is not None and engine is not None:
-        tokenizer, rows = model.tokenizer.to_str(), model.network.vocab_size
-        Conversion(engine.file.name, model.config, tokenizer, rows, engine.is_exact, model.note).write(key)
+    # The converted file of an earlier call, without torch
+    run = _find(path, adapters, reporter)
+    key = None if run is None or adapters else conversion_key(run, device, dtype, quantize)
+    if key is not None and (converted := open_converted(key, speed, reporter)) is not None:
+        return converted
+
+    # The model's own files
+    model = _load(run, adapters, device, dtype, quantize, reporter, only_generates=True)
+    llama_cpp = model.engine.settle(speed, switches_adapters=switches_adapters)
+    if key is not None and llama_cpp is not None:
+        model.converted(llama_cpp.file).write(key)
     return model
 
 
@@ -145,34 +160,35 @@ def open_for_serving(
     adapters: Sequence[str | Path] = (),
     quantize: str = "none",
     reporter: Reporter | None = None,
-) -> tuple[str, Conversion, Callable[[], "Model"]]:
-    """The name of a model, its conversion for llama.cpp, and a function that loads the same model.
+) -> "tuple[str, Conversion, Callable[[], Engine]]":
+    """The name of a model, its conversion for llama.cpp, and a function that opens the same model in torch.
 
     The arguments are those of `tinylm.load`, on the CPU. Raises UsageError for a model that llama.cpp cannot run, and
     the errors of `tinylm.load`. The function raises TinyLMError if the model's files have changed.
     """
-    reporter, key = reporter or LogReporter(), None
+    reporter = reporter or LogReporter()
+    run = _find(path, adapters, reporter)
 
-    def load_again() -> "Model":
-        again = _load(path, adapters, "cpu", "auto", quantize, SilentReporter(), only_generates=True)
+    def open_model() -> "Model":
+        return _load(run, adapters, "cpu", "auto", quantize, SilentReporter(), only_generates=True)
+
+    # The converted file of an earlier call, or else the model's own files
+    key = None if run is None or adapters else conversion_key(run, "cpu", "auto", quantize)
+    record = None if key is None or reason_against(SpeedConfig()) else Conversion.read(key)
+    if run is not None and record is not None and take_cached(record.file):
+        name = run.stem
+    else:
+        model = open_model()
+        reporter.note("On cpu: llama.cpp serves there.")
+        name, record = model.path.stem, model.convert_for_serving()
+        if key is not None:
+            record.write(key)
+
+    def open_torch() -> "Engine":
+        again = open_model()
         if again.convert_for_serving().gguf != record.gguf:  # whose name has the digest of the weights
             raise TinyLMError(f"The files of {name} have changed since the server started; start it again.")
-        return again
+        again.engine.settle(SpeedConfig(engine="torch"))
+        return again.engine
 
-    if not adapters and not is_reference(str(path)):
-        path = _find(path, reporter)
-        key = conversion_key(path, "cpu", "auto", quantize)
-        known = None if key is None else Conversion.read(key)
-        if known is not None and import_llama_cpp() is not None and take_cached(known.file):
-            name, record = path.stem, known
-            return name, record, load_again
-    model = _load(path, adapters, "cpu", "auto", quantize, SilentReporter(), only_generates=True)
-    reporter.note("On cpu: llama.cpp serves there.")
-    name, record = model.path.stem, model.convert_for_serving()
-    if key is not None:
-        record.write(key)
-    return name, record, load_again
-
-
-def _find(path: str | Path | None, reporter: Reporter) -> Path:
-    return newest_model(reporter) if path is None else find_run(Path(path), reporter)
+    return name, record, open_torch

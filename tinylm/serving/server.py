@@ -12,18 +12,16 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.generation.llama_cpp import Conversion, LlamaCpp
+from tinylm.generation.engine import Engine
+from tinylm.generation.llama_cpp import Conversion
 from tinylm.kernels.process import share_heaps
 from tinylm.serving.completions import Completions
 from tinylm.serving.server_config import ServerConfig, is_loopback
 from tinylm.text.answer_spans import chat_format
-
-if TYPE_CHECKING:
-    from tinylm.models.model import Model
 
 MAX_CONTEXT = 4096  # tokens of a request, unless more are asked for: the cache takes memory for each
 MAX_BODY = 1 << 24  # bytes of a request
@@ -32,10 +30,10 @@ TIMEOUT = 60.0  # seconds that a client may take to send the next bytes, or to r
 PAGES = Path(__file__).parent
 
 
-def start_server(name: str, model: Conversion, load: "Callable[[], Model]", config: ServerConfig) -> "Server":
+def start_server(name: str, model: Conversion, open_torch: Callable[[], Engine], config: ServerConfig) -> "Server":
     """A server that answers with a converted model, in threads of its own.
 
-    name: the name of the model in answers. load: loads the model in torch, which generates JSON.
+    name: the name of the model in answers. open_torch: opens the model in torch, which generates JSON.
 
     Raises UsageError for an address that cannot be used, and TinyLMError if llama.cpp does not start.
     """
@@ -49,18 +47,14 @@ def start_server(name: str, model: Conversion, load: "Callable[[], Model]", conf
         ) from error
     tokenizer, context = model.open_tokenizer(), model.config.model.context
     slots = min(context, config.serving_context or MAX_CONTEXT)
-    engine = LlamaCpp(
-        *(model.file, context, tokenizer.vocab_size, model.rows, model.is_exact),
-        samples=config.parallel,
-        slots=slots,
-    )
+    engine = model.open(tokenizer, samples=config.parallel, slots=slots)
     engine.close_socket()
     template = model.config.tokenizer.chat_template
     format = None if template is None else chat_format(template, tokenizer)
     if format is not None:
         format.template.compile()
     data = model.config.data
-    server.completions = Completions(name, engine, tokenizer, data, slots, format, load, config.parallel)
+    server.completions = Completions(name, engine, tokenizer, data, slots, format, open_torch, config.parallel)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 

@@ -5,9 +5,9 @@ import time
 
 from tinylm.config.run import RunConfig
 from tinylm.errors import TinyLMError, is_out_of_memory
-from tinylm.generation import sampler as sampling
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.prompts import start_tokens
+from tinylm.generation.sampler import Sampler
 from tinylm.generation.torch_engine import generate
 from tinylm.kernels.without_compiler import force_eager
 from tinylm.machine.device import autocast
@@ -64,7 +64,8 @@ def generate_sample(
     dtype = "fp32" if config.runtime is None else config.runtime.dtype  # a frozen base has 16-bit weights
     was_training = model.training
     model.eval()
-    sampler = sampling.Sampler(SamplingConfig(), 0, 1, tokenizer.vocab_size)
+    sampler = Sampler(SamplingConfig(), 1, tokenizer.vocab_size)
+    sampler.start(seed=0)
     start = start_tokens(tokenizer, config.data, [], model.context)
     end, ids = time.monotonic() + seconds, []
     try:

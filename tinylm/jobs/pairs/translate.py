@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from tinylm.errors import UsageError
+from tinylm.generation.engine import sample_seed
 from tinylm.generation.generation_config import BeamSearchConfig, GenerationConfig, PromptPolicy, is_sampled
 from tinylm.generation.prompts import Prompt, drop_unknown
-from tinylm.generation.sampler import Sampler, sample_seed
+from tinylm.generation.sampler import Sampler
 from tinylm.generation.text_generator import Sample
 from tinylm.generation.torch_engine import generate
 from tinylm.reporter import Reporter
@@ -292,9 +293,8 @@ def sample_targets(
     """
     rows, max_tokens = config.num_samples, min(config.max_tokens, model.context)
     for number, source in enumerate(sources):
-        sampling = config.sampling(default_temperature=0.0)
-        stream = first_stream + number * rows
-        sampler = Sampler(sampling, config.seed, rows, model.vocab_size, stream)
+        sampler = Sampler(config.sampling(default_temperature=0.0), rows, model.vocab_size)
+        sampler.start(config.seed, first_stream + number * rows)
         targets: list[list[int]] = [[] for _ in range(rows)]
         ended = [not source] * rows
         decoder = encode_sources(model, [source], end_of_text_id, rows)

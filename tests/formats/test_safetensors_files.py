@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from tests.formats.peers import save_peer
 from tests.formats.refusals import assert_refused
 from tinylm.formats.huggingface import read_folder
-from tinylm.formats.safetensors_files import open_file, open_weights, write_file
+from tinylm.formats.safetensors_files import open_weights, write_file
+from tinylm.run_directory.tensor_file import open_file
 
 SHARDS = {"model-00001-of-00002.safetensors": ("a",), "model-00002-of-00002.safetensors": ("b", "c")}
 INDEX = "model.safetensors.index.json"
@@ -157,6 +158,8 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     save_file({"a": torch.ones(100)}, tmp_path / "whole.safetensors")
     whole = (tmp_path / "whole.safetensors").read_bytes()
     contents = (b"", b"\xff" * 8, b"\x08" + b"\0" * 7 + b'{"a":{}}', b"PK\x03\x04" * 9, whole[:-1], whole + b"x")
+    absurd = json.dumps({"a": {"dtype": "F32", "shape": [0, 1 << 40, 1 << 40], "data_offsets": [0, 0]}}).encode()
+    contents = (*contents, len(absurd).to_bytes(8, "little") + absurd)
 
     def attempt(content: bytes) -> None:
         (tmp_path / "model.safetensors").write_bytes(content)

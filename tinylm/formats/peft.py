@@ -19,9 +19,10 @@ from torch import Tensor
 
 from tinylm.config.model import ModelConfig
 from tinylm.errors import TinyLMError
-from tinylm.formats.family import DTYPES, Family, Parameter, Rule
+from tinylm.formats.family import Family, Parameter, Rule
 from tinylm.formats.peft_config import ADAPTER_CONFIG, PeftConfig, read_peft_config
-from tinylm.formats.safetensors_files import StoredTensor, inside, open_file, stored_dtypes
+from tinylm.formats.safetensors_files import inside, stored_dtypes
+from tinylm.run_directory.tensor_file import DTYPES, StoredTensor, open_file
 from tinylm.system.files import hash_file, parse_unicode_json, read_text
 from tinylm.transformer.build import build_empty_model
 
@@ -150,7 +151,7 @@ def _open_weights(folder: Path) -> dict[str, StoredTensor]:
             f"{ADAPTER_PICKLE} is a pickle, which can run code and is never opened. Where you trust it, load it by "
             f"peft and save it again, which writes {ADAPTER_WEIGHTS}"
         )
-    return open_file(inside(folder, ADAPTER_WEIGHTS))
+    return open_file(inside(folder, ADAPTER_WEIGHTS), any_dtype=True).tensors
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class _Reader:
             name = key.removeprefix(PREFIX)
             if name == key:
                 raise ValueError(f"the name of its tensor {key[:200]} does not begin with {PREFIX}")
-            if tensor.dtype not in DTYPES:
+            if tensor.dtype not in DTYPES.values():
                 raise ValueError(f"its tensor {name[:200]} is not of the type float32, float16 or bfloat16")
             if match := _LORA.fullmatch(name):
                 pairs[match[1]][match[2]] = tensor

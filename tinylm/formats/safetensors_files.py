@@ -1,4 +1,4 @@
-"""Weights in one safetensors file or several with an index: mapped into memory without a copy, or written.
+"""The weights of a model folder in one safetensors file or several with an index, mapped without a copy, or written.
 
 Functions that read raise OSError for a file that cannot be opened, and ValueError with a reason that completes a
 sentence such as "Cannot import FOLDER: ". Links are followed only in the cache of huggingface_hub (see `inside`).
@@ -10,56 +10,29 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import safetensors
 import torch
 from torch import Tensor
 
 from tinylm.formats.family import rank_dtypes
-from tinylm.system.files import (
-    describe_placeholder,
-    is_link,
-    parse_unicode_json,
-    read_start,
-    read_text,
-    replacing,
-    resolve_links,
-    unicode_path,
-)
+from tinylm.run_directory.tensor_file import DTYPES, StoredTensor, open_file
+from tinylm.system.files import is_link, parse_unicode_json, read_text, replacing, resolve_links
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "consolidated.00.pth")
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _HEADER_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 MAX_SHARDS = 1024
-MAX_TENSORS = 1 << 18
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors")  # a file name without a folder
 _ALIGNMENT = 8  # bytes; the header is padded to a multiple
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in a safetensors file. `dtype` is `None` if it is not one of `DTYPES`."""
-
-    file: Any
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None
-
-    def load(self) -> Tensor:
-        """The tensor: a private mapping of the file's bytes, which are read when they are used."""
-        tensor: Tensor = self.file.get_tensor(self.name)
-        return tensor
 
 
 def open_weights(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of a model folder, by name, from `model.safetensors` or from the shards that its index names."""
     if os.path.lexists(folder / WEIGHTS):
-        return open_file(inside(folder, WEIGHTS))
+        return open_file(inside(folder, WEIGHTS), any_dtype=True).tensors
     if os.path.lexists(folder / INDEX):
         return _open_shards(folder)
     if any(os.path.lexists(folder / name) for name in PICKLES):
@@ -68,26 +41,6 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
             'transformers: AutoModelForCausalLM.from_pretrained("FOLDER").save_pretrained("NEW_FOLDER")'
         )
     raise ValueError(f"it has neither {WEIGHTS} nor {INDEX}")
-
-
-def open_file(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one safetensors file, by name."""
-    if found := describe_placeholder(read_start(path)):
-        raise ValueError(f"{path.name} is {found}")
-    try:
-        with unicode_path(path) as opened:
-            file = safetensors.safe_open(opened, framework="pt")
-        names = file.keys()
-        if len(names) > MAX_TENSORS:
-            raise ValueError(f"{path.name} has {len(names)} tensors; at most {MAX_TENSORS} are supported")
-        return {name: _stored(file, name) for name in names}
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path.name} is damaged or not a safetensors file ({str(error)[:200]})") from error
-
-
-def _stored(file: Any, name: str) -> StoredTensor:
-    view = file.get_slice(name)
-    return StoredTensor(file, name, tuple(view.get_shape()), DTYPES.get(view.get_dtype()))
 
 
 def _open_shards(folder: Path) -> dict[str, StoredTensor]:
@@ -102,7 +55,7 @@ def _open_shards(folder: Path) -> dict[str, StoredTensor]:
     for shard in shards:
         if not _SHARD.fullmatch(shard):
             raise ValueError(f"{INDEX} names {shard[:60]!r}, which is not the name of a safetensors file in the folder")
-        found = open_file(inside(folder, shard))
+        found = open_file(inside(folder, shard), any_dtype=True).tensors
         for name in found:
             if shard_of.get(name) != shard:
                 raise ValueError(f"{shard} has the tensor {name[:200]}, which {INDEX} does not place there")

@@ -146,6 +146,11 @@ class Weights:
     step: int = 0
     val_loss: float | None = None
 
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """The dtypes of the tensors by name."""
+        return {name: tensor.dtype for name, tensor in self.tensors.items()}
+
     @functools.cached_property
     def digest(self) -> str:
         """The SHA-256 of these weights, as the function `digest` computes it. Computed at first use."""

@@ -6,7 +6,6 @@ with a reason that completes the sentence "Cannot import FOLDER: ".
 
 import collections
 import json
-import math
 import os
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -28,6 +27,7 @@ from tinylm.system.files import flush_folder, is_link, parse_unicode_json, read_
 from tinylm.system.process_signals import temporary
 from tinylm.text.tokenizer_errors import short_repr
 from tinylm.text.tokenizer_file import TokenizerSpec, token_ids, validate_tokenizer
+from tinylm.transformer.build import count_parameters
 
 TOKENIZER_CONFIG, TOKEN_MAP, GENERATION_CONFIG = (
     "tokenizer_config.json",
@@ -335,13 +335,13 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerSpec:
 def summarise_folder(path: Path) -> dict[str, Any]:
     """The entry of a model folder in a list of runs, with the main keys that `summarise` returns for a run.
 
-    Raises TinyLMError for weights that are missing or damaged.
+    Raises TinyLMError for weights that are missing or damaged, and for a model that is not supported.
     """
     try:
-        parameters = sum(math.prod(tensor.shape) for tensor in open_weights(path).values())
-        saved = (path / CONFIG).lstat().st_mtime
+        _, config, _ = convert(read_object(path, CONFIG), open_weights(path))
+        parameters, saved = count_parameters(config)["total"], (path / CONFIG).lstat().st_mtime
     except (OSError, ValueError) as error:
-        raise TinyLMError(f"{path} is damaged ({error}).") from error
+        raise TinyLMError(f"{path} cannot be used ({error}).") from error
     unknown = dict.fromkeys(("step", "best_step", "val_loss", "val_bits_per_byte"))
     return {"kind": "hugging face", "parameters": parameters, **unknown, "saved": saved, "seconds": None}
 

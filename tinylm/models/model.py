@@ -45,6 +45,7 @@ from tinylm.text.answer_spans import chat_format
 from tinylm.text.split import without_unknown
 from tinylm.text.tokenizer import MASK, Tokenizer
 from tinylm.transformer.architectures import Decoder, Encoder, EncoderDecoder, Transformer
+from tinylm.transformer.build import count_parameters
 
 if TYPE_CHECKING:
     from tinylm.jobs.labels.classify import Classified
@@ -90,7 +91,7 @@ class Model(EvaluatedModel):
 
     def __repr__(self) -> str:
         model, quantized = self.config.model, "" if self.quantize == "none" else f", {self.quantize} weights"
-        parameters = sum(parameter.numel() for parameter in self.network.parameters())
+        parameters = count_parameters(model)["total"]
         lines = [
             f"Model({str(self.path)!r}: {model.architecture}, {parameters:,} parameters, "
             f"{counted(model.layers, 'layer')} x width {model.width}, context {model.context}",

@@ -23,7 +23,16 @@ from tinylm.formats.families import choose_family, convert, find_family, resolve
 from tinylm.formats.family import ExportedTensors, Family, ForeignModel
 from tinylm.formats.gguf_tokenizer import find_pre
 from tinylm.formats.safetensors_files import DTYPE_NAMES, WEIGHTS, inside, open_weights, stored_dtypes, write_file
-from tinylm.system.files import flush_folder, is_link, parse_unicode_json, read_json, read_text, remove_tree, write_text
+from tinylm.system.files import (
+    flush_folder,
+    is_link,
+    parse_unicode_json,
+    read_json,
+    read_text,
+    remove_tree,
+    replace_folder,
+    write_text,
+)
 from tinylm.system.process_signals import temporary
 from tinylm.text.tokenizer_errors import short_repr
 from tinylm.text.tokenizer_file import TokenizerSpec, token_ids, validate_tokenizer
@@ -243,7 +252,7 @@ def replacing_folder(out: Path) -> Iterator[Path]:
             new.mkdir()
             yield new
             flush_folder(new)
-        _replace(out, new, old)
+        replace_folder(out, new, old)
     except OSError as error:
         kept = f"; the earlier export is in {old}" if old.exists() else ""
         raise TinyLMError(f"Cannot write {out}: {error.strerror or error}. Nothing was exported{kept}.") from error
@@ -252,21 +261,6 @@ def replacing_folder(out: Path) -> Iterator[Path]:
             remove_tree(stage)
     with suppress(OSError):  # the export is in place; without the flush, a power failure may undo the rename
         flush_folder(out.parent)
-
-
-def _replace(out: Path, new: Path, old: Path) -> None:
-    """Move `out`, if it exists, to `old`, and `new` to `out`.
-
-    On any exception, including KeyboardInterrupt, `out` is restored.
-    """
-    try:
-        if out.exists():
-            out.rename(old)
-        new.rename(out)
-    except BaseException:
-        if old.exists() and not out.exists():
-            old.rename(out)
-        raise
 
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"

@@ -21,7 +21,7 @@ from tinylm.run_directory.layout import (
     replaced_directory,
     staging_directory,
 )
-from tinylm.system.files import flush_folder, is_link, is_unfinished, remove_tree, resolve_links
+from tinylm.system.files import flush_folder, is_link, is_unfinished, remove_tree, replace_folder, resolve_links
 from tinylm.system.process_signals import temporary
 
 WINDOWS = os.name == "nt"
@@ -155,8 +155,7 @@ def commit(staging: Path, path: Path) -> None:
     replaced = replaced_directory(path)
     if path.exists() and any(path.iterdir()):
         check_no_foreign_files(path)
-        path.rename(replaced)
-    staging.rename(path)
+    replace_folder(path, staging, replaced)
     with contextlib.suppress(OSError):  # the run is in place; without the flush, a power failure may undo the rename
         flush_folder(path.parent)
     if replaced.exists():

@@ -30,6 +30,7 @@ from tinylm.models.logits import logit_difference, probe_logits, require_equal_l
 from tinylm.models.open import find_model, open_model
 from tinylm.models.peft_adapter import family_of
 from tinylm.reporter import LogReporter, Reporter
+from tinylm.run_directory import tensor_file
 from tinylm.run_directory.layout import find_run, newest_model
 from tinylm.run_directory.loading import LoadedModel, read_config, restore_model
 from tinylm.system.files import open_regular, resolve_links, write_text
@@ -142,7 +143,7 @@ def _recorded_name(config: AdapterConfig) -> str:
 
 
 FORMATS = ("hf", "gguf", "peft")
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {name.lower(): dtype for name, dtype in tensor_file.DTYPES.items()}
 DEFAULT_GGUF_DTYPE = "f16"
 
 

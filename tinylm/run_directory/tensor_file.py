@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tinylm.system.files import describe_placeholder, read_start, unicode_path
 
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # as safetensors and GGUF name them
 MAX_TENSORS = 1 << 20  # the largest model of ModelConfig has 2^17, and its optimizer four for each
 MAX_ELEMENTS = 1 << 62
 

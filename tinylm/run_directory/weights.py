@@ -68,13 +68,14 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 
 def _open(path: Path) -> TensorFile:
+    remedy = "If it was copied, copy it again; pickles are never opened."
     try:
         return open_file(path)
     except OSError as error:
-        reason = f"{path} is damaged or not a safetensors file ({error.strerror or error})"
+        reason = error.strerror or error
+        raise TinyLMError(f"{path} is damaged or not a safetensors file ({reason}). {remedy}") from error
     except ValueError as error:
-        reason = str(error)
-    raise TinyLMError(f"{reason}. If it was copied, copy it again; pickles are never opened.")
+        raise TinyLMError(f"{error}. {remedy}") from error
 
 
 def read_layout(files: Sequence[Path]) -> Layout:

@@ -52,8 +52,8 @@ def lock_run(path: Path) -> Iterator[None]:
         raise UsageError(f"Another process is writing {path}; wait until it ends, or choose another `out`.") from None
     except OSError as error:
         raise TinyLMError(
-            f"Cannot write {str(path)[:200]}: cannot create {_failed_path(error, path)}: {error.strerror}; choose "
-            "another `out`."
+            f"Cannot write {str(path)[:200]}: cannot create {str(error.filename or lock_file(path))[:200]}: "
+            f"{error.strerror}; choose another `out`."
         ) from error
     try:
         with temporary(Path(lock.lock_file)):
@@ -64,11 +64,6 @@ def lock_run(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
-
-
-def _failed_path(error: OSError, path: Path) -> str:
-    """The path of the file or folder that could not be created, cut to 200 characters."""
-    return str(error.filename or lock_file(path))[:200]
 
 
 @contextlib.contextmanager

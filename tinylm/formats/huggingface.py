@@ -22,7 +22,15 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.families import choose_family, convert, find_family, resolve
 from tinylm.formats.family import ExportedTensors, Family, ForeignModel
 from tinylm.formats.gguf_tokenizer import find_pre
-from tinylm.formats.safetensors_files import DTYPE_NAMES, WEIGHTS, inside, open_weights, stored_dtypes, write_file
+from tinylm.formats.safetensors_files import (
+    DTYPE_NAMES,
+    WEIGHTS,
+    inside,
+    open_weights,
+    reading,
+    stored_dtypes,
+    write_file,
+)
 from tinylm.system.files import (
     flush_folder,
     is_link,
@@ -292,7 +300,7 @@ def read_folder(folder: Path) -> ForeignModel:
     """
     if not os.path.lexists(folder / CONFIG):
         raise UsageError(f"{folder} is not a model folder of Hugging Face: it has no {CONFIG}.")
-    try:
+    with reading(folder, "import"):
         values = read_object(folder, CONFIG)
         find_family(values)  # before the weights are opened
         stored = open_weights(folder)
@@ -300,11 +308,6 @@ def read_folder(folder: Path) -> ForeignModel:
         tokenizer = _read_tokenizer(folder, config)
         special = read_special_tokens(folder, values, tokenizer)
         template = read_chat_template(folder)
-    except OSError as error:
-        name = Path(str(error.filename)).name if error.filename else "a file"
-        raise TinyLMError(f"Cannot import {folder}: {name} cannot be read ({error.strerror or error}).") from error
-    except ValueError as error:
-        raise TinyLMError(f"Cannot import {folder}: {error}.") from error
     text = json.dumps(tokenizer, ensure_ascii=False)
     return ForeignModel(family, config, tensors, text, special, template, stored_dtypes(stored))
 
@@ -331,11 +334,9 @@ def summarise_folder(path: Path) -> dict[str, Any]:
 
     Raises TinyLMError for weights that are missing or damaged, and for a model that is not supported.
     """
-    try:
+    with reading(path, "use"):
         _, config, _ = convert(read_object(path, CONFIG), open_weights(path))
         parameters, saved = count_parameters(config)["total"], (path / CONFIG).lstat().st_mtime
-    except (OSError, ValueError) as error:
-        raise TinyLMError(f"{path} cannot be used ({error}).") from error
     unknown = dict.fromkeys(("step", "best_step", "val_loss", "val_bits_per_byte"))
     return {"kind": "hugging face", "parameters": parameters, **unknown, "saved": saved, "seconds": None}
 
@@ -354,7 +355,8 @@ def write_folder(folder: Path, model: ForeignModel, dtype: torch.dtype | None = 
     if model.config.labels and model.special.pad is None:  # transformers finds the last token of a text by the padding
         model = replace(model, special=replace(model.special, pad=model.special.end_of_text))
     fields = _config_fields(family, model, token_ids(spec)) | {"dtype": _dtype_name(tensors, dtype)}
-    write_file(folder / WEIGHTS, tensors, dtype)
+    layout = {name: (dtype or tensors.dtype(name), tensors.shape(name)) for name in tensors}
+    write_file(folder / WEIGHTS, layout, tensors.__getitem__)
     write_text(folder / TOKENIZER, tokenizer_for_export(spec, model.special))
     _write_json(folder / TOKENIZER_CONFIG, tokenizer_config(model.special, model.config.context))
     if model.chat_template is not None:

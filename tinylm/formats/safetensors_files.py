@@ -4,18 +4,20 @@ Functions that read raise OSError for a file that cannot be opened, and ValueErr
 sentence such as "Cannot import FOLDER: ". Links are followed only in the cache of huggingface_hub (see `inside`).
 """
 
+import contextlib
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tinylm.errors import TinyLMError
 from tinylm.formats.family import rank_dtypes
 from tinylm.run_directory.tensor_file import DTYPES, StoredTensor, open_file
 from tinylm.system.files import is_link, parse_unicode_json, read_text, replacing, resolve_links
@@ -73,6 +75,18 @@ def stored_dtypes(tensors: Mapping[str, StoredTensor]) -> tuple[str, ...]:
     )
 
 
+@contextlib.contextmanager
+def reading(folder: Path, purpose: str) -> Iterator[None]:
+    """Context manager that turns OSError and ValueError into TinyLMError("Cannot PURPOSE FOLDER: ...")."""
+    try:
+        yield
+    except OSError as error:
+        name = Path(str(error.filename)).name if error.filename else "a file"
+        raise TinyLMError(f"Cannot {purpose} {folder}: {name} cannot be read ({error.strerror or error}).") from error
+    except ValueError as error:
+        raise TinyLMError(f"Cannot {purpose} {folder}: {error}.") from error
+
+
 def inside(folder: Path, name: str) -> Path:
     """The path of a file in the folder. Raises ValueError for a link, except within the cache of huggingface_hub.
 
@@ -94,38 +108,25 @@ def _bytes(tensor: Tensor) -> memoryview:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-class WritableTensors(Protocol):
-    """Tensors by name, which may be computed when they are looked up."""
+def write_file(
+    path: Path, layout: Mapping[str, tuple[torch.dtype, Sequence[int]]], load: Callable[[str], Tensor]
+) -> None:
+    """Write or replace a safetensors file; only one tensor at a time is loaded, and converted to its dtype.
 
-    def __iter__(self) -> Iterator[str]: ...
-
-    def __getitem__(self, name: str, /) -> Tensor: ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor."""
-        ...
-
-    def dtype(self, name: str) -> torch.dtype:
-        """The dtype of a tensor, one of `DTYPES`."""
-        ...
-
-
-def write_file(path: Path, tensors: WritableTensors, dtype: torch.dtype | None = None) -> None:
-    """Write or replace a safetensors file; only one tensor at a time is looked up. dtype: of all; `None`: each its own.
+    layout: the dtype, one of `DTYPES`, and the shape of each tensor by name. load: returns the tensor of a name
 
     Raises OSError; the old file is then unchanged.
     """
-    dtypes = {name: dtype or tensors.dtype(name) for name in tensors}
-    names = sorted(dtypes, key=lambda name: (-dtypes[name].itemsize, name))  # largest first: aligns all offsets
+    names = sorted(layout, key=lambda name: (-layout[name][0].itemsize, name))  # largest first: aligns all offsets
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:
-        shape = tensors.shape(name)
-        begin, end = end, end + math.prod(shape) * dtypes[name].itemsize
-        header[name] = {"dtype": _HEADER_DTYPES[dtypes[name]], "shape": list(shape), "data_offsets": [begin, end]}
+        dtype, shape = layout[name]
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _HEADER_DTYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     with replacing(path) as unfinished, unfinished.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
-            file.write(_bytes(tensors[name].to("cpu", dtypes[name])))
+            file.write(_bytes(load(name).to("cpu", layout[name][0])))

@@ -20,7 +20,7 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.families import choose_family, convert, find_family, resolve
-from tinylm.formats.family import ExportedTensors, Family, ForeignModel
+from tinylm.formats.family import ExportedTensors, ForeignModel
 from tinylm.formats.gguf_tokenizer import find_pre
 from tinylm.formats.safetensors_files import (
     DTYPE_NAMES,
@@ -142,14 +142,9 @@ def _adds_bos(settings: Mapping[str, Any], tokenizer: TokenizerSpec, bos: str) -
 
 def begins_with(tokenizer: TokenizerSpec, token: str) -> bool:
     """Whether the post-processor of a tokenizer.json has a template that adds the token before each text."""
-    return any(
-        step["type"] == "TemplateProcessing" and list(map(_token_of, step.get("single", [])))[:1] == [token]
-        for step in _post_processors(tokenizer)
-    )
-
-
-def _token_of(item: dict[str, Any]) -> Any:
-    return item.get("SpecialToken", {}).get("id")
+    templates = [step for step in _post_processors(tokenizer) if step["type"] == "TemplateProcessing"]
+    first = (item for step in templates for item in step.get("single", [])[:1])
+    return any(item.get("SpecialToken", {}).get("id") == token for item in first)
 
 
 def _post_processors(tokenizer: TokenizerSpec) -> list[dict[str, Any]]:
@@ -354,8 +349,14 @@ def write_folder(folder: Path, model: ForeignModel, dtype: torch.dtype | None = 
     tensors = ExportedTensors(family, model.config, model.tensors)
     if model.config.labels and model.special.pad is None:  # transformers finds the last token of a text by the padding
         model = replace(model, special=replace(model.special, pad=model.special.end_of_text))
-    fields = _config_fields(family, model, token_ids(spec)) | {"dtype": _dtype_name(tensors, dtype)}
     layout = {name: (dtype or tensors.dtype(name), tensors.shape(name)) for name in tensors}
+    most = collections.Counter(kind for kind, _ in layout.values()).most_common(1)[0][0]
+    fields = {
+        **family.fields(resolve(model.config)),
+        **token_id_fields(model.special, token_ids(spec)),
+        "use_cache": True,
+        "dtype": DTYPE_NAMES[most],  # in which transformers loads the weights
+    }
     write_file(folder / WEIGHTS, layout, tensors.__getitem__)
     write_text(folder / TOKENIZER, tokenizer_for_export(spec, model.special))
     _write_json(folder / TOKENIZER_CONFIG, tokenizer_config(model.special, model.config.context))
@@ -378,16 +379,6 @@ def rebuilds_tokenizer(family: str, tokenizer: str) -> bool:
         return find_pre(validate_tokenizer(tokenizer)) != "qwen2"
     except ValueError:  # find_pre has no name for it
         return True
-
-
-def _config_fields(family: Family, model: ForeignModel, ids: Mapping[str, int]) -> dict[str, Any]:
-    return {**family.fields(resolve(model.config)), **token_id_fields(model.special, ids), "use_cache": True}
-
-
-def _dtype_name(tensors: ExportedTensors, dtype: torch.dtype | None) -> str:
-    """The dtype in which transformers loads the weights: `dtype`, or else that of most tensors."""
-    most = collections.Counter(tensors.dtype(name) for name in tensors).most_common(1)[0][0]
-    return DTYPE_NAMES[dtype or most]
 
 
 def _generation_fields(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -198,7 +198,12 @@ def export_model(
         return Exported(Path(out), written.family, written.difference)
     path = newest_model(reporter) if model is None else find_model(Path(model), reporter)
     out = Path(out)
-    _check_free(out, path, to, force)
+    same = resolve_links(out) == resolve_links(path)
+    require(not same, f"{out} is the model to export, which is never overwritten; choose another `out`.")
+    if to == "gguf":
+        _check_gguf_free(out, force)
+    else:
+        check_folder_free(out, FOLDER_FILES, force)
     opened = open_model(path)
     if to == "gguf":
         is_decoder = opened.config.model.architecture == "decoder"
@@ -231,16 +236,6 @@ def _foreign(opened: LoadedModel) -> ForeignModel:
         special=opened.tokenizer.special,
         chat_template=opened.config.tokenizer.chat_template,
     )
-
-
-def _check_free(out: Path, source: Path, to: str, force: bool) -> None:
-    """Raise UsageError if an export may not be written to `out`."""
-    same = resolve_links(out) == resolve_links(source)
-    require(not same, f"{out} is the model to export, which is never overwritten; choose another `out`.")
-    if to == "gguf":
-        _check_gguf_free(out, force)
-    else:
-        check_folder_free(out, FOLDER_FILES, force)
 
 
 def _check_gguf_free(out: Path, force: bool) -> None:

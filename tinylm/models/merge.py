@@ -260,10 +260,13 @@ def _add(source: _Source, model: Path | None) -> _Merged:
         history = _History.of(base_config, weights.step).plus(source.digest, step)
         base_digest = weights.digest if source.config is None else source.config.base_digest
         unmerged_digest = base_config.unmerged_digest or (None if base_config.merged else base_digest)
+    if loaded.chat_template is not None:
+        tokens = replace(adapted_config.tokenizer, chat_template=loaded.chat_template)
+        adapted_config = replace(adapted_config, tokenizer=tokens)
     return _Merged(
         tensors=merged.state_dict(),
         base_dtypes=weights.dtypes,
-        base_config=_with_template(adapted_config, loaded.chat_template),
+        base_config=adapted_config,
         tokenizer=tokenizer,
         data=loaded.data,
         history=history,
@@ -273,13 +276,6 @@ def _add(source: _Source, model: Path | None) -> _Merged:
         expected=probe_logits(adapted),
         change=change,
     )
-
-
-def _with_template(config: RunConfig, chat_template: str | None) -> RunConfig:
-    """The configuration of the base with the chat template that the adapter was trained with, if it has one."""
-    if chat_template is None:
-        return config
-    return replace(config, tokenizer=replace(config.tokenizer, chat_template=chat_template))
 
 
 def _subtract(source: _Source, model: Path | None) -> _Merged:

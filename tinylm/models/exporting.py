@@ -99,11 +99,7 @@ def export_adapter(
     with replacing_folder(out) as folder:
         write_adapter(folder, family, converted, base_name or _recorded_name(config))
         load_adapter(network, AdapterSpec(folder), base.config)
-        difference = require_equal_logits(
-            probe_logits(network),
-            expected,
-            "The logits of the exported adapter differ by {difference}; nothing was exported.",
-        )
+        difference = require_equal_logits(probe_logits(network), expected, "the exported adapter", "exported")
     return ExportedAdapter(out, family.name, difference, logit_difference(expected, logits_without_adapter))
 
 
@@ -196,6 +192,8 @@ def export_model(
             Path(str(model)), Path(out), None if base is None else Path(base), reporter, force=force
         )
         return Exported(Path(out), written.family, written.difference)
+
+    # The model, and a path that is free for it
     path = newest_model(reporter) if model is None else find_model(Path(model), reporter)
     out = Path(out)
     same = resolve_links(out) == resolve_links(path)
@@ -205,6 +203,8 @@ def export_model(
     else:
         check_folder_free(out, FOLDER_FILES, force)
     opened = open_model(path)
+
+    # A file, which is compared with the model as it is written
     if to == "gguf":
         is_decoder = opened.config.model.architecture == "decoder"
         advice = 'choose `to="hf"`' if is_decoder else 'for `to="hf"`, train a decoder on the same texts'
@@ -216,6 +216,8 @@ def export_model(
         except OSError as error:
             raise TinyLMError(f"Cannot write {modelfile_path(out)}: {error.strerror or error}.") from error
         return Exported(out, architecture, None)
+
+    # A folder, which is opened again and compared before it appears
     with replacing_folder(out) as folder:
         family = write_folder(folder, _foreign(opened), DTYPES[dtype] if dtype else None)
         difference = _compare(opened, open_model(folder), out)
@@ -283,9 +285,7 @@ def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
         expected = probe_logits(restore_model(original.config, rounded, out))
     if not expected.isfinite().all():
         raise TinyLMError("The logits of the model are not finite numbers; nothing was exported.")
-    require_equal_logits(
-        logits, expected, f"The logits of {out} differ by {{difference}} from the model's; nothing was exported."
-    )
+    require_equal_logits(logits, expected, f"{out} and of the model", "exported")
     return logit_difference(logits, unrounded)
 
 

@@ -25,12 +25,12 @@ def logit_difference(logits: Tensor, expected: Tensor) -> float:
     return (logits - expected).abs().max().item()
 
 
-def require_equal_logits(logits: Tensor, expected: Tensor, complaint: str) -> float:
+def require_equal_logits(logits: Tensor, expected: Tensor, what: str, undone: str) -> float:
     """The `logit_difference`. Raises TinyLMError for one above TOLERANCE or NaN.
 
-    complaint: the message, with {difference}
+    what: whose logits they are, for the message. undone: what has not been done then, such as "written"
     """
     difference = logit_difference(logits, expected)
     if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
-        raise TinyLMError(complaint.format(difference=f"{difference:.2e}"))
+        raise TinyLMError(f"The logits of {what} differ by {difference:.2e}; nothing was {undone}.")
     return difference

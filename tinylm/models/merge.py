@@ -75,6 +75,7 @@ def merge_adapter(
     is missing, no base model is found, or `model` was not made by merging the adapter; TinyLMError for damaged files,
     and if the merged model computes other logits or 16 bits cannot hold the effect of the adapter.
     """
+    # The adapter, and the model to merge it into or take it out of
     check_choice("dtype", dtype, ("auto", "fp32"))
     adapter = find_run(adapter, reporter)
     model = model and find_model(model, reporter)
@@ -83,11 +84,14 @@ def merge_adapter(
     if any(resolve_links(out) == resolve_links(source) for source in (adapter, model) if source is not None):
         raise UsageError(f"{out} is one of the models to merge, which are never overwritten; choose another `out`.")
     with reserve(out, force) as staging:
+        # The merged weights
         source = _Source.of(adapter, config)
         merged = _subtract(source, model) if undo else _add(source, model)
         tensors = merged.tensors if dtype == "fp32" else merged.rounded()
         if undo and not merged.history.steps:
             reporter.note("The merged model does not record the step of its base, so step 0 is recorded.")
+
+        # A run with them, which is read again and compared before it appears
         base = merged.base_config
         new = RunConfig.new(
             model=base.model,
@@ -234,11 +238,7 @@ def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -
     change = logit_difference(adapted_logits, base_logits)
     if not math.isfinite(change):
         raise TinyLMError("The logits of the model with its adapter are not finite numbers, so it cannot be merged.")
-    difference = require_equal_logits(
-        merged_logits,
-        adapted_logits,
-        "The logits of the merged and the adapted model differ by {difference}; nothing was written.",
-    )
+    difference = require_equal_logits(merged_logits, adapted_logits, "the merged and the adapted model", "written")
     if change == 0.0:
         raise TinyLMError("The adapter has no effect on the model, so there is nothing to merge; train it for longer.")
     return difference, change

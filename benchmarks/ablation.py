@@ -20,7 +20,7 @@ from measure import LIMIT, describe_machine, run_tinylm, table, tinylm_command
 from tinylm.errors import DivergedError
 from tinylm.planning.cost import training_flops
 from tinylm.run_directory.loading import read_config
-from tinylm.transformer.build import build_empty_model, count_parameters
+from tinylm.transformer.build import count_parameters
 
 # The original stack with its own optimizer; overrides --options. The published learning rate schedule depends on the
 # number of warmup steps, a linear one does not.
@@ -155,7 +155,7 @@ def train(options: argparse.Namespace, folder: Path, flags: str) -> Trained:
             speed, peak = statistics.median(speeds or [0.0]), config.runtime.matmul_rate if config.runtime else None
             cache = 8 * (config.model.layers - len(config.model.local_layers)) * config.model.kv_heads
             share = f"{speed * training_flops(config.model) / peak:.2f}" if peak else "-"
-            parameters = count_parameters(build_empty_model(config.model))["total"]
+            parameters = count_parameters(config.model)["total"]
             sizes = [f"{speed:,.0f}", share, f"{parameters:,}", f"{cache * config.model.head_dim}"]
     return Trained(losses, sizes, loads)
 

@@ -27,7 +27,7 @@ adapters
 planning run_directory
 formats machine objectives
 transformer
-text kernels distributed
+text kernels distributed run_directory.tensor_file
 config system
 errors reporter
 """.strip().splitlines()
@@ -57,8 +57,11 @@ def imports(path: Path, *, types: bool = True) -> set[str]:
 def level(module: str) -> int:
     """The level of a module of tinylm by its dotted name, counted from the top; an error if it has none."""
     _, *names = module.split(".")
-    packages = {".".join(names[:2]), names[0]}  # a folder of a job, or else a package
-    return next(index for index, level in enumerate(LEVELS) if level & packages)
+    for name in (".".join(names[:2]), names[0]):  # a module or a folder with a level of its own, or else its package
+        for index, level in enumerate(LEVELS):
+            if name in level:
+                return index
+    raise AssertionError(f"{module} has no level")
 
 
 def own_imports(module: str) -> set[str]:

@@ -12,10 +12,11 @@ from tests import reference_parts
 from tests.formats.refusals import assert_refused
 from tests.variants import randomised, small
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors, load_adapter_tensors
-from tinylm.adapters.lora import TARGETS, LoRALinear, add_lora, check_merged, max_rank, merge_lora, target_modules
+from tinylm.adapters.lora import TARGETS, LoRALinear, add_lora, max_rank, merge_lora, target_modules
 from tinylm.config.run import AdapterConfig
 from tinylm.errors import UsageError
 from tinylm.models.adapter import set_adapter_scale
+from tinylm.models.merge import check_merged
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
 

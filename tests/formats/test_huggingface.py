@@ -23,7 +23,7 @@ from tests.variants import small
 from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.family import ForeignModel
-from tinylm.formats.huggingface import is_model_folder, read_folder, rebuilds_tokenizer, write_folder
+from tinylm.formats.huggingface import is_model_folder, read_folder, rebuilds_tokenizer, summarise_folder, write_folder
 from tinylm.text.tokenizer import train_bpe, train_char
 from tinylm.transformer.build import build_model
 
@@ -248,7 +248,7 @@ def test_a_config_of_transformers_4_gives_the_same_model(tmp_path: Path) -> None
 
 def test_tensors_of_a_base_model_lack_its_prefix_and_may_have_buffers(tmp_path: Path) -> None:
     """As in the file of GPT-2 that OpenAI's conversion wrote."""
-    save_peer("gpt2", tmp_path)
+    peer = save_peer("gpt2", tmp_path)
     expected = read_folder(tmp_path).tensors
     file = tmp_path / "model.safetensors"
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
@@ -256,6 +256,7 @@ def test_tensors_of_a_base_model_lack_its_prefix_and_may_have_buffers(tmp_path: 
     found = read_folder(tmp_path).tensors
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert summarise_folder(tmp_path)["parameters"] == peer.num_parameters(), "buffers are no parameters"
     save_file({**tensors, "h.0.attn.extra": torch.ones(1)}, file)
     with pytest.raises(TinyLMError, match=r"does not have: transformer\.h\.0\.attn\.extra"):
         read_folder(tmp_path)

@@ -12,20 +12,11 @@ from safetensors.torch import load_file, save_file
 from tests.formats.peers import save_peer
 from tests.formats.refusals import assert_refused
 from tinylm.formats.huggingface import read_folder
-from tinylm.formats.safetensors_files import open_file, open_weights, write_file
+from tinylm.formats.safetensors_files import open_weights, write_file
+from tinylm.run_directory.tensor_file import open_file
 
 SHARDS = {"model-00001-of-00002.safetensors": ("a",), "model-00002-of-00002.safetensors": ("b", "c")}
 INDEX = "model.safetensors.index.json"
-
-
-class Named(dict[str, torch.Tensor]):
-    """Tensors to write."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self[name].shape)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self[name].dtype
 
 
 @pytest.fixture
@@ -89,16 +80,15 @@ def test_each_tensor_keeps_its_dtype_and_can_be_changed_while_the_file_stays(tmp
 def test_a_written_file_is_read_by_safetensors(tmp_path: Path) -> None:
     """Views of one storage, an odd number of bfloat16 values, a scalar and no values at all."""
     whole = torch.arange(12.0).reshape(3, 4)
-    tensors = Named(
-        {
-            "odd": torch.tensor([1.5, 2, 3], dtype=torch.bfloat16),
-            "view": whole.T,
-            "part": whole[1:],
-            "scalar": torch.tensor(3.0),
-            "empty": torch.zeros(0, 4),
-        }
-    )
-    write_file(tmp_path / "a.safetensors", tensors)
+    tensors = {
+        "odd": torch.tensor([1.5, 2, 3], dtype=torch.bfloat16),
+        "view": whole.T,
+        "part": whole[1:],
+        "scalar": torch.tensor(3.0),
+        "empty": torch.zeros(0, 4),
+    }
+    layout = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    write_file(tmp_path / "a.safetensors", layout, tensors.__getitem__)
     found = load_file(tmp_path / "a.safetensors")
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensors[name]) and found[name].dtype == tensors[name].dtype for name in found)
@@ -157,6 +147,8 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     save_file({"a": torch.ones(100)}, tmp_path / "whole.safetensors")
     whole = (tmp_path / "whole.safetensors").read_bytes()
     contents = (b"", b"\xff" * 8, b"\x08" + b"\0" * 7 + b'{"a":{}}', b"PK\x03\x04" * 9, whole[:-1], whole + b"x")
+    absurd = json.dumps({"a": {"dtype": "F32", "shape": [0, 1 << 40, 1 << 40], "data_offsets": [0, 0]}}).encode()
+    contents = (*contents, len(absurd).to_bytes(8, "little") + absurd)
 
     def attempt(content: bytes) -> None:
         (tmp_path / "model.safetensors").write_bytes(content)

@@ -14,7 +14,8 @@ from tests.formats.peers import make_peer, save_peer
 from tests.formats.peft_adapters import TOKENS, in_peft, make_adapter, peer_logits
 from tests.shell import snapshot
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.models.exporting import TOLERANCE, ExportedAdapter, export_adapter
+from tinylm.models.exporting import ExportedAdapter, export_adapter
+from tinylm.models.logits import TOLERANCE
 from tinylm.reporter import LogReporter
 from tinylm.run_directory.layout import weights_file
 from tinylm.run_directory.loading import read_config, read_weights

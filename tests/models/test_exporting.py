@@ -106,7 +106,7 @@ def test_an_export_has_the_chosen_dtype_and_reports_what_rounding_changes(run: P
     peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     assert {parameter.dtype for parameter in peer.parameters()} == {torch.bfloat16}
     model = tinylm.load(run, dtype="fp32")
-    shape = (2, min(64, model.context))
+    shape = (4, min(64, model.context))  # as `probe_logits` draws them
     ids = torch.randint(model.tokenizer.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         difference = (peer.float()(ids).logits - model.logits(ids)).abs().max().item()

@@ -11,10 +11,10 @@ from tests.variants import VARIANTS, small
 from tinylm.config.presets import PRESETS, make_model_config
 from tinylm.config.training import MUON_OPTIMIZERS, Budget, TrainingConfig
 from tinylm.machine.measure import probe_config
-from tinylm.planning.cost import matrix_parameters, muon_flops, parameters_by_part, training_flops, training_speed
+from tinylm.planning.cost import matrix_parameters, muon_flops, training_flops, training_speed
 from tinylm.planning.cost import training_step_seconds as step_seconds
 from tinylm.training.optimizer import build_optimizer
-from tinylm.transformer.build import build_model
+from tinylm.transformer.build import build_model, count_parameters
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_matrix_parameters_and_parameters_by_part_are_those_of_a_built_model() -
         matrices = [p for n, p in build_model(config).named_parameters() if p.dim() == 2 and "position" not in n]
         assert matrix_parameters(config) == sum(matrix.numel() for matrix in matrices)
     for config in (*dense, small(experts=3), small(architecture="encoder-decoder", encoder_layers=1)):
-        parts = parameters_by_part(config)
+        parts = count_parameters(config)
         assert parts["total"] == sum(parameter.numel() for parameter in build_model(config).parameters())
         assert parts["total"] == sum(number for name, number in parts.items() if name != "total")
     dense, routed = small(ffn_width=48), small(ffn_width=48, experts=4, experts_per_token=1)

@@ -18,12 +18,12 @@ from tinylm.machine.device import autocast
 from tinylm.machine.measure import Machine
 from tinylm.objectives.loss import MAX_FROZEN_LOGITS, MAX_LOGITS, MIN_CUDA_LOGITS, max_logits
 from tinylm.planning import recipes
-from tinylm.planning.cost import block_parameters, parameters_by_part
+from tinylm.planning.cost import block_parameters
 from tinylm.planning.memory import TrainingMemory, activation_bytes, layer_bytes, training_memory
 from tinylm.planning.plan import Plan
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.system.ranks import MAX_SUM_BYTES
-from tinylm.transformer.build import build_model
+from tinylm.transformer.build import build_model, count_parameters
 
 
 def test_unfused_attention_stores_its_weights() -> None:
@@ -155,7 +155,7 @@ def test_copies_for_saves_are_counted_where_twice_as_much_is_free_during_trainin
 def test_shards_divide_the_state_and_add_what_is_gathered() -> None:
     adamw: dict[str, Any] = {"training": {"optimizer": "adamw"}, "ranks": 4}
     config = small(width=128, ffn_width=384, layers=4, vocab_size=100)
-    in_blocks, total = block_parameters(config), parameters_by_part(config)["total"]
+    in_blocks, total = block_parameters(config), count_parameters(config)["total"]
     outside = total - in_blocks
     assert outside == 100 * 128 + 128, "the embedding and the gain of the final norm"
     replica, shard = (memory_of(parameters=total, sharded=sharded, **adamw) for sharded in (False, True))

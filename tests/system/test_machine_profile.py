@@ -129,7 +129,7 @@ def test_a_file_that_cannot_be_read_is_kept_or_written_is_a_warning(monkeypatch:
     only_file().unlink()
     first, second = Reported(), Reported()
     with monkeypatch.context() as patch:
-        patch.setattr(module, "replacing", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        patch.setattr(module, "write_text", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         assert entry().get(lambda: VALUES, first) == VALUES
     assert entry().get(measure, second) == VALUES
     ((disk,), (folder,)) = first.warnings, second.warnings

@@ -20,8 +20,7 @@ from tinylm.adapters.adapter import (
 )
 from tinylm.config.run import AdapterConfig
 from tinylm.config.validation import check_choice
-from tinylm.errors import TinyLMError, UsageError
-from tinylm.transformer.architectures import Transformer
+from tinylm.errors import UsageError
 from tinylm.transformer.feedforward import RoutedExperts
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -38,8 +37,6 @@ TARGETS: dict[str, tuple[str, ...]] = {  # last parts of module names, by `targe
     "embedding": ("embedding",),
     "all": (*ATTENTION, *MLP, "router", "embedding"),
 }
-
-MERGE_TOLERANCE = 1e-4  # relative to the largest absolute logit, or to 1 if that is larger
 
 
 class LoRALinear(Adapter):
@@ -211,33 +208,3 @@ def merge_lora(model: nn.Module, sign: float = 1.0, dtype: torch.dtype | None = 
     for kind in kinds:
         # mypy infers no type for a lambda with a default.
         replace_modules(model, lambda _, module, kind=kind: isinstance(module, kind), merge)  # type: ignore[misc]
-
-
-@torch.inference_mode()
-def probe_logits(model: Transformer) -> Tensor:
-    """The logits (B, T, V) of a fixed batch of random tokens."""
-    rng = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.vocab_size, (4, min(64, model.context)), generator=rng)
-    return model.logits(model.probe(ids).hidden)
-
-
-def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -> tuple[float, float]:
-    """Maximum absolute differences of `probe_logits`: merged - adapted, and adapted - base.
-
-    Raises TinyLMError if the logits of the merged and the adapted model differ by more than MERGE_TOLERANCE or are not
-    finite, and if the adapter has no effect.
-    """
-    base_logits, adapted_logits, merged_logits = map(probe_logits, (base, adapted, merged))
-    difference = (merged_logits - adapted_logits).abs().max().item()
-    if base_logits.shape != adapted_logits.shape:  # the adapter has a new output layer
-        base_logits = torch.zeros_like(adapted_logits)
-    change = (adapted_logits - base_logits).abs().max().item()
-    if not math.isfinite(change):
-        raise TinyLMError("The logits of the model with its adapter are not finite numbers, so it cannot be merged.")
-    if not difference <= MERGE_TOLERANCE * max(1.0, adapted_logits.abs().max().item()):
-        raise TinyLMError(
-            f"The logits of the merged and the adapted model differ by {difference:.2e}; nothing was written."
-        )
-    if change == 0.0:
-        raise TinyLMError("The adapter has no effect on the model, so there is nothing to merge; train it for longer.")
-    return difference, change

@@ -17,7 +17,7 @@ import typer
 from tinylm.commands.console import Console
 from tinylm.commands.option_groups import option, with_option_groups
 from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions
-from tinylm.commands.sample_options import QuantizeOptions, SampleSeedOptions, StopOptions
+from tinylm.commands.sample_options import ChatTemplateOption, QuantizeOptions, SampleSeedOptions, StopOptions
 from tinylm.config.settings import DeviceSettings
 from tinylm.config.validation import Panel
 from tinylm.errors import UsageError
@@ -63,14 +63,7 @@ class ChatSessionOptions:
     system: Annotated[
         str | None, option("System message (default: that of the chat template, if it has one).", Panel.PROMPT, "TEXT")
     ] = None
-    chat_template: Annotated[
-        str | None,
-        option(
-            "Chat template: chatml, or a file with a Jinja template (default: the model's).",
-            Panel.PROMPT,
-            "chatml|FILE",
-        ),
-    ] = None
+    chat_template: ChatTemplateOption = None
     max_tokens: Annotated[
         int,
         option("Maximum number of tokens per answer (default: 512).", Panel.TEXT, "N", "--max-tokens", "-n"),

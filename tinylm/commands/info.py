@@ -375,9 +375,9 @@ def _describe_peft(path: Path) -> _Described:
 
 
 def _describe_config(config: RunConfig) -> dict[str, Any]:
-    from tinylm.planning.cost import parameters_by_part
+    from tinylm.transformer.build import count_parameters
 
-    return {"config": config.to_json(), "parameters_by_part": parameters_by_part(config.model)}
+    return {"config": config.to_json(), "parameters_by_part": count_parameters(config.model)}
 
 
 def _settings(config: RunConfig, record: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,12 @@ from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.json_validation import parse_exact_json
 from tinylm.system.files import read_text
 
+ChatTemplateOption = Annotated[
+    str | None,
+    option(
+        "Chat template: chatml, or a file with a Jinja template (default: the model's).", Panel.PROMPT, "chatml|FILE"
+    ),
+]
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
 
 
@@ -52,14 +58,7 @@ class PromptOptions:
             "--chat",
         ),
     ] = False
-    chat_template: Annotated[
-        str | None,
-        option(
-            "Chat template: chatml, or a file with a Jinja template (default: the model's).",
-            Panel.PROMPT,
-            "chatml|FILE",
-        ),
-    ] = None
+    chat_template: ChatTemplateOption = None
 
 
 @dataclass(frozen=True)

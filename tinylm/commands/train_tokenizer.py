@@ -12,7 +12,7 @@ from tinylm.config.model import VOCABULARY
 from tinylm.config.settings import TextFileSettings
 from tinylm.config.validation import Panel, check_choice
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.system.files import replacing, temporary_folder
+from tinylm.system.files import temporary_folder, write_text
 
 
 @with_option_groups
@@ -54,8 +54,7 @@ def train_tokenizer(
         split = load_text(text_source(ctx, corpus, text), folder, ModelReader(kinds), console)
         tokenizer = choose_tokenizer(split, kind, vocab_size, reporter=console)
     try:
-        with replacing(out) as unfinished:
-            unfinished.write_text(tokenizer.to_str(), encoding="utf-8")
+        write_text(out, tokenizer.to_str())
     except OSError as error:
         raise TinyLMError(f"Cannot write {out}: {error.strerror}; choose another --out, or free some space.") from error
     console.note(f"Vocabulary size: {tokenizer.vocab_size:,}.")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tinylm.errors import TinyLMError, is_out_of_memory
-from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, MIN_UNITS, SEED, ratio_interval
+from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, MIN_UNITS, SEED, Evaluation, ratio_interval
 from tinylm.machine.device import autocast, empty_cache
 from tinylm.objectives.loss import LanguageModel, Loss, Objective, next_token_losses
 from tinylm.reporter import Reporter
@@ -60,6 +60,19 @@ class EvaluationLoss:
         `None` if `units` is 0, as for special tokens only.
         """
         return self.total / math.log(2) / units if units else None
+
+    def of_text(self, characters: int, size: int, **intervals: Any) -> Evaluation:
+        """The metrics of scored tokens that encode this many characters and bytes. intervals: fields of Evaluation"""
+        return Evaluation(
+            loss=self.loss,
+            perplexity=self.perplexity,
+            bits_per_character=self.bits_per(characters),
+            bits_per_byte=self.bits_per(size),
+            tokens=self.tokens,
+            characters=characters,
+            bytes=size,
+            **intervals,
+        )
 
 
 def batch_losses(

@@ -19,9 +19,9 @@ from tinylm.config.model import MAX_LABELS, ModelConfig
 from tinylm.config.run import SpecialTokens
 from tinylm.config.validation import describe_value
 from tinylm.formats.foreign_config import ForeignConfig
+from tinylm.run_directory.tensor_file import DTYPES
 from tinylm.transformer.build import build_empty_model
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PARAMETERS = ("weight", "bias")
 DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # of transformers, which does not write them
 
@@ -291,7 +291,7 @@ def _check(parameter: Parameter, source: Tensor | LazyTensor | None) -> None:
             f"its tensor {parameter.foreign} has the shape {list(source.shape)}; its configuration requires "
             f"{list(parameter.shape)}"
         )
-    if source.dtype not in DTYPES:
+    if source.dtype not in DTYPES.values():
         raise ValueError(f"its tensor {parameter.foreign} is not of the type float32, float16 or bfloat16")
 
 
@@ -301,7 +301,9 @@ def _without_tied_output(family: Family, sources: Source, unknown: list[str]) ->
     output, embedding = foreign["output"], foreign["embedding"]
     if output not in unknown:
         return unknown
-    if sources[output].dtype not in DTYPES or not torch.equal(_load(sources[output]), _load(sources[embedding])):
+    if sources[output].dtype not in DTYPES.values() or not torch.equal(
+        _load(sources[output]), _load(sources[embedding])
+    ):
         raise ValueError(f"its {output} differs from {embedding}, although tie_word_embeddings is true")
     return [name for name in unknown if name != output]
 

@@ -20,10 +20,10 @@ from tinylm.formats.gguf_architectures import ARCHITECTURES, ROPE_FACTORS, Archi
 from tinylm.formats.gguf_header import Header, Metadata, TensorInfo, parse_header
 from tinylm.formats.gguf_tensors import Change
 from tinylm.formats.gguf_tokenizer import read_tokenizer
+from tinylm.run_directory.tensor_file import DTYPES
 from tinylm.system.files import open_regular, resolve_links
 from tinylm.text.tokenizer_errors import short_repr
 
-FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 CHUNK = 1 << 22  # numbers that are dequantized at a time
 
 
@@ -127,7 +127,7 @@ class GGUFTensor:
         self._data, self._info, self._change, self._heads, self._expert = data, info, change, heads, expert
         shape = info.shape if expert is None else info.shape[1:]
         self.shape = shape[::-1] if change.transposes else shape
-        self.dtype = FLOAT_TYPES.get(info.type.name, torch.float32)
+        self.dtype = DTYPES.get(info.type.name, torch.float32)
 
     def check(self, experts: int) -> None:
         """Raise ValueError for a shape that `change` cannot convert, or that does not hold this number of experts."""
@@ -152,8 +152,8 @@ def load_tensor(data: mmap.mmap, info: TensorInfo, index: int | None = None) -> 
     if index is not None:
         size //= shape[0]
         shape, offset = shape[1:], offset + index * size
-    if info.type.name in FLOAT_TYPES:
-        dtype = FLOAT_TYPES[info.type.name]
+    if info.type.name in DTYPES:
+        dtype = DTYPES[info.type.name]
         return torch.frombuffer(data, dtype=dtype, count=size // dtype.itemsize, offset=offset).view(shape)
     row_size = shape[-1] // info.type.elements * info.type.size
     rows = np.frombuffer(data, dtype=np.uint8, count=size, offset=offset).reshape(-1, row_size)

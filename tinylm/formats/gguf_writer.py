@@ -21,14 +21,14 @@ from tinylm.formats.families import choose_family, find_family, resolve
 from tinylm.formats.family import ExportedTensors, Family, ForeignModel, convert_tensors
 from tinylm.formats.gguf_architectures import BY_FAMILY, ROPE_FACTORS, Architecture, llama3_factors
 from tinylm.formats.gguf_header import TENSOR_TYPES, Metadata, TensorInfo
-from tinylm.formats.gguf_reader import FLOAT_TYPES, GGUFFile, open_gguf, read_config, read_model
+from tinylm.formats.gguf_reader import GGUFFile, open_gguf, read_config, read_model
 from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
 from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_numbers, write_tokenizer
+from tinylm.run_directory.tensor_file import DTYPES
 from tinylm.system.files import flush_folder, is_unicode, replacing
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
 from tinylm.text.tokenizer_file import token_ids, validate_tokenizer
 
-DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama_ftype of llama.cpp
 _TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}
 _ALWAYS_F32 = ("position_embd.weight", "ffn_gate_inp.weight", ROPE_FACTORS)  # as in llama.cpp's converter
@@ -103,7 +103,7 @@ def write_gguf(
     TinyLMError if writing fails or the file differs from the model when it is read again.
     """
     check_name(path)
-    plan = _make_plan(model, DTYPES[dtype], name or path.stem, quantized, end_id)
+    plan = _make_plan(model, dtype.upper(), name or path.stem, quantized, end_id)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -179,7 +179,7 @@ def _plan_tensors(
 def _with_blocks(planned: _Planned, file: GGUFFile) -> _Planned:
     """`planned` with quantized blocks from `file` if that has a quantized tensor of the same name and shape."""
     info = file.header.tensors.get(planned.info.name)
-    if info is None or info.shape != planned.info.shape or info.type.name in FLOAT_TYPES:
+    if info is None or info.shape != planned.info.shape or info.type.name in DTYPES:
         return planned
     blocks = np.frombuffer(file.data, dtype=np.uint8, count=info.size, offset=info.offset)
     return replace(planned, info=replace(planned.info, type=info.type), blocks=blocks)
@@ -284,8 +284,8 @@ def _encode(tensor: Tensor, info: TensorInfo) -> np.ndarray:
     Raises UsageError for numbers that a floating-point type cannot represent.
     """
     flat = tensor.detach().cpu().reshape(-1)
-    if info.type.name in FLOAT_TYPES:
-        dtype = FLOAT_TYPES[info.type.name]
+    if info.type.name in DTYPES:
+        dtype = DTYPES[info.type.name]
         if not float(flat.abs().max()) <= torch.finfo(dtype).max:
             raise UsageError(
                 f"The tensor {info.name} has numbers that {info.type.name.lower()} cannot represent; write the model "

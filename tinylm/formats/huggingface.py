@@ -6,7 +6,6 @@ with a reason that completes the sentence "Cannot import FOLDER: ".
 
 import collections
 import json
-import math
 import os
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -21,13 +20,31 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.families import choose_family, convert, find_family, resolve
-from tinylm.formats.family import ExportedTensors, Family, ForeignModel
+from tinylm.formats.family import ExportedTensors, ForeignModel
 from tinylm.formats.gguf_tokenizer import find_pre
-from tinylm.formats.safetensors_files import DTYPE_NAMES, WEIGHTS, inside, open_weights, stored_dtypes, write_file
-from tinylm.system.files import flush_folder, is_link, parse_unicode_json, read_json, read_text, remove_tree, write_text
+from tinylm.formats.safetensors_files import (
+    DTYPE_NAMES,
+    WEIGHTS,
+    inside,
+    open_weights,
+    reading,
+    stored_dtypes,
+    write_file,
+)
+from tinylm.system.files import (
+    flush_folder,
+    is_link,
+    parse_unicode_json,
+    read_json,
+    read_text,
+    remove_tree,
+    replace_folder,
+    write_text,
+)
 from tinylm.system.process_signals import temporary
 from tinylm.text.tokenizer_errors import short_repr
 from tinylm.text.tokenizer_file import TokenizerSpec, token_ids, validate_tokenizer
+from tinylm.transformer.build import count_parameters
 
 TOKENIZER_CONFIG, TOKEN_MAP, GENERATION_CONFIG = (
     "tokenizer_config.json",
@@ -125,14 +142,9 @@ def _adds_bos(settings: Mapping[str, Any], tokenizer: TokenizerSpec, bos: str) -
 
 def begins_with(tokenizer: TokenizerSpec, token: str) -> bool:
     """Whether the post-processor of a tokenizer.json has a template that adds the token before each text."""
-    return any(
-        step["type"] == "TemplateProcessing" and list(map(_token_of, step.get("single", [])))[:1] == [token]
-        for step in _post_processors(tokenizer)
-    )
-
-
-def _token_of(item: dict[str, Any]) -> Any:
-    return item.get("SpecialToken", {}).get("id")
+    templates = [step for step in _post_processors(tokenizer) if step["type"] == "TemplateProcessing"]
+    first = (item for step in templates for item in step.get("single", [])[:1])
+    return any(item.get("SpecialToken", {}).get("id") == token for item in first)
 
 
 def _post_processors(tokenizer: TokenizerSpec) -> list[dict[str, Any]]:
@@ -243,7 +255,7 @@ def replacing_folder(out: Path) -> Iterator[Path]:
             new.mkdir()
             yield new
             flush_folder(new)
-        _replace(out, new, old)
+        replace_folder(out, new, old)
     except OSError as error:
         kept = f"; the earlier export is in {old}" if old.exists() else ""
         raise TinyLMError(f"Cannot write {out}: {error.strerror or error}. Nothing was exported{kept}.") from error
@@ -252,21 +264,6 @@ def replacing_folder(out: Path) -> Iterator[Path]:
             remove_tree(stage)
     with suppress(OSError):  # the export is in place; without the flush, a power failure may undo the rename
         flush_folder(out.parent)
-
-
-def _replace(out: Path, new: Path, old: Path) -> None:
-    """Move `out`, if it exists, to `old`, and `new` to `out`.
-
-    On any exception, including KeyboardInterrupt, `out` is restored.
-    """
-    try:
-        if out.exists():
-            out.rename(old)
-        new.rename(out)
-    except BaseException:
-        if old.exists() and not out.exists():
-            old.rename(out)
-        raise
 
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -298,7 +295,7 @@ def read_folder(folder: Path) -> ForeignModel:
     """
     if not os.path.lexists(folder / CONFIG):
         raise UsageError(f"{folder} is not a model folder of Hugging Face: it has no {CONFIG}.")
-    try:
+    with reading(folder, "import"):
         values = read_object(folder, CONFIG)
         find_family(values)  # before the weights are opened
         stored = open_weights(folder)
@@ -306,11 +303,6 @@ def read_folder(folder: Path) -> ForeignModel:
         tokenizer = _read_tokenizer(folder, config)
         special = read_special_tokens(folder, values, tokenizer)
         template = read_chat_template(folder)
-    except OSError as error:
-        name = Path(str(error.filename)).name if error.filename else "a file"
-        raise TinyLMError(f"Cannot import {folder}: {name} cannot be read ({error.strerror or error}).") from error
-    except ValueError as error:
-        raise TinyLMError(f"Cannot import {folder}: {error}.") from error
     text = json.dumps(tokenizer, ensure_ascii=False)
     return ForeignModel(family, config, tensors, text, special, template, stored_dtypes(stored))
 
@@ -335,13 +327,11 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerSpec:
 def summarise_folder(path: Path) -> dict[str, Any]:
     """The entry of a model folder in a list of runs, with the main keys that `summarise` returns for a run.
 
-    Raises TinyLMError for weights that are missing or damaged.
+    Raises TinyLMError for weights that are missing or damaged, and for a model that is not supported.
     """
-    try:
-        parameters = sum(math.prod(tensor.shape) for tensor in open_weights(path).values())
-        saved = (path / CONFIG).lstat().st_mtime
-    except (OSError, ValueError) as error:
-        raise TinyLMError(f"{path} is damaged ({error}).") from error
+    with reading(path, "use"):
+        _, config, _ = convert(read_object(path, CONFIG), open_weights(path))
+        parameters, saved = count_parameters(config)["total"], (path / CONFIG).lstat().st_mtime
     unknown = dict.fromkeys(("step", "best_step", "val_loss", "val_bits_per_byte"))
     return {"kind": "hugging face", "parameters": parameters, **unknown, "saved": saved, "seconds": None}
 
@@ -359,8 +349,15 @@ def write_folder(folder: Path, model: ForeignModel, dtype: torch.dtype | None = 
     tensors = ExportedTensors(family, model.config, model.tensors)
     if model.config.labels and model.special.pad is None:  # transformers finds the last token of a text by the padding
         model = replace(model, special=replace(model.special, pad=model.special.end_of_text))
-    fields = _config_fields(family, model, token_ids(spec)) | {"dtype": _dtype_name(tensors, dtype)}
-    write_file(folder / WEIGHTS, tensors, dtype)
+    layout = {name: (dtype or tensors.dtype(name), tensors.shape(name)) for name in tensors}
+    most = collections.Counter(kind for kind, _ in layout.values()).most_common(1)[0][0]
+    fields = {
+        **family.fields(resolve(model.config)),
+        **token_id_fields(model.special, token_ids(spec)),
+        "use_cache": True,
+        "dtype": DTYPE_NAMES[most],  # in which transformers loads the weights
+    }
+    write_file(folder / WEIGHTS, layout, tensors.__getitem__)
     write_text(folder / TOKENIZER, tokenizer_for_export(spec, model.special))
     _write_json(folder / TOKENIZER_CONFIG, tokenizer_config(model.special, model.config.context))
     if model.chat_template is not None:
@@ -382,16 +379,6 @@ def rebuilds_tokenizer(family: str, tokenizer: str) -> bool:
         return find_pre(validate_tokenizer(tokenizer)) != "qwen2"
     except ValueError:  # find_pre has no name for it
         return True
-
-
-def _config_fields(family: Family, model: ForeignModel, ids: Mapping[str, int]) -> dict[str, Any]:
-    return {**family.fields(resolve(model.config)), **token_id_fields(model.special, ids), "use_cache": True}
-
-
-def _dtype_name(tensors: ExportedTensors, dtype: torch.dtype | None) -> str:
-    """The dtype in which transformers loads the weights: `dtype`, or else that of most tensors."""
-    most = collections.Counter(tensors.dtype(name) for name in tensors).most_common(1)[0][0]
-    return DTYPE_NAMES[dtype or most]
 
 
 def _generation_fields(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,22 +6,21 @@ of tinylm to this format.
 """
 
 import collections
-import contextlib
 import hashlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from tinylm.config.model import ModelConfig
-from tinylm.errors import TinyLMError
-from tinylm.formats.family import DTYPES, Family, Parameter, Rule
+from tinylm.formats.family import Family, Parameter, Rule
 from tinylm.formats.peft_config import ADAPTER_CONFIG, PeftConfig, read_peft_config
-from tinylm.formats.safetensors_files import StoredTensor, inside, open_file, stored_dtypes
+from tinylm.formats.safetensors_files import inside, reading, stored_dtypes
+from tinylm.run_directory.tensor_file import DTYPES, StoredTensor, open_file
 from tinylm.system.files import hash_file, parse_unicode_json, read_text
 from tinylm.transformer.build import build_empty_model
 
@@ -73,7 +72,7 @@ def adapter_digest(folder: Path) -> str:
 
     Raises TinyLMError if a file cannot be read, or is a link (see `inside`).
     """
-    with _reading(folder):
+    with reading(folder, "use"):
         parts = [hash_file(inside(folder, name)) for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
@@ -83,7 +82,7 @@ def read_base_name(folder: Path) -> str | None:
 
     Raises TinyLMError for a config that is damaged or not supported.
     """
-    with _reading(folder):
+    with reading(folder, "use"):
         return _read_config(folder).base
 
 
@@ -107,7 +106,7 @@ def summarise_adapter(folder: Path) -> AdapterSummary:
     Names and shapes are not compared with a base model. Raises TinyLMError for files that are damaged, and for a config
     that is not that of a plain LoRA.
     """
-    with _reading(folder):
+    with reading(folder, "use"):
         config, tensors = _read_config(folder), _open_weights(folder)
     modules = {match[1].replace(_BASE, "").rpartition(".")[2] for name in tensors if (match := _LORA.fullmatch(name))}
     parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
@@ -120,20 +119,8 @@ def read_adapter(folder: Path, family: Family, config: ModelConfig) -> ForeignAd
     Raises TinyLMError for files that are damaged, for an adapter that is not a plain LoRA, for tensors of modules or
     shapes that the base model does not have, and for values that are not finite.
     """
-    with _reading(folder):
+    with reading(folder, "use"):
         return _Reader(family, config, _read_config(folder)).read(_open_weights(folder))
-
-
-@contextlib.contextmanager
-def _reading(folder: Path) -> Iterator[None]:
-    """Context manager that turns OSError and ValueError into a TinyLMError that names the folder."""
-    try:
-        yield
-    except OSError as error:
-        name = Path(str(error.filename)).name if error.filename else "a file"
-        raise TinyLMError(f"Cannot use {folder}: {name} cannot be read ({error.strerror or error}).") from error
-    except ValueError as error:
-        raise TinyLMError(f"Cannot use {folder}: {error}.") from error
 
 
 def _read_config(folder: Path) -> PeftConfig:
@@ -150,7 +137,7 @@ def _open_weights(folder: Path) -> dict[str, StoredTensor]:
             f"{ADAPTER_PICKLE} is a pickle, which can run code and is never opened. Where you trust it, load it by "
             f"peft and save it again, which writes {ADAPTER_WEIGHTS}"
         )
-    return open_file(inside(folder, ADAPTER_WEIGHTS))
+    return open_file(inside(folder, ADAPTER_WEIGHTS), any_dtype=True).tensors
 
 
 @dataclass(frozen=True)
@@ -201,7 +188,7 @@ class _Reader:
             name = key.removeprefix(PREFIX)
             if name == key:
                 raise ValueError(f"the name of its tensor {key[:200]} does not begin with {PREFIX}")
-            if tensor.dtype not in DTYPES:
+            if tensor.dtype not in DTYPES.values():
                 raise ValueError(f"its tensor {name[:200]} is not of the type float32, float16 or bfloat16")
             if match := _LORA.fullmatch(name):
                 pairs[match[1]][match[2]] = tensor

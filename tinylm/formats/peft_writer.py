@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -134,22 +134,10 @@ def write_adapter(folder: Path, family: Family, adapter: PeftAdapter, base: str 
 
     Raises OSError.
     """
-    write_file(folder / ADAPTER_WEIGHTS, _Tensors(adapter.tensors))
+    layout = {name: (tensor.dtype, tensor.shape) for name, tensor in adapter.tensors.items()}
+    write_file(folder / ADAPTER_WEIGHTS, layout, adapter.tensors.__getitem__)
     text = json.dumps(_config_fields(family, adapter, base), ensure_ascii=False, indent=2)
     write_text(folder / ADAPTER_CONFIG, text + "\n")
-
-
-class _Tensors(dict[str, Tensor]):
-    """Tensors in memory, for `write_file`."""
-
-    def __iter__(self) -> Iterator[str]:
-        return super().__iter__()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self[name].shape)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self[name].dtype
 
 
 def _config_fields(family: Family, adapter: PeftAdapter, base: str | None) -> dict[str, Any]:

@@ -1,65 +1,40 @@
-"""Weights in one safetensors file or several with an index: mapped into memory without a copy, or written.
+"""The weights of a model folder in one safetensors file or several with an index, mapped without a copy, or written.
 
 Functions that read raise OSError for a file that cannot be opened, and ValueError with a reason that completes a
 sentence such as "Cannot import FOLDER: ". Links are followed only in the cache of huggingface_hub (see `inside`).
 """
 
+import contextlib
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import safetensors
 import torch
 from torch import Tensor
 
+from tinylm.errors import TinyLMError
 from tinylm.formats.family import rank_dtypes
-from tinylm.system.files import (
-    describe_placeholder,
-    is_link,
-    parse_unicode_json,
-    read_start,
-    read_text,
-    replacing,
-    resolve_links,
-    unicode_path,
-)
+from tinylm.run_directory.tensor_file import DTYPES, StoredTensor, open_file
+from tinylm.system.files import is_link, parse_unicode_json, read_text, replacing, resolve_links
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "consolidated.00.pth")
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _HEADER_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 MAX_SHARDS = 1024
-MAX_TENSORS = 1 << 18
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors")  # a file name without a folder
 _ALIGNMENT = 8  # bytes; the header is padded to a multiple
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in a safetensors file. `dtype` is `None` if it is not one of `DTYPES`."""
-
-    file: Any
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None
-
-    def load(self) -> Tensor:
-        """The tensor: a private mapping of the file's bytes, which are read when they are used."""
-        tensor: Tensor = self.file.get_tensor(self.name)
-        return tensor
 
 
 def open_weights(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of a model folder, by name, from `model.safetensors` or from the shards that its index names."""
     if os.path.lexists(folder / WEIGHTS):
-        return open_file(inside(folder, WEIGHTS))
+        return open_file(inside(folder, WEIGHTS), any_dtype=True).tensors
     if os.path.lexists(folder / INDEX):
         return _open_shards(folder)
     if any(os.path.lexists(folder / name) for name in PICKLES):
@@ -68,26 +43,6 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
             'transformers: AutoModelForCausalLM.from_pretrained("FOLDER").save_pretrained("NEW_FOLDER")'
         )
     raise ValueError(f"it has neither {WEIGHTS} nor {INDEX}")
-
-
-def open_file(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one safetensors file, by name."""
-    if found := describe_placeholder(read_start(path)):
-        raise ValueError(f"{path.name} is {found}")
-    try:
-        with unicode_path(path) as opened:
-            file = safetensors.safe_open(opened, framework="pt")
-        names = file.keys()
-        if len(names) > MAX_TENSORS:
-            raise ValueError(f"{path.name} has {len(names)} tensors; at most {MAX_TENSORS} are supported")
-        return {name: _stored(file, name) for name in names}
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path.name} is damaged or not a safetensors file ({str(error)[:200]})") from error
-
-
-def _stored(file: Any, name: str) -> StoredTensor:
-    view = file.get_slice(name)
-    return StoredTensor(file, name, tuple(view.get_shape()), DTYPES.get(view.get_dtype()))
 
 
 def _open_shards(folder: Path) -> dict[str, StoredTensor]:
@@ -102,7 +57,7 @@ def _open_shards(folder: Path) -> dict[str, StoredTensor]:
     for shard in shards:
         if not _SHARD.fullmatch(shard):
             raise ValueError(f"{INDEX} names {shard[:60]!r}, which is not the name of a safetensors file in the folder")
-        found = open_file(inside(folder, shard))
+        found = open_file(inside(folder, shard), any_dtype=True).tensors
         for name in found:
             if shard_of.get(name) != shard:
                 raise ValueError(f"{shard} has the tensor {name[:200]}, which {INDEX} does not place there")
@@ -118,6 +73,18 @@ def stored_dtypes(tensors: Mapping[str, StoredTensor]) -> tuple[str, ...]:
         (DTYPE_NAMES[tensor.dtype] if tensor.dtype else "another", math.prod(tensor.shape))
         for tensor in tensors.values()
     )
+
+
+@contextlib.contextmanager
+def reading(folder: Path, purpose: str) -> Iterator[None]:
+    """Context manager that turns OSError and ValueError into TinyLMError("Cannot PURPOSE FOLDER: ...")."""
+    try:
+        yield
+    except OSError as error:
+        name = Path(str(error.filename)).name if error.filename else "a file"
+        raise TinyLMError(f"Cannot {purpose} {folder}: {name} cannot be read ({error.strerror or error}).") from error
+    except ValueError as error:
+        raise TinyLMError(f"Cannot {purpose} {folder}: {error}.") from error
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -141,38 +108,25 @@ def _bytes(tensor: Tensor) -> memoryview:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-class WritableTensors(Protocol):
-    """Tensors by name, which may be computed when they are looked up."""
+def write_file(
+    path: Path, layout: Mapping[str, tuple[torch.dtype, Sequence[int]]], load: Callable[[str], Tensor]
+) -> None:
+    """Write or replace a safetensors file; only one tensor at a time is loaded, and converted to its dtype.
 
-    def __iter__(self) -> Iterator[str]: ...
-
-    def __getitem__(self, name: str, /) -> Tensor: ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor."""
-        ...
-
-    def dtype(self, name: str) -> torch.dtype:
-        """The dtype of a tensor, one of `DTYPES`."""
-        ...
-
-
-def write_file(path: Path, tensors: WritableTensors, dtype: torch.dtype | None = None) -> None:
-    """Write or replace a safetensors file; only one tensor at a time is looked up. dtype: of all; `None`: each its own.
+    layout: the dtype, one of `DTYPES`, and the shape of each tensor by name. load: returns the tensor of a name
 
     Raises OSError; the old file is then unchanged.
     """
-    dtypes = {name: dtype or tensors.dtype(name) for name in tensors}
-    names = sorted(dtypes, key=lambda name: (-dtypes[name].itemsize, name))  # largest first: aligns all offsets
+    names = sorted(layout, key=lambda name: (-layout[name][0].itemsize, name))  # largest first: aligns all offsets
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:
-        shape = tensors.shape(name)
-        begin, end = end, end + math.prod(shape) * dtypes[name].itemsize
-        header[name] = {"dtype": _HEADER_DTYPES[dtypes[name]], "shape": list(shape), "data_offsets": [begin, end]}
+        dtype, shape = layout[name]
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _HEADER_DTYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     with replacing(path) as unfinished, unfinished.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
-            file.write(_bytes(tensors[name].to("cpu", dtypes[name])))
+            file.write(_bytes(load(name).to("cpu", layout[name][0])))

@@ -44,7 +44,7 @@ from tinylm.generation.text_generator import TextGenerator
 from tinylm.kernels.process import spinning
 from tinylm.reporter import Reporter
 from tinylm.system.cache_directory import is_private, private_folder
-from tinylm.system.files import check_regular, file_state, is_settled, read_json, replacing, resolve_links
+from tinylm.system.files import check_regular, file_state, is_settled, read_json, resolve_links, write_text
 from tinylm.system.machine_profile import usable_cores
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
@@ -455,8 +455,8 @@ class Conversion:
 
     def write(self, key: str) -> None:
         """Store the record in the cache. Failures are ignored, since the record only saves time."""
-        with contextlib.suppress(OSError, TinyLMError), replacing(_record_file(key)) as unfinished:
-            unfinished.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        with contextlib.suppress(OSError, TinyLMError):
+            write_text(_record_file(key), json.dumps(asdict(self)))
 
     @property
     def file(self) -> Path:
@@ -531,8 +531,7 @@ def take_cached(file: Path) -> bool:
 
 def record_checksums(file: Path) -> None:
     """Store the checksums of the blocks of a converted file beside it. Raises OSError."""
-    with replacing(file.with_suffix(CHECKSUMS)) as unfinished:
-        unfinished.write_text(json.dumps(list(_checksums(file, itertools.count()))), encoding="utf-8")
+    write_text(file.with_suffix(CHECKSUMS), json.dumps(list(_checksums(file, itertools.count()))))
 
 
 def _is_intact(file: Path) -> bool:

@@ -26,16 +26,16 @@ from tinylm.formats.peft import ADAPTER_WEIGHTS, EMBEDDING_PARTS, LINEAR_PARTS, 
 from tinylm.formats.peft_config import ADAPTER_CONFIG
 from tinylm.formats.peft_writer import Factors, convert_adapter, write_adapter
 from tinylm.models.adapter import AdapterSpec, load_adapter, load_base_model, set_adapter_scale
+from tinylm.models.logits import logit_difference, probe_logits, require_equal_logits
 from tinylm.models.open import find_model, open_model
 from tinylm.models.peft_adapter import family_of
 from tinylm.reporter import LogReporter, Reporter
+from tinylm.run_directory import tensor_file
 from tinylm.run_directory.layout import find_run, newest_model
 from tinylm.run_directory.loading import LoadedModel, read_config, restore_model
 from tinylm.system.files import open_regular, resolve_links, write_text
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.architectures import Transformer
 
-TOLERANCE = 1e-4  # relative to the largest absolute logit, or to 1 if that is larger
 _HUB_SNAPSHOT = re.compile(r".*[/\\]models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\][^/\\]+")
 
 
@@ -91,19 +91,16 @@ def export_adapter(
     base = load_base_model(adapter, config, model and find_model(model, reporter), "cpu")
     family = family_of(base.config)
     network = base.network.float()
-    logits_without_adapter = _logits(network)
+    logits_without_adapter = probe_logits(network)
     loaded = load_adapter(network, AdapterSpec(adapter), base.config)
     converted = convert_adapter(family, base.config.model, config, _factors(adapter_tensors(loaded.layers)))
-    expected = _logits(network)
+    expected = probe_logits(network)
     set_adapter_scale(loaded.layers, 0.0)
     with replacing_folder(out) as folder:
         write_adapter(folder, family, converted, base_name or _recorded_name(config))
         load_adapter(network, AdapterSpec(folder), base.config)
-        difference = (_logits(network) - expected).abs().max().item()
-        if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
-            raise TinyLMError(f"The logits of the exported adapter differ by {difference:.2e}; nothing was exported.")
-    change = (expected - logits_without_adapter).abs().max().item()
-    return ExportedAdapter(out, family.name, difference, change)
+        difference = require_equal_logits(probe_logits(network), expected, "the exported adapter", "exported")
+    return ExportedAdapter(out, family.name, difference, logit_difference(expected, logits_without_adapter))
 
 
 def write_peft_copy(folder: Path, config: RunConfig, tensors: dict[str, Tensor]) -> None:
@@ -135,15 +132,6 @@ def _factors(tensors: dict[str, Tensor]) -> Factors:
     return pairs
 
 
-@torch.inference_mode()
-def _logits(model: Transformer) -> Tensor:
-    """The logits (2, T, V) of fixed random tokens. Switches the model to evaluation mode."""
-    model.eval()
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.vocab_size, (2, min(64, model.context)), generator=generator)
-    return model.logits(model(ids).hidden)
-
-
 def _recorded_name(config: AdapterConfig) -> str:
     """The path of the model that the adapter was trained on, or its name on the hub if it is in the hub's cache."""
     match = _HUB_SNAPSHOT.fullmatch(config.base)
@@ -151,7 +139,7 @@ def _recorded_name(config: AdapterConfig) -> str:
 
 
 FORMATS = ("hf", "gguf", "peft")
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {name.lower(): dtype for name, dtype in tensor_file.DTYPES.items()}
 DEFAULT_GGUF_DTYPE = "f16"
 
 
@@ -204,10 +192,19 @@ def export_model(
             Path(str(model)), Path(out), None if base is None else Path(base), reporter, force=force
         )
         return Exported(Path(out), written.family, written.difference)
+
+    # The model, and a path that is free for it
     path = newest_model(reporter) if model is None else find_model(Path(model), reporter)
     out = Path(out)
-    _check_free(out, path, to, force)
+    same = resolve_links(out) == resolve_links(path)
+    require(not same, f"{out} is the model to export, which is never overwritten; choose another `out`.")
+    if to == "gguf":
+        _check_gguf_free(out, force)
+    else:
+        check_folder_free(out, FOLDER_FILES, force)
     opened = open_model(path)
+
+    # A file, which is compared with the model as it is written
     if to == "gguf":
         is_decoder = opened.config.model.architecture == "decoder"
         advice = 'choose `to="hf"`' if is_decoder else 'for `to="hf"`, train a decoder on the same texts'
@@ -219,6 +216,8 @@ def export_model(
         except OSError as error:
             raise TinyLMError(f"Cannot write {modelfile_path(out)}: {error.strerror or error}.") from error
         return Exported(out, architecture, None)
+
+    # A folder, which is opened again and compared before it appears
     with replacing_folder(out) as folder:
         family = write_folder(folder, _foreign(opened), DTYPES[dtype] if dtype else None)
         difference = _compare(opened, open_model(folder), out)
@@ -239,16 +238,6 @@ def _foreign(opened: LoadedModel) -> ForeignModel:
         special=opened.tokenizer.special,
         chat_template=opened.config.tokenizer.chat_template,
     )
-
-
-def _check_free(out: Path, source: Path, to: str, force: bool) -> None:
-    """Raise UsageError if an export may not be written to `out`."""
-    same = resolve_links(out) == resolve_links(source)
-    require(not same, f"{out} is the model to export, which is never overwritten; choose another `out`.")
-    if to == "gguf":
-        _check_gguf_free(out, force)
-    else:
-        check_folder_free(out, FOLDER_FILES, force)
 
 
 def _check_gguf_free(out: Path, force: bool) -> None:
@@ -274,11 +263,10 @@ def _check_gguf_free(out: Path, force: bool) -> None:
             raise UsageError(f"{file} exists; choose another `out`, or replace it with `force`.")
 
 
-@torch.no_grad()
 def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
     """The largest difference between the logits of an export and of the original model.
 
-    Raises TinyLMError if the logits differ by more than TOLERANCE from those of the original model with the exported
+    Raises TinyLMError if the logits differ by more than rounding from those of the original model with the exported
     weights, if a tensor, the tokens of a text or a special token differ, or if a logit is not finite.
     """
     for name, tensor in original.weights.tensors.items():
@@ -290,22 +278,15 @@ def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
             _require_same(
                 _ids(original.tokenizer, text) == _ids(written.tokenizer, text), out, f"the tokens of {text!r}"
             )
-    rounded = {name: tensor.float() for name, tensor in written.weights.tensors.items()}
-    rounded_original = restore_model(original.config, rounded, out).eval()
-    ids = torch.randint(
-        original.tokenizer.vocab_size,
-        (2, min(64, rounded_original.context)),
-        generator=torch.Generator().manual_seed(0),
-    )  # (2, T)
-    exported = written.network.float()
-    logits, expected, unrounded = (  # (2, T, V) each
-        network.logits(network.probe(ids).hidden) for network in (exported, rounded_original, original.network.float())
-    )
+    logits = probe_logits(written.network.float())
+    expected = unrounded = probe_logits(original.network.float())
+    if written.weights.dtypes != original.weights.dtypes:
+        rounded = {name: tensor.float() for name, tensor in written.weights.tensors.items()}
+        expected = probe_logits(restore_model(original.config, rounded, out))
     if not expected.isfinite().all():
         raise TinyLMError("The logits of the model are not finite numbers; nothing was exported.")
-    difference = _largest(logits - expected)
-    _require_same(difference <= TOLERANCE * max(1.0, _largest(expected)), out, f"a logit, by {difference:.1e},")
-    return _largest(logits - unrounded)
+    require_equal_logits(logits, expected, f"{out} and of the model", "exported")
+    return logit_difference(logits, unrounded)
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -315,10 +296,6 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
 def _special_ids(tokenizer: Tokenizer) -> tuple[object, ...]:
     """The end of a text counts as a stop: it is one in every export, and not in a chat model of tinylm."""
     return tokenizer.end_of_text_id, tokenizer.stop_ids | {tokenizer.end_of_text_id}, tokenizer.bos_id
-
-
-def _largest(values: Tensor) -> float:
-    return values.abs().max().item()
 
 
 def _require_same(same: bool, out: Path, what: str) -> None:

@@ -1,6 +1,7 @@
 """Merge a LoRA adapter into its base model, or undo a merge. Both write a run without adapters."""
 
 import copy
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tinylm.adapters.adapter import Replacement
-from tinylm.adapters.lora import check_merged, merge_lora, probe_logits
+from tinylm.adapters.lora import merge_lora
 from tinylm.config.run import AdapterConfig, DataConfig, RunConfig, RuntimeConfig
 from tinylm.config.validation import check_choice
 from tinylm.errors import NotMergeableError, TinyLMError, UsageError
@@ -24,15 +25,16 @@ from tinylm.models.adapter import (
     read_adapter_config,
 )
 from tinylm.models.by_digest import find_base_model
+from tinylm.models.logits import logit_difference, probe_logits, require_equal_logits
 from tinylm.models.open import find_model, open_model
 from tinylm.reporter import Reporter
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.layout import find_run
 from tinylm.run_directory.loading import LoadedModel, load_model, read_weights
 from tinylm.run_directory.lock_and_commit import reserve
-from tinylm.run_directory.weights import Weights
 from tinylm.system.files import resolve_links
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.architectures import Transformer
 
 MAX_LOSS = 0.1  # share of an adapter's effect that rounding may take without a warning
 MAX_WRITTEN_LOSS = 0.9  # above which nothing is written; of an effect that is lost, fp32 computes nearly 1
@@ -73,6 +75,7 @@ def merge_adapter(
     is missing, no base model is found, or `model` was not made by merging the adapter; TinyLMError for damaged files,
     and if the merged model computes other logits or 16 bits cannot hold the effect of the adapter.
     """
+    # The adapter, and the model to merge it into or take it out of
     check_choice("dtype", dtype, ("auto", "fp32"))
     adapter = find_run(adapter, reporter)
     model = model and find_model(model, reporter)
@@ -81,11 +84,14 @@ def merge_adapter(
     if any(resolve_links(out) == resolve_links(source) for source in (adapter, model) if source is not None):
         raise UsageError(f"{out} is one of the models to merge, which are never overwritten; choose another `out`.")
     with reserve(out, force) as staging:
+        # The merged weights
         source = _Source.of(adapter, config)
         merged = _subtract(source, model) if undo else _add(source, model)
         tensors = merged.tensors if dtype == "fp32" else merged.rounded()
         if undo and not merged.history.steps:
             reporter.note("The merged model does not record the step of its base, so step 0 is recorded.")
+
+        # A run with them, which is read again and compared before it appears
         base = merged.base_config
         new = RunConfig.new(
             model=base.model,
@@ -217,7 +223,25 @@ class _Merged:
         network = written.network.float()
         if self.subtracted is not None:
             load_adapter(network, self.subtracted, written.config)
-        return (probe_logits(network.eval()) - self.expected).abs().max().item()
+        return logit_difference(probe_logits(network), self.expected)
+
+
+def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -> tuple[float, float]:
+    """The `logit_difference` of the merged and the adapted model, and that of the adapted model and the base.
+
+    Raises TinyLMError if the logits of the merged and the adapted model are not equal up to rounding or not finite, and
+    if the adapter has no effect.
+    """
+    base_logits, adapted_logits, merged_logits = map(probe_logits, (base, adapted, merged))
+    if base_logits.shape != adapted_logits.shape:  # the adapter has a new output layer
+        base_logits = torch.zeros_like(adapted_logits)
+    change = logit_difference(adapted_logits, base_logits)
+    if not math.isfinite(change):
+        raise TinyLMError("The logits of the model with its adapter are not finite numbers, so it cannot be merged.")
+    difference = require_equal_logits(merged_logits, adapted_logits, "the merged and the adapted model", "written")
+    if change == 0.0:
+        raise TinyLMError("The adapter has no effect on the model, so there is nothing to merge; train it for longer.")
+    return difference, change
 
 
 def _add(source: _Source, model: Path | None) -> _Merged:
@@ -236,10 +260,13 @@ def _add(source: _Source, model: Path | None) -> _Merged:
         history = _History.of(base_config, weights.step).plus(source.digest, step)
         base_digest = weights.digest if source.config is None else source.config.base_digest
         unmerged_digest = base_config.unmerged_digest or (None if base_config.merged else base_digest)
+    if loaded.chat_template is not None:
+        tokens = replace(adapted_config.tokenizer, chat_template=loaded.chat_template)
+        adapted_config = replace(adapted_config, tokenizer=tokens)
     return _Merged(
         tensors=merged.state_dict(),
-        base_dtypes=_dtypes(weights),
-        base_config=_with_template(adapted_config, loaded.chat_template),
+        base_dtypes=weights.dtypes,
+        base_config=adapted_config,
         tokenizer=tokenizer,
         data=loaded.data,
         history=history,
@@ -249,17 +276,6 @@ def _add(source: _Source, model: Path | None) -> _Merged:
         expected=probe_logits(adapted),
         change=change,
     )
-
-
-def _dtypes(weights: Weights) -> dict[str, torch.dtype]:
-    return {name: tensor.dtype for name, tensor in weights.tensors.items()}
-
-
-def _with_template(config: RunConfig, chat_template: str | None) -> RunConfig:
-    """The configuration of the base with the chat template that the adapter was trained with, if it has one."""
-    if chat_template is None:
-        return config
-    return replace(config, tokenizer=replace(config.tokenizer, chat_template=chat_template))
 
 
 def _subtract(source: _Source, model: Path | None) -> _Merged:
@@ -278,11 +294,11 @@ def _subtract(source: _Source, model: Path | None) -> _Merged:
     merge_lora(base, sign=-1.0)
     adapted = copy.deepcopy(base)
     load_adapter(adapted, AdapterSpec(source.path), config)
-    _, change = check_merged(base, adapted.eval(), merged)
+    _, change = check_merged(base, adapted, merged)
     history = _History.of(config, weights.step).without(source.digest)
     return _Merged(
         tensors=base.state_dict(),
-        base_dtypes=_dtypes(weights),
+        base_dtypes=weights.dtypes,
         base_config=config,
         tokenizer=tokenizer,
         data=None,

@@ -31,6 +31,7 @@ from tinylm.text.answer_spans import chat_format
 from tinylm.text.tokenizer import MASK
 from tinylm.text.unknown_characters import without_unknown
 from tinylm.transformer.architectures import Decoder, Encoder, EncoderDecoder, Transformer
+from tinylm.transformer.build import count_parameters
 
 if TYPE_CHECKING:
     from tinylm.jobs.labels.classify import Classified
@@ -64,7 +65,7 @@ class Model(EvaluatedModel):
 
     def __repr__(self) -> str:
         model, quantize = self.config.model, self.engine.quantize
-        parameters = sum(parameter.numel() for parameter in self.network.parameters())
+        parameters = count_parameters(model)["total"]
         lines = [
             f"Model({str(self.path)!r}: {model.architecture}, {parameters:,} parameters, "
             f"{counted(model.layers, 'layer')} x width {model.width}, context {model.context}",

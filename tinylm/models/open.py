@@ -20,6 +20,7 @@ from tinylm.run_directory.lock_and_commit import reserve
 from tinylm.run_directory.weights import Weights, check_weights_file
 from tinylm.system.files import resolve_links
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.build import count_parameters
 
 
 def find_model(name: Path, reporter: Reporter) -> Path:
@@ -127,5 +128,4 @@ def import_model(
         check_weights_file(staging / MODEL_FILE, model.config)
         run.commit()
     assert model.config.family is not None
-    parameters = sum(parameter.numel() for parameter in model.network.parameters())
-    return Imported(out, model.config.family, parameters)
+    return Imported(out, model.config.family, count_parameters(model.network)["total"])

@@ -13,6 +13,7 @@ from tinylm.reporter import Reporter
 from tinylm.system.files import resolve_links
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder
+from tinylm.transformer.build import count_parameters
 
 
 class Teacher(NamedTuple):
@@ -33,7 +34,7 @@ def open_teacher(path: Path) -> Teacher:
         )
     require(not config.labels, f"{path} is a classifier, and `teacher` is for models of text; name another one.")
     recorded = TeacherConfig(
-        path=str(resolve_links(path)), digest=weights.digest, parameters=config.model.approximate_parameters
+        path=str(resolve_links(path)), digest=weights.digest, parameters=count_parameters(config.model)["total"]
     )
     return Teacher(path, network.requires_grad_(False), tokenizer, recorded)
 

@@ -11,12 +11,7 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.training import MUON_OPTIMIZERS
 from tinylm.machine.measure import Machine, probe_config
 from tinylm.planning import recipes
-from tinylm.transformer.build import build_empty_model, count_parameters
-
-
-def parameters_by_part(config: ModelConfig) -> dict[str, int]:
-    """The number of parameters of each part of a model, and their `total`; tied weights count once."""
-    return count_parameters(build_empty_model(config))
+from tinylm.transformer.build import build_empty_model
 
 
 @functools.cache

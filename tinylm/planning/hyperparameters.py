@@ -11,9 +11,10 @@ from tinylm.config.run import AdapterConfig
 from tinylm.config.training import MUON_OPTIMIZERS, TrainingSettings
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
-from tinylm.planning.cost import parameters_by_part, training_speed, training_step_seconds
+from tinylm.planning.cost import training_speed, training_step_seconds
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.reporter import counted
+from tinylm.transformer.build import count_parameters
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
 
 def _frozen_share(request: PlanRequest, config: ModelConfig) -> float:
     """The time of the forward passes of frozen models, as a share of a training step: a third for each equal model."""
-    parameters = parameters_by_part(config)["total"]
+    parameters = count_parameters(config)["total"]
     reference = parameters if request.row.has_reference else 0
     return (reference + request.frozen_parameters) / (3 * parameters)
 

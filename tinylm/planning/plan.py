@@ -15,7 +15,7 @@ from tinylm.config.validation import require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
-from tinylm.planning.cost import matrix_parameters, parameters_by_part, training_step_seconds
+from tinylm.planning.cost import matrix_parameters, training_step_seconds
 from tinylm.planning.hyperparameters import (
     RunLength,
     choose_compile,
@@ -36,6 +36,7 @@ from tinylm.planning.memory import (
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.recipes import MEMORY_ERROR
 from tinylm.planning.sizes import Sizes
+from tinylm.transformer.build import count_parameters
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
             request = replace(request, budget=Budget(steps=steps))
             run_length = choose_length(machine, request, config, batch_size)
     config = with_tying(config, request, run_length)
-    parameters = parameters_by_part(config)["total"]
+    parameters = count_parameters(config)["total"]
     config = with_dropout(config, request, run_length, parameters)
     request = with_average(request, config, run_length)
 
@@ -197,7 +198,7 @@ def plan_resumed(
         ranks=ranks,
     )
     machine = Machine.recorded(runtime, free)
-    memory_plan = plan_memory(machine, request, model, parameters_by_part(model)["total"], training.batch_size)
+    memory_plan = plan_memory(machine, request, model, count_parameters(model)["total"], training.batch_size)
     shortage = describe_shortage(machine, memory_plan, training.batch_size)
     if shortage is not None:
         shards = ', or resume in several processes with `parallel="fsdp"`' if memory_plan.parallel == "ddp" else ""

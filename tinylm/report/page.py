@@ -21,13 +21,13 @@ from tinylm.config.duration import format_duration
 from tinylm.config.run import RunConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.models.load import load
-from tinylm.planning.cost import parameters_by_part
 from tinylm.report.curves import number, read_curves, read_samples
 from tinylm.report.predictions import ModelOptions, describe_model
 from tinylm.reporter import LogReporter, Reporter, counted
 from tinylm.run_directory.loading import read_config, summarise
 from tinylm.system.files import write_text
 from tinylm.training.events import Evaluated, Event, Logged, Sampled, Started, Stepped
+from tinylm.transformer.build import count_parameters
 
 MAX_RUNS = 24
 # Limits for all runs together, which keep a page below 2 MB: points of a curve, samples, bytes of attention maps.
@@ -91,7 +91,7 @@ def collect_run(path: Path, n_runs: int = 1) -> Run:
         "val_bits_per_byte": number(summary["val_bits_per_byte"], 6),
         "created": config.created[:40],
         "loss_unit": config.loss_unit,
-        "parts": parameters_by_part(config.model),
+        "parts": count_parameters(config.model),
         "settings": flatten(config.to_json() | {"id": None}),
         "problems": [],
     }

@@ -33,6 +33,7 @@ from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder, Encoder, EncoderDecoder
 from tinylm.transformer.attention import DotProduct, RelativeDotProduct, attention_weights
+from tinylm.transformer.build import count_parameters
 
 NUM_SAMPLES = 20  # and as many continuations of training text and of held-out text: 60 texts, one batch
 # Limits above which memorisation is measured only if it is asked for.
@@ -68,7 +69,7 @@ def describe_copied_text(model: Model, wanted: bool | None) -> dict[str, Any] | 
 def generation_flops(model: Model, config: MemorisationConfig) -> float:
     """Estimated FLOPs of generating the samples and the two kinds of continuations."""
     assert model.data is not None
-    parameters = sum(parameter.numel() for parameter in model.network.parameters())
+    parameters = count_parameters(model.config.model)["total"]
     tokens = config.sample_length * model.data.train_tokens / max(1, model.data.train_characters)
     return 2 * parameters * 3 * config.num_samples * tokens
 
@@ -107,7 +108,7 @@ def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
     if model.data is None:
         return None
     job, tokenizer, reporter = load_job(model.objective_on(model.data.kind)), model.tokenizer, model.reporter
-    parameters = sum(parameter.numel() for parameter in model.network.parameters())
+    parameters = count_parameters(model.config.model)["total"]
     tokens = job.excerpt(tokenizer, reopen_part(run, model.data, tokenizer, "val"), parameters)
     text = EvaluationTokens(model.data.kind, tokens, document_end=document_end(model.data.format))
     result = job.evaluate(Scoring(model.network, tokenizer, text, EvaluationConfig(), model.dtype, reporter))

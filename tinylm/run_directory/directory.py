@@ -27,7 +27,16 @@ from tinylm.run_directory.weights import (
     write_tensors,
     write_weights,
 )
-from tinylm.system.files import check_folder, check_regular, flush_folder, hash_file, read_json, remove_tree, write_text
+from tinylm.system.files import (
+    check_folder,
+    check_regular,
+    flush_folder,
+    hash_file,
+    read_json,
+    remove_tree,
+    replace_folder,
+    write_text,
+)
 from tinylm.text.tokenizer import Tokenizer
 
 MAX_MANIFEST_BYTES = 1 << 20  # about 250 bytes per rank that has written a part of the save
@@ -206,9 +215,7 @@ class RunDirectory:
             except BaseException:
                 remove_tree(new)
                 raise
-            if last.exists():
-                last.rename(old)
-            new.rename(last)
+            replace_folder(last, new, old)
             flush_folder(self._current)
             remove_tree(old)
             self._commit()

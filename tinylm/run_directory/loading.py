@@ -159,6 +159,12 @@ def summarise(path: Path) -> dict[str, Any]:
     file = shards[0] if shards else path / weights_file(config)
     header, last = read_header(file), run_of(path) / LAST
     shapes = {name: shape for name, (_, shape) in read_layout(shards).items()} if shards else header.shapes
+    # A LoRA B that the layers of one name and shape share is stored for each of them, and counts once.
+    shares_b = config.adapter is not None and config.adapter.share_b
+    counts = {
+        (name.split(".")[-3], shape) if shares_b and ".lora_B." in name else name: math.prod(shape)
+        for name, shape in shapes.items()
+    }
     step, seconds = header.step, None
     try:
         if os.path.lexists(last):
@@ -174,7 +180,7 @@ def summarise(path: Path) -> dict[str, Any]:
         raise TinyLMError(f"{last} is damaged ({error}). If it was copied, copy it again.") from error
     return {
         "kind": "model" if config.adapter is None else "adapter",
-        "parameters": _count_parameters(shapes, shared_b=config.adapter is not None and config.adapter.share_b),
+        "parameters": sum(counts.values()),
         "step": step,
         "best_step": header.step,
         "val_loss": header.val_loss,
@@ -182,15 +188,3 @@ def summarise(path: Path) -> dict[str, Any]:
         "saved": saved,
         "seconds": seconds,
     }
-
-
-def _count_parameters(shapes: dict[str, tuple[int, ...]], shared_b: bool) -> int:
-    """Number of parameters in tensors of these shapes, by name.
-
-    With `shared_b`, a LoRA B that is shared by the layers of one name and shape is counted once.
-    """
-    distinct = {
-        (name.split(".")[-3], shape) if shared_b and ".lora_B." in name else name: math.prod(shape)
-        for name, shape in shapes.items()
-    }
-    return sum(distinct.values())

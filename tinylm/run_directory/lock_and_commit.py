@@ -21,7 +21,7 @@ from tinylm.run_directory.layout import (
     replaced_directory,
     staging_directory,
 )
-from tinylm.system.files import flush_folder, is_link, is_unfinished, remove_tree, resolve_links
+from tinylm.system.files import flush_folder, is_link, is_unfinished, remove_tree, replace_folder, resolve_links
 from tinylm.system.process_signals import temporary
 
 WINDOWS = os.name == "nt"
@@ -52,8 +52,8 @@ def lock_run(path: Path) -> Iterator[None]:
         raise UsageError(f"Another process is writing {path}; wait until it ends, or choose another `out`.") from None
     except OSError as error:
         raise TinyLMError(
-            f"Cannot write {str(path)[:200]}: cannot create {_failed_path(error, path)}: {error.strerror}; choose "
-            "another `out`."
+            f"Cannot write {str(path)[:200]}: cannot create {str(error.filename or lock_file(path))[:200]}: "
+            f"{error.strerror}; choose another `out`."
         ) from error
     try:
         with temporary(Path(lock.lock_file)):
@@ -64,11 +64,6 @@ def lock_run(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
-
-
-def _failed_path(error: OSError, path: Path) -> str:
-    """The path of the file or folder that could not be created, cut to 200 characters."""
-    return str(error.filename or lock_file(path))[:200]
 
 
 @contextlib.contextmanager
@@ -155,8 +150,7 @@ def commit(staging: Path, path: Path) -> None:
     replaced = replaced_directory(path)
     if path.exists() and any(path.iterdir()):
         check_no_foreign_files(path)
-        path.rename(replaced)
-    staging.rename(path)
+    replace_folder(path, staging, replaced)
     with contextlib.suppress(OSError):  # the run is in place; without the flush, a power failure may undo the rename
         flush_folder(path.parent)
     if replaced.exists():

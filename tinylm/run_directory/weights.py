@@ -2,21 +2,18 @@
 
 All rows of a tensor are in one file, or the rows of each shard in a separate file (see `Shard`).
 
-All functions that read raise TinyLMError for a file that is damaged, was not written by tinylm, or does not fit its
-configuration; `read_layout` and `read_tensors` also for a dtype that is not in SAFETENSORS_DTYPES.
+All functions that read raise TinyLMError for a file that is damaged, was not written by tinylm, has a dtype that is
+not in DTYPES, or does not fit its configuration.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -25,11 +22,9 @@ from tinylm.config.run import RunConfig
 from tinylm.config.validation import COUNT_FROM_0, non_defaults
 from tinylm.errors import TinyLMError
 from tinylm.machine.device import free_memory
-from tinylm.system.files import describe_placeholder, parse_json, read_start, replacing, unicode_path
+from tinylm.run_directory.tensor_file import DTYPES, StoredTensor, TensorFile, open_file
+from tinylm.system.files import parse_json, replacing
 from tinylm.system.process_signals import interruptible
-
-SAFETENSORS_DTYPES = ("F32", "F16", "BF16")  # of files that can be read
-MAX_ELEMENTS = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,7 @@ class Shard:
 
 
 WHOLE = Shard()
-Layout = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape by name
+Layout = dict[str, tuple[torch.dtype | None, tuple[int, ...]]]  # dtype and shape by name
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -72,23 +67,15 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
         interruptible(lambda: safetensors.torch.save_file(tensors, unfinished, metadata))
 
 
-@contextlib.contextmanager
-def open_tensors(path: Path) -> Iterator[Any]:
-    """Context manager that opens a safetensors file, as a memory-mapped `safetensors.safe_open`.
-
-    Raises TinyLMError also for an OSError, ValueError or RuntimeError in its body.
-    """
+def _open(path: Path) -> TensorFile:
+    remedy = "If it was copied, copy it again; pickles are never opened."
     try:
-        if found := describe_placeholder(read_start(path)):
-            raise ValueError(f"it is {found}")
-        with unicode_path(path) as opened, safetensors.safe_open(opened, framework="pt") as file:
-            yield file
-    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise TinyLMError(
-            f"{path} is damaged or not a safetensors file ({str(reason)[:200]}). If it was copied, copy it again; "
-            "pickles are never opened."
-        ) from error
+        return open_file(path)
+    except OSError as error:
+        reason = error.strerror or error
+        raise TinyLMError(f"{path} is damaged or not a safetensors file ({reason}). {remedy}") from error
+    except ValueError as error:
+        raise TinyLMError(f"{error}. {remedy}") from error
 
 
 def read_layout(files: Sequence[Path]) -> Layout:
@@ -96,14 +83,18 @@ def read_layout(files: Sequence[Path]) -> Layout:
 
     Raises TinyLMError also if the files are not the N parts of the same tensors.
     """
-    layouts = [_layout(file) for file in files]
+    return _join(files, [_open(file).tensors for file in files])
+
+
+def _join(files: Sequence[Path], opened: Sequence[Mapping[str, StoredTensor]]) -> Layout:
+    layouts: list[Layout] = [{name: (part.dtype, part.shape) for name, part in parts.items()} for parts in opened]
     joined: Layout = {}
     for name, (dtype, shape) in layouts[0].items():
         rows = sum(sum(layout[name][1][:1]) for layout in layouts if name in layout)
         joined[name] = dtype, (rows, *shape[1:]) if shape else ()
     for index, (file, layout) in enumerate(zip(files, layouts, strict=True)):
         for name in joined.keys() | layout.keys():
-            dtype, shape = joined.get(name, ("", ()))
+            dtype, shape = joined.get(name, (None, ()))
             start, end = Shard(index, len(files)).bounds(shape[0] if shape else 0)
             if layout.get(name) != (dtype, (end - start, *shape[1:]) if shape else ()):
                 raise TinyLMError(
@@ -111,21 +102,6 @@ def read_layout(files: Sequence[Path]) -> Layout:
                     "shape or dtype there. If it was copied, copy it again."
                 )
     return joined
-
-
-def _layout(path: Path) -> Layout:
-    with open_tensors(path) as file:
-        layout: Layout = {}
-        names = file.keys()  # a safe_open object is not iterable
-        for name in names:
-            part = file.get_slice(name)
-            dtype, shape = part.get_dtype(), tuple(part.get_shape())
-            if dtype not in SAFETENSORS_DTYPES:
-                raise ValueError(f"{name[:200]} is {dtype}, and weights are {', '.join(SAFETENSORS_DTYPES)}")
-            if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:  # an empty tensor can have any other size
-                raise ValueError(f"{name[:200]} has the shape {str(shape)[:100]}")
-            layout[name] = dtype, shape
-        return layout
 
 
 def read_tensors(files: Sequence[Path], shard: Shard = WHOLE) -> dict[str, Tensor]:
@@ -136,25 +112,24 @@ def read_tensors(files: Sequence[Path], shard: Shard = WHOLE) -> dict[str, Tenso
     Raises TinyLMError also if the files are not the N parts of the same tensors, and if they need more than the free
     memory.
     """
-    layout = read_layout(files)
+    opened = [_open(file).tensors for file in files]
+    layout = _join(files, opened)
     size, free = sum(file.stat().st_size for file in files) // shard.size, free_memory("cpu")
     if free is not None and size > free:
         raise TinyLMError(f"{files[0]} needs {size / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free.")
-    with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(open_tensors(file)) for file in files]
-        return {name: _read(name, shape, opened, shard) for name, (_, shape) in layout.items()}
+    return {name: _read(shape, [tensors[name] for tensors in opened], shard) for name, (_, shape) in layout.items()}
 
 
-def _read(name: str, shape: tuple[int, ...], files: Sequence[Any], shard: Shard) -> Tensor:
-    """A copy of the rows of `shard` of a tensor whose rows are distributed over `files`."""
+def _read(shape: tuple[int, ...], parts: Sequence[StoredTensor], shard: Shard) -> Tensor:
+    """A copy of the rows of `shard` of a tensor of this shape, whose rows are distributed over `parts`."""
     if not shape:
-        return files[0].get_tensor(name).clone()
+        return parts[0].load().clone()
     start, end = shard.bounds(shape[0])
     found = []
-    for index, file in enumerate(files):
-        first, last = Shard(index, len(files)).bounds(shape[0])
+    for index, part in enumerate(parts):
+        first, last = Shard(index, len(parts)).bounds(shape[0])
         inside = (min(max(row, first), last) - first for row in (start, end))
-        found.append(file.get_slice(name)[slice(*inside)])
+        found.append(part.rows(*inside))
     return torch.cat(found)
 
 
@@ -172,6 +147,11 @@ class Weights:
     step: int = 0
     val_loss: float | None = None
 
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """The dtypes of the tensors by name."""
+        return {name: tensor.dtype for name, tensor in self.tensors.items()}
+
     @functools.cached_property
     def digest(self) -> str:
         """The SHA-256 of these weights, as the function `digest` computes it. Computed at first use."""
@@ -188,27 +168,21 @@ class WeightsHeader:
     digest: str
 
 
-FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
 def read_header(file: Path) -> WeightsHeader:
     """Read the header of a weights file, without its tensors."""
-    with open_tensors(file) as opened:
-        names = opened.keys()  # a safe_open object is not iterable
-        shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in names}
-        metadata = opened.metadata() or {}
-    return WeightsHeader(shapes, *_read_metadata(file, metadata))
+    return _header(file, _open(file))
 
 
-def _read_metadata(file: Path, metadata: dict[str, str]) -> tuple[int, float | None, str]:
-    """The step, validation loss and digest in the metadata of a weights file. Step and loss are checked."""
+def _header(file: Path, opened: TensorFile) -> WeightsHeader:
+    metadata = opened.metadata
     try:
         step, val_loss = int(metadata["step"]), parse_json(metadata["val_loss"])
         if not COUNT_FROM_0.contains(step):
             raise ValueError(f"its step is {str(step)[:40]}")
         if val_loss is not None and (type(val_loss) not in (int, float) or not math.isfinite(val_loss)):
             raise ValueError(f"its validation loss is {str(val_loss)[:40]}")
-        return step, val_loss, metadata["digest"]
+        shapes = {name: tensor.shape for name, tensor in opened.tensors.items()}
+        return WeightsHeader(shapes, step, val_loss, metadata["digest"])
     except KeyError as error:
         raise TinyLMError(f"{file} was not written by tinylm: it has no {error}.") from error
     except (ValueError, OverflowError) as error:
@@ -232,11 +206,10 @@ def read_weights_files(files: Sequence[Path], config: RunConfig) -> Weights:
 
 def check_weights_file(file: Path, config: RunConfig) -> None:
     """Verify the digest of a weights file as `read_weights_files` does, with its tensors memory-mapped, not copied."""
-    header = read_header(file)
-    with open_tensors(file) as opened:
-        names = opened.keys()
-        mapped = {name: opened.get_tensor(name) for name in names}
-        _check_digest(Weights(mapped, config, header.step, header.val_loss), header, file)
+    opened = _open(file)
+    header = _header(file, opened)
+    mapped = {name: tensor.load() for name, tensor in opened.tensors.items()}
+    _check_digest(Weights(mapped, config, header.step, header.val_loss), header, file)
 
 
 def _check_digest(weights: Weights, header: WeightsHeader, file: Path) -> None:
@@ -259,7 +232,7 @@ def require_tensors(
             raise TinyLMError(f"{source} does not fit its config.json: it {kind} tensor {min(names)[:200]}.")
     for name, tensor in found.items():
         shape = tuple(expected[name].shape)
-        dtype = tensor.dtype if any_float and tensor.dtype in FLOAT_DTYPES else expected[name].dtype
+        dtype = tensor.dtype if any_float and tensor.dtype in DTYPES.values() else expected[name].dtype
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:
             raise TinyLMError(
                 f"{source} does not fit its config.json: {name} is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} "

@@ -285,6 +285,22 @@ def flush_folder(path: Path) -> None:
             os.close(descriptor)
 
 
+def replace_folder(path: Path, new: Path, old: Path) -> None:
+    """Rename the folder `new` to `path`, after a folder at `path` to `old`. On any exception, `path` is restored.
+
+    A kill between the two renames leaves nothing at `path`. The caller flushes `new` before, the parent folder
+    afterwards, and deletes `old`. Raises OSError.
+    """
+    try:
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+    except BaseException:
+        if old.exists() and not path.exists():
+            old.rename(path)
+        raise
+
+
 def is_unicode(text: str) -> bool:
     """Whether a text can be encoded as UTF-8. False for surrogates, with which Python represents invalid file names."""
     try:

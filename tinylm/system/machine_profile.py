@@ -17,7 +17,7 @@ from typing import Any
 from tinylm.errors import TinyLMError
 from tinylm.reporter import Reporter
 from tinylm.system.cache_directory import is_private, private_folder
-from tinylm.system.files import is_system_failure, read_json, replacing
+from tinylm.system.files import is_system_failure, read_json, write_text
 
 FORMAT = 1  # of the profile; increase it when a measurement or its method changes
 MAX_BYTES = 1 << 16
@@ -99,9 +99,8 @@ class Measurement:
 
     def write(self, values: Mapping[str, float]) -> None:
         """Record the values. Raises TinyLMError without a usable cache folder, and OSError for a failed write."""
-        with replacing(self._file()) as unfinished:
-            record = {"format": FORMAT, "identity": dict(self.identity), "values": dict(values)}
-            unfinished.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        record = {"format": FORMAT, "identity": dict(self.identity), "values": dict(values)}
+        write_text(self._file(), json.dumps(record, indent=1) + "\n")
 
     def _file(self) -> Path:
         key = json.dumps([FORMAT, dict(self.identity), sorted(self.bounds)])

@@ -23,6 +23,7 @@ from tinylm.text.unknown_characters import handle_unknown_characters
 from tinylm.training.start import Start, default_out, find_source, open_start
 from tinylm.training.training_request import TrainingRequest, training_settings
 from tinylm.transformer.architectures import Transformer
+from tinylm.transformer.build import count_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class PreparedRun:
         """The number of trainable parameters."""
         if self.network is None:
             return self.plan.parameters
-        return sum(parameter.numel() for parameter in self.network.parameters() if parameter.requires_grad)
+        return count_parameters(self.network, trained=True)["total"]
 
     def examples(self, number: int) -> tuple[MarkedText, ...]:
         """The first `number` training examples, split into text that counts in the loss and text that does not."""

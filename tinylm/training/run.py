@@ -41,6 +41,7 @@ from tinylm.training.samples import RunSampler
 from tinylm.training.state import TrainerState, restore_optimizer
 from tinylm.training.trainer import Trainer
 from tinylm.transformer.architectures import Transformer
+from tinylm.transformer.build import count_parameters
 from tinylm.transformer.layers import Dropout
 
 MAX_WHOLE_LAYERS = 16  # of a model that is compiled as a whole; not measured on a GPU
@@ -129,7 +130,7 @@ class TrainingRun:
     @property
     def trainable_parameters(self) -> int:
         """The number of trainable parameters."""
-        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+        return count_parameters(self.model, trained=True)["total"]
 
     def train(
         self,

@@ -16,6 +16,7 @@ from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Evaluated
 from tinylm.training.parallel import is_sharded
 from tinylm.transformer.architectures import Decoder, Transformer
+from tinylm.transformer.build import count_parameters
 
 TOKENS = 120  # per sample
 MIN_SECONDS = 5.0  # of training before the first sample
@@ -30,7 +31,7 @@ class RunSampler:
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, config: RunConfig) -> None:
         self._model, self._tokenizer, self._config = model, tokenizer, config
-        expected = TOKENS * SECONDS_PER_PARAMETER * sum(parameter.numel() for parameter in model.parameters())
+        expected = TOKENS * SECONDS_PER_PARAMETER * count_parameters(model)["total"]
         self._next = time.monotonic() + max(MIN_SECONDS, expected / MAX_SHARE)  # time of the next sample
         budget = None if config.training is None else config.training.budget.time
         self._max_seconds = math.inf if budget is None else MAX_BUDGET_SHARE * budget

@@ -369,14 +369,19 @@ INITIALISATIONS: dict[str, Callable[[Transformer, ModelConfig], None]] = {
 }
 
 
-def count_parameters(model: nn.Module) -> dict[str, int]:
+def count_parameters(model: nn.Module | ModelConfig, *, trained: bool = False) -> dict[str, int]:
     """Number of parameters by part: embedding, position, attention, feedforward, norms, output, and total.
 
     Parts without parameters are absent. QK-norms count as attention. An encoder-decoder also has cross_attention, and
-    its encoder's parts with the prefix "encoder ".
+    its encoder's parts with the prefix "encoder ". Tied and shared weights count once, buffers do not count.
+
+    trained: count only parameters with `requires_grad`
     """
+    model = build_empty_model(model) if isinstance(model, ModelConfig) else model
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
+        if trained and not parameter.requires_grad:
+            continue
         side, words = ("encoder ", name.split(".")[1:]) if name.startswith("encoder.") else ("", name.split("."))
         part = words[2] if words[0] == "layers" else words[0]
         part = side + ("norms" if "norm" in part else part)

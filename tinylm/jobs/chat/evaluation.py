@@ -21,15 +21,5 @@ def evaluate_chat(scoring: Scoring) -> Evaluation:
     packed = worth_packing(tokens, context)
     batches = scored_evaluation_batches(tokens, context, scoring.rows(tokens.row_width(context, packed)), packed)
     losses = scoring.losses(batches, next_token_losses, len(scored), "tokens")
-    result = losses.total
-    characters, size = scoring.tokenizer.decoded_size(scored)
-    return Evaluation(
-        loss=result.loss,
-        perplexity=result.perplexity,
-        bits_per_character=result.bits_per(characters),
-        bits_per_byte=result.bits_per(size),
-        tokens=result.tokens,
-        characters=characters,
-        bytes=size,
-        **losses.shuffled_groups().interval("conversations", reporter),
-    )
+    interval = losses.shuffled_groups().interval("conversations", reporter)
+    return losses.total.of_text(*scoring.tokenizer.decoded_size(scored), **interval)

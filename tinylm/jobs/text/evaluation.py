@@ -46,16 +46,7 @@ def evaluate_text(scoring: Scoring) -> Evaluation:
     batches = evaluation_batches(tokens, length, scoring.rows(length), config.stride)
     losses = scoring.values(batches, next_token_losses, len(tokens) - 1, "tokens")
     result = EvaluationLoss(float(losses.sum(dtype=np.float64)), len(losses))
-    characters, n_bytes = tokenizer.decoded_size(tokens[1:], text.document_end)
-    evaluation = Evaluation(
-        loss=result.loss,
-        perplexity=result.perplexity,
-        bits_per_character=result.bits_per(characters),
-        bits_per_byte=result.bits_per(n_bytes),
-        tokens=result.tokens,
-        characters=characters,
-        bytes=n_bytes,
-    )
+    evaluation = result.of_text(*tokenizer.decoded_size(tokens[1:], text.document_end))
     edges = document_edges(tokens, tokenizer.end_of_text_id)
     evaluation = _with_interval(evaluation, losses, edges, scoring.reporter)
     if config.by_document:

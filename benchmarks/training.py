@@ -74,9 +74,9 @@ class NoStore:
 
     saved_step = -1
 
-    def save_best(self, model: Transformer, step: int, val_loss: float | None) -> None: ...
+    def save_for_inference(self, model: Transformer, step: int, val_loss: float | None) -> None: ...
 
-    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
+    def save_for_resuming(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
         return 0.0
 
 

@@ -80,7 +80,7 @@ FEATURES = {
         r"masked.?(token|window|job|eval)|fill_mask|mask_id|\"masked",
         "jobs/masked generation/fill_mask",
     ),
-    "ranks, shards": (r"rank(?!_stab)|shard|ddp|fsdp", "distributed/ training/parallel"),
+    "ranks, shards": (r"rank(?!_stab)|shard|ddp|fsdp", "distributed/ training/parallel system/ranks system/launch"),
     "adapters": (
         "adapter|lora|peft|bottleneck",
         "adapters/ models/adapter models/peft models/merge formats/peft commands/finetune commands/merge",

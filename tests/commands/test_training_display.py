@@ -127,7 +127,7 @@ def test_errors_of_report_and_trackers_reach_all_ranks(
             raise
 
     monkeypatch.setattr("tinylm.distributed.ranks.join_ranks", join)
-    monkeypatch.setattr("tinylm.training.resume.start_run", Mock(side_effect=TinyLMError("began")))
+    monkeypatch.setattr("tinylm.training.pipeline.start_run", Mock(side_effect=TinyLMError("began")))
     for name, value in {"MASTER_ADDR": "x", "MASTER_PORT": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     for name in ("RANK", "LOCAL_RANK"):

@@ -61,6 +61,17 @@ def test_each_answer_continues_the_whole_conversation(loaded: tuple[Any, tinylm.
     assert session.transcript() == messages[:1]
 
 
+def test_an_error_of_the_engine_before_the_first_chunk_leaves_the_conversation_unchanged(tmp_path: Path) -> None:
+    save_peer("llama", tmp_path / "llama")
+    (tmp_path / "llama/chat_template.jinja").write_text(TEMPLATE)
+    model = tinylm.load(tmp_path / "llama")
+    session = ChatSession(model, model.chat_format(), GenerationConfig(engine="llama.cpp", cache=False))
+    for _ in range(2):
+        with pytest.raises(UsageError, match="not possible"):
+            list(session.ask("hi"))
+    assert session.messages == []
+
+
 def test_the_oldest_turns_are_dropped_and_the_system_message_is_kept(loaded: tuple[Any, tinylm.Model]) -> None:
     peer, model = loaded
     session = ChatSession(model, model.chat_format(), GREEDY, system="s")

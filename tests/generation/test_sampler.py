@@ -276,3 +276,26 @@ def test_rows_that_pad_the_embedding_are_never_sampled() -> None:
     for choices in ({"temperature": 0.0}, {}, {"top_k": 2, "repeat_penalty": 1.5}):
         choose = sampler(SamplingConfig(**choices), count=3, vocab_size=3)
         assert all(max(choose(logits)) < 3 for _ in range(20))
+
+
+def test_rows_are_sampled_alike_in_parts_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(0))
+    found = []
+    for part in (1 << 20, 22, 1):
+        monkeypatch.setattr(module, "PART_LOGITS", part)
+        choose = sampler(SamplingConfig(top_p=0.9, repeat_penalty=1.5), count=7, vocab_size=11)
+        found.append([choose(logits) for _ in range(5)])
+    assert found[0] == found[1] == found[2]
+
+
+def test_top_p_keeps_the_same_tokens_on_devices_with_a_fast_sort() -> None:
+    """CPUs sort by numpy; a tensor that says that it is elsewhere is sorted by torch."""
+
+    class Elsewhere(torch.Tensor):
+        device = torch.device("meta")
+
+    logits = torch.tensor([[1.0, 2.0, 2.0, 0.0, 2.0], [0.5, 0.5, 0.5, 0.5, 0.5]])
+    for p in (0.1, 0.5, 0.8, 0.999):
+        assert torch.equal(
+            keep_top_p(logits.as_subclass(Elsewhere), p).as_subclass(torch.Tensor), keep_top_p(logits, p)
+        )

@@ -1,5 +1,6 @@
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from torch import Tensor
 from tests.variants import VARIANTS, randomised, small
 from tinylm.config.model import ModelConfig
 from tinylm.generation.engine import window_start
+from tinylm.generation.generation_config import GenerationConfig
+from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import Sampler
-from tinylm.generation.torch_engine import generate
+from tinylm.generation.torch_engine import TorchEngine, generate
+from tinylm.text.tokenizer import train_char
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
 
@@ -141,3 +145,24 @@ def test_the_window_starts_at_the_first_multiple_of_half_a_context_that_leaves_r
     assert window_start(length, context) == next(
         start for start in itertools.count(0, hop) if length - start < max(2, context)
     )
+
+
+class TiedLogits:
+    """A model whose logits are largest, and equal, for the tokens 3, 7 and 20."""
+
+    context = 8
+
+    def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Any]:
+        return []
+
+    def last_logits(self, ids: Tensor, cache: Any | None) -> Tensor:
+        logits = torch.zeros(1, 50)
+        logits[0, [3, 7, 20]] = 1.0
+        return logits
+
+
+def test_of_equal_logits_the_lowest_ids_are_the_token_and_its_candidates() -> None:
+    tokenizer = train_char("".join(map(chr, range(97, 97 + 49))))
+    config = GenerationConfig(max_tokens=1, temperature=0.0, logprobs=2)
+    (token,) = TorchEngine(TiedLogits(), tokenizer).generate([EncodedPrompt("a", [1], [1])], config, 0)
+    assert token.id == 3 and [candidate.id for candidate in token.candidates] == [3, 7]

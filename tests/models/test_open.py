@@ -6,6 +6,7 @@ import logging
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -155,6 +156,14 @@ def test_a_model_of_the_hub_is_reported_and_its_adapter_is_resumed(
     options: dict[str, Any] = {"batch_size": 2, "eval_every": 1, "sequence_length": 8}
     run = tinylm.finetune_lora(tmp_path / "corpus.txt", "hf:someone/Some-Model", tmp_path / "lora", steps=1, **options)
     assert tinylm.finetune_lora(model="hf:someone/Some-Model", resume=run.run, steps=2).step == 2
+
+
+def test_settings_are_checked_before_a_model_of_the_hub_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=AssertionError))
+    wrong: tuple[dict[str, Any], ...] = ({"dtype": "fp61"}, {"quantize": "int7"}, {"device": "tpu"})
+    for settings in wrong:
+        with pytest.raises(UsageError, match=next(iter(settings))):
+            tinylm.load("hf:someone/Some-Model", **settings)
 
 
 def test_a_base_with_a_long_context_is_trained_on_shorter_sequences(tmp_path: Path) -> None:

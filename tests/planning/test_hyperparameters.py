@@ -243,7 +243,10 @@ def test_evaluations_count_the_time_of_tokens_that_are_not_scored() -> None:
     assert shape.validation_size(data(1), 100) == (5000, 500_000)
     assert Sizes().validation_size(data(1), 100) == (1000, 1000)
     on, config = machine(), small()
-    text, label = (PlanRequest(data=data(1000), vocab_size=100, sizes=sizes) for sizes in (Sizes(), shape))
+    text, label = (
+        PlanRequest(objective=objective, data=data(1000), vocab_size=100, sizes=sizes)
+        for objective, sizes in (("next-token", Sizes()), ("classification", shape))
+    )
     ratio = evaluation_speed(on, text, config) / evaluation_speed(on, label, config)
     assert ratio == pytest.approx(min(200, config.context))
 

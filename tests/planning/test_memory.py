@@ -116,7 +116,7 @@ def memory_of(
     **choices: Any,
 ) -> TrainingMemory:
     """The memory of training a modern decoder of 4x128 with a vocabulary of 100 and this number of parameters."""
-    request = PlanRequest(**{"data": data(10_000), "vocab_size": 100, **choices})
+    request = PlanRequest(**{"objective": "next-token", "data": data(10_000), "vocab_size": 100, **choices})
     config = small(width=128, ffn_width=384, layers=4, vocab_size=request.vocab_size)
     return training_memory(on or machine(), request, config, parameters, checkpointed=checkpointed, sharded=sharded)
 

@@ -22,7 +22,7 @@ from tinylm.planning.plan_request import PlanRequest
 
 @given(st.floats(1, 1e5), st.integers(1000, 10**9))
 def test_the_size_is_the_largest_that_gets_enough_tokens_per_parameter(seconds: float, tokens: int) -> None:
-    request = PlanRequest(data=data(tokens), vocab_size=66, budget=Budget(time=seconds))
+    request = PlanRequest(objective="next-token", data=data(tokens), vocab_size=66, budget=Budget(time=seconds))
     chosen = choose_sizes(machine(), request)[0]
     configs = {size: make_model_config(vocab_size=66, preset="modern", size=size) for size in SIZES}
     per_parameter = {

@@ -93,7 +93,7 @@ def test_every_text_budget_and_machine_has_a_valid_plan(
 
 
 def request(**choices: Any) -> PlanRequest:
-    return PlanRequest(data=data(1000), vocab_size=100, **choices)
+    return PlanRequest(objective="next-token", data=data(1000), vocab_size=100, **choices)
 
 
 INVALID: list[tuple[dict[str, Any], str]] = [

@@ -104,7 +104,7 @@ def test_memory_is_that_of_the_rows() -> None:
     def per_sequence(length: int, pack: bool) -> int:
         chats = dataclasses.replace(data(length * 20), kind="chat", documents=20)
         shape = ScoredSizes(tokens_of([length] * 20), tokens_of([10]))
-        request = PlanRequest(data=chats, vocab_size=100, sizes=shape, training={"pack": pack})
+        request = PlanRequest(objective="chat", data=chats, vocab_size=100, sizes=shape, training={"pack": pack})
         config = planned(model={"size": "nano", "context": 2048}).model
         return training_memory(machine(), request, config, 1000, checkpointed=False).per_sequence
 
@@ -140,6 +140,8 @@ def test_the_last_weights_of_a_classifier_are_kept_if_few_texts_choose_between_t
     def keep(records: int, **training: Any) -> str:
         labelled = dataclasses.replace(data(1000), kind="labels", val_records=records)
         texts = LabelTokens(np.array([4 + FIRST, 4 + SCORED], dtype=np.uint16))
-        return PlanRequest(data=labelled, vocab_size=100, sizes=LabelSizes(texts, texts), training=training).keep
+        return PlanRequest(
+            objective="classification", data=labelled, vocab_size=100, sizes=LabelSizes(texts, texts), training=training
+        ).keep
 
     assert [keep(99), keep(100), keep(99, patience=3)] == ["last", "best", "best"]

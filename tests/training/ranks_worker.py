@@ -19,8 +19,8 @@ from tinylm.reporter import LogReporter
 from tinylm.system.launch import Launch
 from tinylm.system.ranks import Ranks
 from tinylm.training.events import Event, Stepped
-from tinylm.training.pipeline import Session
-from tinylm.training.resume import start_run
+from tinylm.training.pipeline import start_run
+from tinylm.training.session import Session
 from tinylm.training.training_request import TrainingRequest
 
 

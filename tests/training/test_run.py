@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import math
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 
+import tinylm
 from tests.kernels.test_openmp_spin import two_cores
 from tests.machines import machine
 from tests.planning.planned import data
-from tests.shell import snapshot
+from tests.shell import snapshot, story
 from tests.training.conftest import Begin
 from tests.training.run_sessions import SHAPE, TOKENIZER, Killed, RunSession, adapter_for, config_of, contents
 from tests.variants import every_variant, randomised, small
@@ -33,6 +35,7 @@ from tinylm.kernels import thread_placement
 from tinylm.machine.device import DTYPES, autocast, weights_dtype
 from tinylm.machine.measure import LoadMeter
 from tinylm.models.adapter import add_adapter
+from tinylm.models.open import open_model
 from tinylm.objectives.loss import next_token
 from tinylm.planning.memory import MemoryPlan, TrainingMemory
 from tinylm.planning.plan import ResumedPlan
@@ -45,11 +48,11 @@ from tinylm.system.ranks import Ranks
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.training import resume as restart
-from tinylm.training.events import Evaluated, Logged, Notice, Stepped
-from tinylm.training.pipeline import Session
-from tinylm.training.resume import start_run
+from tinylm.training import pipeline as restart
+from tinylm.training.events import Evaluated, Event, Logged, Notice, Started, Stepped
+from tinylm.training.pipeline import start_run
 from tinylm.training.run import TrainingRun, disable_dropout, set_weights_dtype
+from tinylm.training.session import Session
 from tinylm.training.trainer import StopTraining
 from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.architectures import Transformer
@@ -394,7 +397,7 @@ def test_the_best_loss_of_a_save_is_that_of_trained_weights(tokens: TokenFolder,
 def test_the_micro_batch_is_that_of_the_save_unless_it_cannot_fit() -> None:
     memory = TrainingMemory(state=1000, gradients=400, per_sequence=100)
     plan = MemoryPlan(parallel="ddp", checkpointing=False, memory=memory, checkpointed=memory)
-    request = PlanRequest(data=data(1000), vocab_size=100, base=small())
+    request = PlanRequest(objective="next-token", data=data(1000), vocab_size=100, base=small())
 
     def resumed(notices: list[str], **properties: Any) -> int:
         return ResumedPlan(machine(**properties), request, plan, 64).micro_batch(64, notices)
@@ -416,3 +419,30 @@ def test_a_save_that_cannot_be_recovered_is_an_error_with_its_path(
     request = TrainingRequest(settings=TrainSettings(), files=tmp_path / "text.txt", out=tmp_path / "run")
     with pytest.raises(TinyLMError, match=r"Cannot continue .*run after a restart: Read-only file system\."):
         start_run(request, Session(ranks=Ranks(job="a", restarts=1)))
+
+
+def test_the_weights_of_a_base_as_they_were_read_are_freed_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, those of a base that is converted to 16 bits would be in memory twice."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(story(3000))
+    settings: dict[str, Any] = {"steps": 2, "batch_size": 2, "device": "cpu"}
+    tinylm.train("text.txt", out="base", layers=1, heads=2, width=16, context=16, **settings)
+    read: list[weakref.ref[Any]] = []
+
+    def opened(path: Path) -> Any:
+        model = open_model(path)
+        read.append(weakref.ref(model.weights))
+        return model
+
+    monkeypatch.setattr("tinylm.training.start.open_model", opened)
+    alive: list[bool] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Started):
+            alive.append(read[-1]() is not None)
+
+    tinylm.finetune_lora("text.txt", model="base", out="lora", dtype="bf16", callbacks=[listen], **settings)
+    tinylm.train("text.txt", init_from="base", out="further", callbacks=[listen], **settings)
+    assert alive == [False, False]

@@ -52,7 +52,7 @@ def saving(path: Path, ranks: Ranks, sharded: bool = True) -> Iterator[tuple[Run
             setattr(rows, name, part)
             state = optimizer.state.pop(parameter)
             optimizer.state[part] = {quantity: shard.rows(value).clone() for quantity, value in state.items()}
-        store.save_last(rows, optimizer, TrainerState(step=step, val_loss=1.0))
+        store.save_for_resuming(rows, optimizer, TrainerState(step=step, val_loss=1.0))
 
     with open_store(run, CONFIG, ranks, shard, -1, 0.0) as store:
         yield store, save

@@ -74,7 +74,7 @@ def test_a_reduced_micro_batch_is_kept_for_later_steps_and_sessions_and_one_sequ
 def test_out_of_memory_for_one_sequence_saves_the_steps_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the weights and random numbers of the last step, so that a resumed run repeats the one that failed."""
     states: list[Tensor] = []
-    save_last = Bench.save_last
+    save_for_resuming = Bench.save_for_resuming
 
     def watch(model: Decoder, part: Batch) -> None:
         if bench.state.step == 3 and torch.is_grad_enabled():
@@ -84,9 +84,9 @@ def test_out_of_memory_for_one_sequence_saves_the_steps_before_it(monkeypatch: p
 
     def save(bench: Bench, *parts: Any) -> float:
         states.append(torch.get_rng_state())
-        return save_last(bench, *parts)
+        return save_for_resuming(bench, *parts)
 
-    monkeypatch.setattr(Bench, "save_last", save)
+    monkeypatch.setattr(Bench, "save_for_resuming", save)
     bench = Bench(objective=watched(watch), budget=Budget(steps=9), micro_batch=1, lr=1e-3)
     with pytest.raises(TinyLMError, match=r"Out of memory with one sequence .* The run is saved up to step 3\."):
         bench.run()

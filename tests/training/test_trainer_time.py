@@ -67,11 +67,11 @@ def test_the_evaluation_of_a_stop_is_not_in_the_state_that_was_saved(
     """So that a resumed run continues as if it had not been stopped."""
     saved: list[dict[str, Any]] = []
 
-    def save_last(bench: Bench, model: Any, optimizer: Any, state: TrainerState) -> float:
+    def save_for_resuming(bench: Bench, model: Any, optimizer: Any, state: TrainerState) -> float:
         saved.append(state.to_json())
         return 0.0
 
-    monkeypatch.setattr(Bench, "save_last", save_last)
+    monkeypatch.setattr(Bench, "save_for_resuming", save_for_resuming)
     state = stop_at(3, keep=keep).state
     assert (state.last_eval_step, state.best_step, state.best_loss, state.val_loss) == (3, 3, 0.25, 0.25)
     names = ("step", "last_eval_step", "evals_since_best", "best_loss", "val_loss")

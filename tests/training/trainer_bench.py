@@ -117,11 +117,11 @@ class Bench:
             check_stop=check,
         )
 
-    def save_best(self, model: Transformer, step: int, val_loss: float | None) -> None:
+    def save_for_inference(self, model: Transformer, step: int, val_loss: float | None) -> None:
         self.best.append((step, val_loss))
         self.best_values.append(values(model))
 
-    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
+    def save_for_resuming(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
         self._save()
         self.saved.append(state.step)
         return self.save_seconds

@@ -277,7 +277,8 @@ def find_matches(texts: Sequence[str], documents: Documents, k: int, progress: P
     for document, place in _places(documents.open(progress), step, max(map(len, texts), default=0)):
         window = document[place : place + width]
         for sample, at in windows.get(window, ()):
-            if compared[window] >= MAX_COMPARISONS and all(copied[sample][at : at + width]):
+            reach = slice(max(0, at + width - k), at + k)  # of a match of k characters around the window
+            if compared[window] >= MAX_COMPARISONS and all(copied[sample][reach]):
                 continue
             compared[window] += 1
             text, shift = texts[sample], place - at

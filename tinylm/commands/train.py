@@ -133,12 +133,6 @@ def run_training(
     InterruptedRunError if a signal stopped training, and the errors of `start_run`.
     """
     started = _process_start()
-    import torch
-
-    from tinylm.distributed.ranks import join_ranks, machine_threads
-    from tinylm.training.pipeline import Session
-    from tinylm.training.prepare import plan_run
-    from tinylm.training.resume import start_run
     from tinylm.training.training_request import TrainingRequest
 
     # What to train
@@ -159,11 +153,18 @@ def run_training(
     if launch.rank == 0 and resume is None and (hint := _line_hint(command, request)) is not None:
         console.note(hint)
 
+    import torch
+
+    from tinylm.distributed.ranks import join_ranks, machine_threads
+    from tinylm.training.pipeline import start_run
+    from tinylm.training.prepare import plan_run
+    from tinylm.training.session import Session
+
     # The plan alone
     if run.dry_run and resume is None:
         if launch.rank > 0:
             return
-        _open_listeners(reporting, console)  # raises the errors of training
+        _open_listeners(reporting, console)  # only to check --report and --log-to
         torch.set_num_threads(machine_threads(launch))
         prepared = plan_run(request, console, launch)
         show_plan(console, prepared.plan, prepared.config, prepared.trainable_parameters, as_result=True)

@@ -6,6 +6,7 @@ with a reason that completes the sentence "Cannot import FOLDER: ".
 
 import collections
 import json
+import math
 import os
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -327,11 +328,16 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerSpec:
 def summarise_folder(path: Path) -> dict[str, Any]:
     """The entry of a model folder in a list of runs, with the main keys that `summarise` returns for a run.
 
-    Raises TinyLMError for weights that are missing or damaged, and for a model that is not supported.
+    Of a model that tinylm cannot use, the elements of the stored tensors are counted. Raises TinyLMError for weights
+    that are missing or damaged.
     """
     with reading(path, "use"):
-        _, config, _ = convert(read_object(path, CONFIG), open_weights(path))
-        parameters, saved = count_parameters(config)["total"], (path / CONFIG).lstat().st_mtime
+        values, stored = read_object(path, CONFIG), open_weights(path)
+        saved = (path / CONFIG).lstat().st_mtime
+        try:
+            parameters = count_parameters(find_family(values).config(values))["total"]
+        except (ValueError, UsageError):
+            parameters = sum(math.prod(tensor.shape) for tensor in stored.values())
     unknown = dict.fromkeys(("step", "best_step", "val_loss", "val_bits_per_byte"))
     return {"kind": "hugging face", "parameters": parameters, **unknown, "saved": saved, "seconds": None}
 

@@ -11,6 +11,7 @@ from tinylm.generation.engine import mix, sample_seed
 from tinylm.generation.generation_config import SamplingConfig
 
 UNIFORM_BLOCK = 64  # uniform numbers of a row that are generated, and copied to the device, at a time
+PART_LOGITS = 1 << 20  # of the rows that are sampled at a time (at least one row), which bounds the memory
 MAX_UNIFORM = 1 - 2**-52  # a double times this number is less than itself
 
 
@@ -119,7 +120,11 @@ class Sampler:
             require_finite(logits[:, : self.vocab_size])
             self._is_checked = True
         self.prepare()
-        return self.sample(logits).flatten().tolist()
+        count = max(1, PART_LOGITS // self.vocab_size)
+        parts = [slice(first, first + count) for first in range(0, len(logits), count)]
+        ids = torch.cat([self._choose(logits[rows], rows) for rows in parts])
+        self._next += 1
+        return ids.flatten().tolist()
 
     def prepare(self) -> None:
         """Make sure that the device has a random number for the next token of each row."""
@@ -134,9 +139,16 @@ class Sampler:
 
     def sample(self, logits: Tensor) -> Tensor:
         """A token per row, by the numbers that `prepare` has made: (B, V) -> (B, 1)."""
+        ids = self._choose(logits, slice(None))
+        self._next += 1
+        return ids
+
+    def _choose(self, logits: Tensor, rows: slice) -> Tensor:
+        """A token for each of these rows, whose logits are given: (R, V) -> (R, 1)."""
         sampling, logits = self.sampling, logits[:, : self.vocab_size].float()
-        if self._seen is not None:
-            logits = penalise_repeats(logits, self._seen, sampling.repeat_penalty)
+        seen = None if self._seen is None else self._seen[rows]
+        if seen is not None:
+            logits = penalise_repeats(logits, seen, sampling.repeat_penalty)
         if sampling.temperature == 0:
             ids = logits.argmax(dim=-1, keepdim=True)
         else:
@@ -147,8 +159,7 @@ class Sampler:
                 logits = keep_top_p(logits, sampling.top_p)
             if sampling.min_p:
                 logits = keep_min_p(logits, sampling.min_p)
-            ids = draw(logits.softmax(dim=-1), self._numbers.index_select(1, self._next))
-            self._next += 1
-        if self._seen is not None:
-            self._seen.scatter_(1, ids, True)
+            ids = draw(logits.softmax(dim=-1), self._numbers[rows].index_select(1, self._next))
+        if seen is not None:
+            seen.scatter_(1, ids, True)
         return ids

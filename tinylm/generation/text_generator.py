@@ -321,7 +321,7 @@ class ChatSession:
         """Yield the answer to a question in chunks. If the iteration stops early, the chunks so far are the answer.
 
         Raises UsageError, and leaves the conversation unchanged, for a question that the template rejects, that has
-        unknown characters, or that does not fit the context.
+        unknown characters, or that does not fit the context; so does an error of the engine before the first chunk.
         """
         user = {"role": "user", "content": question}
         prompt, dropped = self._encode([*self.messages, user])
@@ -329,6 +329,7 @@ class ChatSession:
 
     def _answer(self, user: Message, prompt: EncodedPrompt, dropped: int) -> Generator[str]:
         parts: list[str] = []
+        is_failed = False
         self.finish_reason = "length"
         answer = self.model.continue_encoded(prompt, self.config, first_stream=len(self.messages))
         try:
@@ -336,9 +337,13 @@ class ChatSession:
                 parts.append(chunk.text)
                 yield chunk.text
             self.finish_reason = answer.samples[0].finish_reason
+        except TinyLMError:
+            is_failed = not parts
+            raise
         finally:
-            self.messages += [user, {"role": "assistant", "content": "".join(parts)}]
-            self.dropped = dropped
+            if not is_failed:
+                self.messages += [user, {"role": "assistant", "content": "".join(parts)}]
+                self.dropped = dropped
 
     def reset(self) -> None:
         """Delete all questions and answers, but not the system message."""

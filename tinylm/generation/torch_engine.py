@@ -74,9 +74,9 @@ class TorchEngine:
                 yield from map(Token, range(len(ids)), ids)
                 continue
             scores = logits[:, :size].cpu().double().log_softmax(dim=-1)  # (B, V)
-            best = scores.topk(min(config.logprobs, size))
+            best = (-scores.numpy()).argsort(axis=-1, kind="stable")[:, : config.logprobs]  # of equals, the lower id
             for row, token in enumerate(ids):
-                candidates = list(map(Candidate, best.indices[row].tolist(), best.values[row].tolist()))
+                candidates = [Candidate(other, scores[row, other].item()) for other in best[row].tolist()]
                 yield Token(row, token, scores[row, token].item(), candidates)
 
     def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
@@ -102,17 +102,17 @@ def generate(
     """
     texts = [list(prompt) for prompt in prompts]
     slots = min(model.context, max(map(len, texts)) + max_tokens)
-    starts: list[int] = []
+    window_starts: list[int] | None = None  # before the first token
     cache: Sequence[Any] | None = None
     for _ in range(max_tokens):
         # Compute the last token of each text; at first, and for all texts when the window of one advances, all tokens
         advanced = [window_start(len(text), model.context) for text in texts]
-        if use_cache and advanced == starts:
+        if use_cache and advanced == window_starts:
             ids = torch.tensor([[text[-1]] for text in texts])  # (B, 1)
         else:
             ids, padding = left_padded(texts, model.context, kept_id)
             cache = model.make_cache(len(texts), slots, padding) if use_cache or padding is not None else None
-            starts = advanced
+            window_starts = advanced
         logits = model.last_logits(ids, cache)
         if len(logits) < len(texts):
             logits = logits.expand(len(texts), -1)

@@ -109,11 +109,11 @@ def encode_recorded_text(
     job = job_on(data.kind)
     fields: dict[str, Any] = {"exclude": data.exclude, "skip_bad": data.skip_bad, "labels": config.labels}
     fields |= job.fields(TextSource(paths=paths, train_on=data.train_on), reader)
+    if fields.get("chat") is not None and reader.chat_template is None:
+        raise TinyLMError("The run was trained on conversations, but has no chat template.")
     corpora = []
     for part in [paths] if val_data is None else [paths, (val_data,)]:
         corpus = find_corpus(part, data.text_key, data.encoding, None, job.corpus, data.format, **fields)
-        if corpus.rendering is not None and reader.chat_template is None:
-            raise TinyLMError("The run was trained on conversations, but has no chat template.")
         corpora.append(corpus_without_unknown(corpus, tokenizer) if data.unknown == "skip" else corpus)
 
     # Read them, and compare the text with that of the run

@@ -20,19 +20,12 @@ from tinylm.formats.family import ForeignModel
 from tinylm.formats.foreign import is_gguf
 from tinylm.formats.gguf_reader import open_gguf
 from tinylm.formats.gguf_writer import write_gguf
+from tinylm.generation.converted import CHECKSUMS, GGUF_FOLDER, LAYOUT, record_checksums, take_cached
 from tinylm.generation.engine import Engine, Token
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.graph_engine import GraphEngine, has_fixed_shapes
-from tinylm.generation.llama_cpp import (
-    CHECKSUMS,
-    GGUF_FOLDER,
-    LAYOUT,
-    LlamaCpp,
-    reason_against,
-    record_checksums,
-    take_cached,
-)
+from tinylm.generation.llama_cpp import LlamaCpp, reason_against
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.torch_engine import TorchEngine
 from tinylm.kernels.cuda_graphs import can_capture, capture
@@ -96,7 +89,7 @@ class ModelEngine:
         TinyLMError if the GGUF file cannot be written or opened. With auto, torch is chosen in these cases; a
         TinyLMError is reported as a warning.
         """
-        if self._network is self.network:  # whose fused layers cannot be exported
+        if self._is_settled_for_torch:  # fused layers cannot be exported
             require(
                 speed.engine != "llama.cpp",
                 '`engine="llama.cpp"` is not possible: the model was prepared for torch; load it again.',
@@ -107,18 +100,25 @@ class ModelEngine:
             self._opened[key] = self._open_llama_cpp(speed) or self.torch
         return self._opened[key]
 
+    @property
+    def _is_settled_for_torch(self) -> bool:
+        return self._network is self.network
+
     def _key(self, speed: SpeedConfig) -> tuple[Any, ...]:
         """What an engine depends on: the settings, and the scales of the adapters, which are merged for llama.cpp."""
         return speed, *(layer.adapter_scale for adapter in self.adapters for layer in adapter.layers.values())
 
     def settle(self, speed: SpeedConfig, *, switches_adapters: bool = False) -> LlamaCpp | None:
-        """Choose the engine of all texts. For torch, convert, fuse and quantize the network in place, and merge a LoRA:
-        that saves the memory of a copy, but the network is then no longer what was loaded.
+        """Choose the engine of all texts, which `choose` then only looks up.
+
+        For torch, convert, fuse and quantize the network in place, and merge a LoRA: that saves the memory of a copy,
+        but the network is then no longer what was loaded.
 
         switches_adapters: whether adapters will be selected between texts, which requires torch.
 
         Returns the model in llama.cpp, or `None` if torch is chosen. Raises the errors of `choose`.
         """
+        assert self._network is None, "settled before, or torch has a copy already"
         self._switches_adapters = switches_adapters
         engine = self._open_llama_cpp(speed)
         if engine is not None:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tinylm.config.run import DTYPES
 from tinylm.config.validation import check_choice
 from tinylm.errors import TinyLMError
 from tinylm.formats.hub import is_reference
+from tinylm.generation.converted import Conversion, conversion_key, open_converted, take_cached
 from tinylm.generation.generation_config import SpeedConfig
-from tinylm.generation.llama_cpp import Conversion, conversion_key, open_converted, reason_against, take_cached
+from tinylm.generation.llama_cpp import reason_against
 from tinylm.reporter import LogReporter, Reporter, SilentReporter
 from tinylm.run_directory.layout import find_run, newest_model
 
@@ -48,16 +50,25 @@ def load(
     adapters that were trained on another base model, and for a failed download.
     """
     reporter = reporter or LogReporter()
-    return _load(_find(path, adapters, reporter), adapters, device, dtype, quantize, reporter, only_generates=False)
+    run = _find(path, adapters, device, dtype, quantize, reporter)
+    return _load(run, adapters, device, dtype, quantize, reporter, only_generates=False)
 
 
-def _find(path: str | Path | None, adapters: Sequence[str | Path], reporter: Reporter) -> Path | None:
-    """The path of the model, by default of the newest one; `None` for the base of the adapters."""
+def _find(
+    path: str | Path | None, adapters: Sequence[str | Path], device: str, dtype: str, quantize: str, reporter: Reporter
+) -> Path | None:
+    """The path of the model, by default of the newest one; `None` for the base of the adapters. The arguments are
+    those of `load`, which are checked first.
+    """
+    check_choice("quantize", quantize, ("none", "int8"))
+    check_choice("dtype", dtype, ("auto", *DTYPES))
     if path is None:
         return None if adapters else newest_model(reporter)
-    if is_reference(str(path)):
+    if is_reference(str(path)):  # of the hub; a path of the disk is found without torch
+        from tinylm.machine.device import choose_device
         from tinylm.models.open import find_model
 
+        choose_device(device)  # an error comes before a download
         return find_model(Path(path), reporter)
     return find_run(Path(path), reporter)
 
@@ -73,15 +84,14 @@ def _load(
     only_generates: bool,
 ) -> "Model":
     """run: as `_find` returns it. only_generates: whether the model only generates. The others: arguments of `load`."""
-    from tinylm.machine.device import DTYPES, choose_device, choose_generation_dtype, describe_device, weights_dtype
+    from tinylm.machine.device import DTYPES as TORCH_DTYPES
+    from tinylm.machine.device import choose_device, choose_generation_dtype, describe_device, weights_dtype
     from tinylm.machine.measure import choose_loss_dtype
     from tinylm.models.adapter import AdapterSpec, load_adapted_model
     from tinylm.models.engine import ModelEngine
     from tinylm.models.model import Model
     from tinylm.models.open import open_model
 
-    check_choice("quantize", quantize, ("none", "int8"))
-    check_choice("dtype", dtype, ("auto", *DTYPES))
     chosen_device = choose_device(device)
     loaded: Sequence[LoadedAdapter] = ()
     if run is None or adapters:
@@ -104,7 +114,7 @@ def _load(
         f"{chosen_dtype.reason}."
     )
     reporter.note(note)
-    if stored != DTYPES[chosen_dtype.value]:
+    if stored != TORCH_DTYPES[chosen_dtype.value]:
         network.float()  # as in training; autocast or the preparation for generation converts them
     engine = ModelEngine(run, network, config, tokenizer, tuple(loaded), for_generation.value, quantize, reporter)
     return Model(
@@ -134,23 +144,23 @@ def open_generator(
     """The model for generation only, with the engine that the settings choose.
 
     speed, switches_adapters: see `ModelEngine.settle`. The other arguments are those of `tinylm.load`. Returns a
-    `Model`, unless llama.cpp generates from the converted file of an earlier call.
+    `Model`, unless llama.cpp generates from the converted file of an earlier call, of a decoder without adapters.
 
     Raises the errors of `ModelEngine.settle` and `tinylm.load`.
     """
     speed, reporter = speed or SpeedConfig(), reporter or LogReporter()
 
     # The converted file of an earlier call, without torch
-    run = _find(path, adapters, reporter)
+    run = _find(path, adapters, device, dtype, quantize, reporter)
     key = None if run is None or adapters else conversion_key(run, device, dtype, quantize)
-    if key is not None and (converted := open_converted(key, speed, reporter)) is not None:
-        return converted
+    if key is not None and (cached := open_converted(key, speed, reporter)) is not None:
+        return cached
 
     # The model's own files
     model = _load(run, adapters, device, dtype, quantize, reporter, only_generates=True)
     llama_cpp = model.engine.settle(speed, switches_adapters=switches_adapters)
     if key is not None and llama_cpp is not None:
-        model.converted(llama_cpp.file).write(key)
+        model.conversion_record(llama_cpp.file).write(key)
     return model
 
 
@@ -167,7 +177,7 @@ def open_for_serving(
     the errors of `tinylm.load`. The function raises TinyLMError if the model's files have changed.
     """
     reporter = reporter or LogReporter()
-    run = _find(path, adapters, reporter)
+    run = _find(path, adapters, "cpu", "auto", quantize, reporter)
 
     def open_model() -> "Model":
         return _load(run, adapters, "cpu", "auto", quantize, SilentReporter(), only_generates=True)

@@ -12,13 +12,13 @@ from torch import Tensor
 from tinylm.config.run import RunConfig
 from tinylm.config.validation import check_choice, describe_value, require
 from tinylm.errors import UsageError
+from tinylm.generation.converted import Conversion
 from tinylm.generation.generation_config import (
     GenerationConfig,
     SpeedConfig,
     is_sampled,
     settings_without_effect,
 )
-from tinylm.generation.llama_cpp import Conversion
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
 from tinylm.generation.text_generator import Continuation, Sample
 from tinylm.jobs.job import Job, load_job
@@ -215,7 +215,7 @@ class Model(EvaluatedModel):
         assert isinstance(network, EncoderDecoder)
         return self._job.translate(network, self.tokenizer, prompt, self.reporter, first_stream)
 
-    def converted(self, file: Path) -> Conversion:
+    def conversion_record(self, file: Path) -> Conversion:
         """The record of the file to which the engine has converted the model, with its tokenizer and chat template."""
         tokenizer = replace(self.config.tokenizer, chat_template=self.chat_template)
         config, rows = replace(self.config, tokenizer=tokenizer), self.network.vocab_size
@@ -230,7 +230,7 @@ class Model(EvaluatedModel):
             raise UsageError(f"llama.cpp cannot serve this model: {reason}.")
         if self.chat_template is not None:
             chat_format(self.chat_template, self.tokenizer).template.compile()
-        return self.converted(self.engine.convert())
+        return self.conversion_record(self.engine.convert())
 
     @property
     def chat_template(self) -> str | None:

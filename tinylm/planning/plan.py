@@ -362,7 +362,9 @@ def _largest_model(machine: Machine, seconds: float) -> dict[str, Any]:
         train_tokens=TOKENS,
         val_tokens=TOKENS // 10,
     )
-    plan = plan_training(machine, PlanRequest(data=data, vocab_size=VOCABULARY, budget=Budget(time=seconds)))
+    plan = plan_training(
+        machine, PlanRequest(objective="next-token", data=data, vocab_size=VOCABULARY, budget=Budget(time=seconds))
+    )
     return {
         "layers": plan.model.layers,
         "width": plan.model.width,

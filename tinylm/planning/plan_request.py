@@ -38,7 +38,7 @@ class PlanRequest:
     Raises UsageError for values outside their range and for choices that contradict each other.
     """
 
-    objective: str = "next-token"
+    objective: str
     data: DataConfig
     vocab_size: int
     sizes: Sizes = field(default_factory=Sizes)

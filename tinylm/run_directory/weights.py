@@ -6,11 +6,12 @@ All functions that read raise TinyLMError for a file that is damaged, was not wr
 not in DTYPES, or does not fit its configuration.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,14 +69,21 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 
 def _open(path: Path) -> TensorFile:
+    with _reading(path):
+        return open_file(path)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Context manager in which the errors of a file that cannot be read become TinyLMErrors."""
     remedy = "If it was copied, copy it again; pickles are never opened."
     try:
-        return open_file(path)
-    except OSError as error:
-        reason = error.strerror or error
-        raise TinyLMError(f"{path} is damaged or not a safetensors file ({reason}). {remedy}") from error
+        yield
     except ValueError as error:
         raise TinyLMError(f"{error}. {remedy}") from error
+    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)[:200]
+        raise TinyLMError(f"{path} is damaged or not a safetensors file ({reason}). {remedy}") from error
 
 
 def read_layout(files: Sequence[Path]) -> Layout:
@@ -117,7 +125,8 @@ def read_tensors(files: Sequence[Path], shard: Shard = WHOLE) -> dict[str, Tenso
     size, free = sum(file.stat().st_size for file in files) // shard.size, free_memory("cpu")
     if free is not None and size > free:
         raise TinyLMError(f"{files[0]} needs {size / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free.")
-    return {name: _read(shape, [tensors[name] for tensors in opened], shard) for name, (_, shape) in layout.items()}
+    with _reading(files[0]):
+        return {name: _read(shape, [tensors[name] for tensors in opened], shard) for name, (_, shape) in layout.items()}
 
 
 def _read(shape: tuple[int, ...], parts: Sequence[StoredTensor], shard: Shard) -> Tensor:
@@ -208,7 +217,8 @@ def check_weights_file(file: Path, config: RunConfig) -> None:
     """Verify the digest of a weights file as `read_weights_files` does, with its tensors memory-mapped, not copied."""
     opened = _open(file)
     header = _header(file, opened)
-    mapped = {name: tensor.load() for name, tensor in opened.tensors.items()}
+    with _reading(file):
+        mapped = {name: tensor.load() for name, tensor in opened.tensors.items()}
     _check_digest(Weights(mapped, config, header.step, header.val_loss), header, file)
 
 

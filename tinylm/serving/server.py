@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.generation.converted import Conversion
 from tinylm.generation.engine import Engine
-from tinylm.generation.llama_cpp import Conversion
 from tinylm.kernels.process import share_heaps
 from tinylm.serving.completions import Completions
 from tinylm.serving.server_config import ServerConfig, is_loopback

@@ -1,113 +1,34 @@
-"""A training run as a whole: prepare it, write its directory, train, return the result."""
+"""A training run as a whole: start it, new or from a save; prepare a new one, write its directory, train it."""
 
-import signal
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tinylm.config.run import RunConfig, run_of
-from tinylm.errors import InterruptedRunError, UsageError
-from tinylm.jobs.run_tokens import open_folder
-from tinylm.machine.measure import LoadMeter, LoadNotes
+from tinylm.config.run import run_of
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.models.by_digest import remember_base
-from tinylm.models.teachers import open_teacher
-from tinylm.models.trained_weights import trained_weights
-from tinylm.reporter import LogReporter, Reporter
-from tinylm.run_directory.directory import LastSave, RunDirectory, ShardOnlyRun
-from tinylm.run_directory.lock_and_commit import reserve
-from tinylm.run_directory.metrics_log import History
-from tinylm.run_directory.weights import WHOLE
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.loading import read_config
+from tinylm.run_directory.lock_and_commit import lock_run, recover_last, recover_run, reserve
 from tinylm.system.files import resolve_links
-from tinylm.system.ranks import ONE_RANK, Ranks
-from tinylm.text.tokenizer import Tokenizer
-from tinylm.training.events import Event, Examples, Planned, Started, Stepped
-from tinylm.training.graceful_stop import stop_on_signals
-from tinylm.training.parallel import build_for_rows, rank_shard, restore_rows
+from tinylm.system.ranks import Ranks
+from tinylm.training.events import Examples, Planned
 from tinylm.training.prepare import PreparedRun, machine_of, paths_of, prepare
+from tinylm.training.resume import resume_run
 from tinylm.training.run import TrainingRun
+from tinylm.training.session import Session, TrainingResult, note_sharding, receive_run, share_run, train_to_end
+from tinylm.training.start import default_out, find_source
 from tinylm.training.training_request import TrainingRequest
-from tinylm.transformer.architectures import Transformer
-from tinylm.transformer.build import build_model
-
-if TYPE_CHECKING:
-    from tinylm.models.model import Model
-
-EventCallback = Callable[[Event], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Session:
-    """How one process reports and stops a run.
+def start_run(request: TrainingRequest, session: Session) -> TrainingResult:
+    """Train a new run or resume one. A new run that this torchrun command saved before a restart is resumed.
 
-    reporter: receives notes, warnings and progress
-    callbacks: each is called with every event
-    started: `time.monotonic()` from which the training time of this process counts
-    stop_signals: the first of these signals saves the run and ends training; a second one has its usual effect
-    ranks: the processes that train the model together; only rank 0 reports
+    Raises the errors of `train_run` and `resume_run`, and TinyLMError if the file system fails while an interrupted
+    save of that run is recovered.
     """
-
-    reporter: Reporter = field(default_factory=LogReporter)
-    callbacks: Sequence[EventCallback] = ()
-    started: float = field(default_factory=time.monotonic)
-    stop_signals: Sequence[int] = (signal.SIGINT,)
-    ranks: Ranks = ONE_RANK
-
-    def report(self, event: Event) -> None:
-        """Call each callback with the event, on rank 0."""
-        for callback in self.callbacks if self.ranks.is_first else ():
-            callback(event)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingResult:
-    """The result of training a run, over all of its sessions.
-
-    run: the run directory
-    history: losses and other metrics by step, as columns of training and of validation
-    stopped_by: steps, epochs, time, patience, or signal
-    step, epochs: optimizer steps, and passes over the training data, so far
-    val_loss: the last validation loss, in the unit of `RunConfig.loss_unit`; after a signal before the first
-        evaluation, that of the last step on few tokens, or `None` if there was no time for it
-    best_val_loss, best_step: the lowest validation loss of trained weights, and its step
-    val_bits_per_byte, best_val_bits_per_byte: the two losses in bits per byte; `None` except on plain text
-    kept_step: the step of the weights that are kept: `best_step` or, if the validation data are few, the last one
-    parameters: number of trainable parameters
-    seconds: training time, in all sessions
-    signal_number: the signal that stopped this session, 0 if none did
-    base: the base model of an adapter; `None` for a run of a model
-    """
-
-    run: Path
-    history: History = field(repr=False)
-    stopped_by: str
-    step: int
-    epochs: float
-    val_loss: float | None
-    best_val_loss: float | None
-    best_step: int
-    parameters: int
-    seconds: float
-    kept_step: int
-    val_bits_per_byte: float | None = None
-    best_val_bits_per_byte: float | None = None
-    signal_number: int = 0
-    base: Path | None = field(default=None, repr=False)
-
-    def load(self) -> "Model":
-        """Load the model with the weights that are kept, those of `kept_step`.
-
-        If the run trained an adapter, load it on its base model.
-        """
-        from tinylm.models.load import load
-
-        return load(self.run) if self.base is None else load(self.base, adapters=[self.run])
-
-    @property
-    def is_adapter(self) -> bool:
-        """Whether the run trained an adapter."""
-        return self.base is not None
+    if request.resume is None and session.ranks.is_first and session.ranks.restarts:
+        request = _saved_before_restart(request, session) or request
+    return train_run(request, session) if request.resume is None else resume_run(request.resume, request, session)
 
 
 def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
@@ -128,6 +49,7 @@ def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
         if request.settings.show_examples:
             session.report(Examples(prepared.examples(request.settings.show_examples)))
         run = create_run(prepared, out, ranks)
+        del prepared  # with the weights of a base as they were read, which the network may no longer share
         note_sharding(run, session)
         share_run(run, ranks)
         return train_to_end(run, session)
@@ -150,133 +72,23 @@ def create_run(prepared: PreparedRun, out: Path, ranks: Ranks) -> TrainingRun:
     return TrainingRun(directory, config, network, prepared.tokenizer, prepared.tokens, **others)
 
 
-def note_sharding(run: TrainingRun, session: Session) -> None:
-    """Report that the model is sharded, if it is."""
-    if run.parallel == "fsdp":
-        session.reporter.note(f"The model is sharded among {session.ranks.size} processes.")
+def _saved_before_restart(request: TrainingRequest, session: Session) -> TrainingRequest | None:
+    """A request to resume the run that `request` began; `None` if this torchrun command has not saved one at its path.
 
-
-def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
-    """Train a run whose directory is written and locked, until it stops. Raises the errors of `train_run`.
-
-    All ranks call this together: rank 0 after `share_run`, the others with the run from `receive_run`.
+    Raises TinyLMError if the file system fails while an interrupted save is recovered.
     """
-    resumed_step = None if run.resume_from is None else run.resume_from.state["step"]
-    started = Started(
-        run.directory.path,
-        run.config,
-        run.model,
-        run.tokenizer,
-        steps_per_epoch=run.task.steps_per_epoch,
-        best=run.best,
-        resumed_step=resumed_step,
-    )
-    session.report(started)
-    if run.runtime.compile:
-        session.reporter.note("Compiling the model, which takes about a minute.")
-    load_notes = _load_notes(run, session)
-
-    def report(event: Event) -> None:
-        session.report(event)
-        if isinstance(event, Stepped) and load_notes is not None:
-            load_notes.step(event.step, event.progress)
-
-    with stop_on_signals(session.stop_signals, session.ranks) as stop:
-        stopped_by, state = run.train(report, stop.check, started=session.started)
-    session.ranks.gather(None)  # wait until rank 0 has saved the run; if it fails, all ranks fail
-    if state.step == 0:
-        raise InterruptedRunError(InterruptedRunError.BEFORE_FIRST_STEP, stop.signal_number)
-    return TrainingResult(
-        run=run.directory.path,
-        history=History.read(run.directory.path),
-        stopped_by=stopped_by,
-        step=state.step,
-        epochs=state.step / run.task.steps_per_epoch,
-        val_loss=state.val_loss,
-        best_val_loss=state.best_loss,
-        best_step=state.best_step,
-        kept_step=state.best_step if run.training.keep == "best" else state.last_eval_step,
-        parameters=run.trainable_parameters,
-        seconds=state.seconds,
-        val_bits_per_byte=run.config.bits_per_byte(state.val_loss),
-        best_val_bits_per_byte=run.config.bits_per_byte(state.best_loss),
-        signal_number=stop.signal_number,
-        base=None if run.config.adapter is None else Path(run.config.adapter.base),
-    )
-
-
-def _load_notes(run: TrainingRun, session: Session) -> LoadNotes | None:
-    """What rank 0 says about other processes; `None` on other ranks, and if the model is not on the CPU."""
-    if run.runtime.device != "cpu" or not session.ranks.is_first:
+    source = find_source(request, session.reporter)
+    out = request.out or default_out(request, source)
+    try:
+        with lock_run(out):
+            recover_run(out)
+            recover_last(out)
+        config = read_config(out)
+    except TinyLMError:
         return None
-    processes = session.ranks.launch.local_size
-    planned = run.config.planned if run.resume_from is None else None
-    return LoadNotes(
-        session.reporter.note,
-        LoadMeter(processes),
-        threads=processes * session.ranks.share_threads(run.runtime.threads),
-        timed=run.training.budget.time is not None,
-        planned_steps=None if planned is None else planned.steps,
-    )
-
-
-def share_run(run: TrainingRun, ranks: Ranks) -> None:
-    """Send a run from rank 0 to the other ranks, which receive it with `receive_run`. Does nothing for a single rank.
-
-    Raises UsageError for a device that several processes cannot use, and PeerError if another rank fails.
-    """
-    if ranks.size == 1:
-        return
-    ranks.require_device(run.runtime.device)
-    ranks.announce()
-    save = run.resume_from
-    ranks.first(
-        {
-            "path": str(run.directory.path.absolute()),
-            "config": run.config.to_json(),
-            "tokenizer": run.tokenizer.to_str(),
-            "tokens": str(run.tokens.path.absolute()),
-            "save": None if save is None else save.to_json(),
-            "parallel": run.parallel,
-            "teachers": [str(teacher.path.absolute()) for teacher in run.teachers],
-        }
-    )
-    if save is None or run.shard == WHOLE:
-        ranks.broadcast(dict(run.model.named_parameters()))
-    ranks.gather(None)  # every rank has opened the token files, which may now be moved
-
-
-def receive_run(ranks: Ranks) -> TrainingRun:
-    """The run that rank 0 sends with `share_run`.
-
-    Raises TinyLMError if this rank cannot take part, and PeerError if another rank fails.
-    """
-    ranks.wait()
-    shared = ranks.first(None)
-    path, config = Path(shared["path"]), RunConfig.from_json(shared["config"])
-    _, runtime, data = config.training_parts(path)
-    ranks.require_device(runtime.device)
-    tokenizer = Tokenizer.parse(shared["tokenizer"], config.tokenizer.special, path / "tokenizer.json")
-    tokens = open_folder(Path(shared["tokens"]), data, tokenizer)
-    save = None if shared["save"] is None else LastSave.from_json(shared["save"])
-    shard, rows = rank_shard(shared["parallel"], config, ranks), None
-    if shard == WHOLE:
-        model = _receive_model(config, ranks)
-    elif save is None:
-        rows = ranks.broadcast({}, lambda tensor: shard.rows(tensor).clone())
-        model = build_for_rows(config, rows)
-    else:
-        model, rows = restore_rows(config, save, shard)
-    ranks.gather(None)
-    teachers = tuple(open_teacher(Path(teacher)) for teacher in shared["teachers"])
-    directory, parallel = ShardOnlyRun(path), shared["parallel"]
-    return TrainingRun(directory, config, model, tokenizer, tokens, save, ranks, parallel, rows, teachers)
-
-
-def _receive_model(config: RunConfig, ranks: Ranks) -> Transformer:
-    model = build_model(config.model)
-    trained_weights(config.adapter).add(model)
-    parameters = dict(model.named_parameters())
-    for name, tensor in ranks.broadcast({}).items():
-        parameters[name].data = tensor
-    return model
+    except OSError as error:
+        raise TinyLMError(f"Cannot continue {out} after a restart: {error.strerror or error}.") from error
+    if config.runtime is None or config.runtime.job != session.ranks.job or not (out / "last").is_dir():
+        return None
+    kept = {name: value for name, value in request.given.items() if name in ("parallel", "teacher")}
+    return TrainingRequest(settings=type(request.settings)(**kept), resume=out, model=request.model)

@@ -101,7 +101,7 @@ def prepare(
     """Load the model, read and encode the text, and plan.
 
     source: the model to load; `None` for a new one
-    staging: the folder for the tokens of standard input
+    staging: the hidden directory of the new run (see `reserve`), or a temporary one; for the tokens of standard input
     processes: number of ranks
     launch_id: random id of a torchrun command, the same after its restarts (see Rendezvous); `None` without torchrun
 

@@ -1,4 +1,4 @@
-"""Starting a run: new, resumed from its last save, or continued after torchrun has restarted the command."""
+"""Resuming a run from its last save."""
 
 import math
 import time
@@ -8,7 +8,7 @@ from pathlib import Path
 from tinylm.config.duration import format_duration, format_duration_setting
 from tinylm.config.run import new_run_id, run_of
 from tinylm.config.training import TIME_BUDGET
-from tinylm.errors import OtherRunKindError, TinyLMError, UsageError
+from tinylm.errors import OtherRunKindError, UsageError
 from tinylm.jobs.job import load_job
 from tinylm.jobs.run_tokens import encode_recorded_text, reopen_tokens
 from tinylm.machine.device import choose_device, describe_device
@@ -21,57 +21,15 @@ from tinylm.reporter import counted
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.layout import find_run
 from tinylm.run_directory.loading import read_config, read_tokenizer
-from tinylm.run_directory.lock_and_commit import lock_run, recover_last, recover_run
+from tinylm.run_directory.lock_and_commit import lock_run
 from tinylm.run_directory.weights import WHOLE
 from tinylm.system.files import resolve_links
 from tinylm.training.clock import StoppingRule
 from tinylm.training.parallel import rank_memory, rank_shard, restore_rows
-from tinylm.training.pipeline import (
-    Session,
-    TrainingResult,
-    note_sharding,
-    receive_run,
-    share_run,
-    train_run,
-    train_to_end,
-)
 from tinylm.training.run import TrainingRun
-from tinylm.training.start import default_out, find_source
+from tinylm.training.session import Session, TrainingResult, note_sharding, receive_run, share_run, train_to_end
 from tinylm.training.state import TrainerState
 from tinylm.training.training_request import TrainingRequest
-
-
-def start_run(request: TrainingRequest, session: Session) -> TrainingResult:
-    """Train a new run or resume one. A new run that this torchrun command saved before a restart is resumed.
-
-    Raises the errors of `train_run` and `resume_run`, and TinyLMError if the file system fails while an interrupted
-    save of that run is recovered.
-    """
-    if request.resume is None and session.ranks.is_first and session.ranks.restarts:
-        request = _saved_before_restart(request, session) or request
-    return train_run(request, session) if request.resume is None else resume_run(request.resume, request, session)
-
-
-def _saved_before_restart(request: TrainingRequest, session: Session) -> TrainingRequest | None:
-    """A request to resume the run that `request` began; `None` if this torchrun command has not saved one at its path.
-
-    Raises TinyLMError if the file system fails while an interrupted save is recovered.
-    """
-    source = find_source(request, session.reporter)
-    out = request.out or default_out(request, source)
-    try:
-        with lock_run(out):
-            recover_run(out)
-            recover_last(out)
-        config = read_config(out)
-    except TinyLMError:
-        return None
-    except OSError as error:
-        raise TinyLMError(f"Cannot continue {out} after a restart: {error.strerror or error}.") from error
-    if config.runtime is None or config.runtime.job != session.ranks.job or not (out / "last").is_dir():
-        return None
-    kept = {name: value for name, value in request.given.items() if name in ("parallel", "teacher")}
-    return TrainingRequest(settings=type(request.settings)(**kept), resume=out, model=request.model)
 
 
 def resume_run(saved: Path, request: TrainingRequest, session: Session) -> TrainingResult:

@@ -186,13 +186,13 @@ class RunStore:
         self._begun_step = saved_step  # of the last save that was started
         self._written_step = saved_step  # of the last save on disk, on rank 0 only; set by the saving thread
 
-    def save_best(self, model: Transformer, step: int, val_loss: float | None) -> None:
+    def save_for_inference(self, model: Transformer, step: int, val_loss: float | None) -> None:
         """Save the weights for inference: the best, or the last. val_loss: nats per token; `None` if not evaluated."""
         tensors = full_tensors(self._trained.tensors(model), self._ranks.is_first)
         self._directory.save_best(tensors, self._config, step, val_loss)
         self._directory.save_copy(lambda folder: self._trained.write_copy(folder, self._config, tensors))
 
-    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
+    def save_for_resuming(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
         """Start a save of everything that resuming needs. Returns the expected duration of the next save, in seconds.
 
         With shards, raises the error of an earlier save; with replicas, this save replaces one that failed.

@@ -39,17 +39,17 @@ STOP_SECONDS = 2.0  # an evaluation after a stop: it is planned to take half of 
 class Store(Protocol):
     """The place where a trainer saves a run. The methods raise TinyLMError if the run cannot be written.
 
-    saved_step: the step of the last complete save by `save_last`, -1 before the first
-    save_best: saves the weights for inference: those of the lowest validation loss so far or, if the last ones are
-        kept, those of the last evaluation; before the first one, those of the last save, without a `val_loss`
-    save_last: saves the data for resuming. Files may be written after it returns, from copies of the tensors. Returns
-        the expected duration of the next write, in seconds.
+    saved_step: the step of the last complete save by `save_for_resuming`, -1 before the first
+    save_for_inference: the weights of the lowest validation loss so far or, if the last ones are kept, those of the
+        last evaluation; before the first one, those of the last save, without a `val_loss`
+    save_for_resuming: weights, optimizer and state. Files may be written after it returns, from copies of the tensors.
+        Returns the expected duration of the next write, in seconds.
     """
 
     @property
     def saved_step(self) -> int: ...
-    def save_best(self, model: Transformer, step: int, val_loss: float | None) -> None: ...
-    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float: ...
+    def save_for_inference(self, model: Transformer, step: int, val_loss: float | None) -> None: ...
+    def save_for_resuming(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float: ...
 
 
 class StopTraining(Exception):
@@ -169,7 +169,6 @@ class Trainer:
     def _step(self, progress: float) -> None:
         """Update the weights with the gradient of the next batch. Raises _OutOfMemory before the weights change."""
         config, state = self.config, self.state
-        self._clock.begin_step()
         is_logged = (state.step + 1) % config.log_every == 0
 
         # The batch, of all ranks and of this one
@@ -179,7 +178,7 @@ class Trainer:
         objective = self.task.objective(progress)
 
         # Loss and gradient, in micro-batches
-        with self._sums_over_ranks() as sums:
+        with self._passes_of_all_ranks() as sums:  # at its end, gradients are sums over the ranks
             rows, n_targets = state.micro_batch * sequences, batch.n_targets
             for micro_batch, counts in micro_batches(batch, rank_rows, rows, self._sharded, self.ranks):
                 with autocast(self.device.type, self.dtype):
@@ -197,12 +196,15 @@ class Trainer:
         extra_metrics = self.extra_metrics() if is_logged else {}
         with self._memory_for_update():
             norm = full(torch.nn.utils.clip_grad_norm_(self._parameters, config.grad_clip or math.inf))
-            self._record_losses(sums.loss, norm)
+            self._unread.append((state.step + 1, (sums.loss, norm)))
+            if not self._runs_ahead:
+                self._read_losses()
             self._scaler.step(self.optimizer)
             self._scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
-            if self._average is not None and math.isfinite(self._norm):
+            if self._average is not None and math.isfinite(self._norm):  # else fp16 has skipped the step
                 self._average.update(state.step + 1)
+        self._wait_for_earlier_steps()
 
         # Count and report
         state.step += 1
@@ -260,6 +262,7 @@ class Trainer:
         Raises TinyLMError if memory runs out for one sequence, after it has saved the steps before.
         """
         state = self.state
+        self._clock.begin_step()
         while True:
             rng = capture_rng()
             try:
@@ -278,11 +281,12 @@ class Trainer:
                     f"Out of memory with one sequence at a time; choose a smaller `size` or `context`{less}. {saved}"
                 )
             state.micro_batch = -(-state.micro_batch // 2)
-            effective = f"the effective batch is still {self.config.batch_size}"
+            batch, _ = self._batch(state.step)
+            effective = f"the effective batch is still {len(batch)}"
             self.report(Notice(f"Out of memory: the micro-batch is now {state.micro_batch}; {effective}."))
 
     @contextlib.contextmanager
-    def _sums_over_ranks(self) -> Iterator[Sums]:
+    def _passes_of_all_ranks(self) -> Iterator[Sums]:
         """Context manager for the passes of a step. At its end, the sums and the gradients are those of all ranks.
 
         If memory runs out on any rank, raises _OutOfMemory on all, and with shards TinyLMError, since the other ranks
@@ -329,11 +333,9 @@ class Trainer:
 
     # Losses, on a GPU read later than their steps are started
 
-    def _record_losses(self, loss_sum: Tensor, norm: Tensor) -> None:
-        """Read loss and gradient norm of this step, or, if Python runs ahead, wait until few steps are running."""
-        self._unread.append((self.state.step + 1, (loss_sum, norm)))
+    def _wait_for_earlier_steps(self) -> None:
+        """If Python runs ahead, wait until at most STEPS_AHEAD steps are running."""
         if not self._runs_ahead:
-            self._read_losses()
             return
         self._started_steps.append(mark(self.device))
         if len(self._started_steps) > STEPS_AHEAD:
@@ -394,7 +396,7 @@ class Trainer:
             if best:
                 state.best_loss, state.best_step = found.loss, state.step
             if best or self.config.keep == "last":
-                self.store.save_best(self.model, state.step, found.loss)
+                self.store.save_for_inference(self.model, state.step, found.loss)
             state.val_loss, state.last_eval_step = found.loss, state.step
             state.evals_since_best = 0 if best else state.evals_since_best + 1
             self._report_evaluation(found, best)
@@ -416,7 +418,7 @@ class Trainer:
         with self._weights_for_inference():
             found = self._validation.loss_within(STOP_SECONDS, self._clock)
             state.val_loss = None if found is None else found.loss
-            self.store.save_best(self.model, state.step, state.val_loss)
+            self.store.save_for_inference(self.model, state.step, state.val_loss)
             if found is not None:
                 self._report_evaluation(found, tokens=found.tokens)
         state.last_eval_step = state.step
@@ -448,10 +450,10 @@ class Trainer:
                 )
             if state.best_loss is None:
                 with self._weights_for_inference():
-                    self.store.save_best(self.model, state.step, None)
+                    self.store.save_for_inference(self.model, state.step, None)
             state.seconds = self._clock.seconds
             state.scaler = self._scaler.state_dict()
-            state.save_seconds = self.store.save_last(self.model, self.optimizer, state)
+            state.save_seconds = self.store.save_for_resuming(self.model, self.optimizer, state)
             self._begun_save = (state.step, state.last_eval_step)
 
     def _weights_finite(self) -> bool:

@@ -30,10 +30,11 @@ from tests.shell import CHILD_LIMIT, assert_error, environment, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
-from tinylm.generation import llama_cpp
+from tinylm.generation import converted, llama_cpp
+from tinylm.generation.converted import conversion_key, open_converted
 from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
-from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, conversion_key, open_converted
+from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p
 from tinylm.generation.text_generator import Continuation
@@ -64,7 +65,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(files, "SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(llama_cpp, "GPU_DEVICE_FILES", ())
+    monkeypatch.setattr(converted, "GPU_DEVICE_FILES", ())
     return tmp_path / "cache" / "gguf"
 
 
@@ -225,7 +226,7 @@ def test_a_model_is_identified_by_its_files_whatever_their_times_and_sizes(
     with monkeypatch.context() as patch:
         patch.setattr(files, "SETTLED_SECONDS", 3600.0)
         assert conversion_key(run, "cpu", "auto", "none") is None
-    monkeypatch.setattr(llama_cpp, "GPU_DEVICE_FILES", (str(tmp_path),))
+    monkeypatch.setattr(converted, "GPU_DEVICE_FILES", (str(tmp_path),))
     assert conversion_key(run, "auto", "auto", "none") is None
     assert conversion_key(run, "cpu", "auto", "none") == key
     (run / "model.safetensors").rename(tmp_path / "elsewhere")
@@ -261,8 +262,8 @@ def test_a_flipped_bit_in_a_converted_file_is_reported_and_the_file_written_agai
     run: Path, cache: Path, damaged: float | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of files above a size, the first and the last block and a sample of the others are compared."""
-    monkeypatch.setattr(llama_cpp, "BLOCK", 1000)
-    monkeypatch.setattr(llama_cpp, "MAX_BLOCKS", 1000 if damaged == 0.5 else 2)
+    monkeypatch.setattr(converted, "BLOCK", 1000)
+    monkeypatch.setattr(converted, "MAX_BLOCKS", 1000 if damaged == 0.5 else 2)
     expected = run_ok("sample", "-m", run, *OPTIONS).stdout
     (file,) = cache.glob("*.gguf")
     content = file.read_bytes()

@@ -20,7 +20,8 @@ class Candidate(NamedTuple):
 class Token(NamedTuple):
     """A generated token of one row, that is, one sample.
 
-    id: `None` if the row ends with an end token. logprob: see Candidate. candidates: the likeliest tokens at its
+    id: `None` at the end of a row whose end token llama.cpp does not report; torch yields end tokens, and goes on until
+    its caller stops it. logprob: see Candidate. candidates: the likeliest tokens at its
     position, the likeliest first. Both are given if the request asks for them.
     """
 
@@ -37,6 +38,8 @@ class Engine(Protocol):
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:
         """Yield the next tokens of each prompt, one row per prompt, at most `config.max_tokens` per row.
+
+        The rows of llama.cpp have one prompt, those of torch any.
 
         Continues past the context length at a constant amortised cost per token, in windows (`window`) in which a BOS
         token stays first. first_stream: number of the random stream of the first row.

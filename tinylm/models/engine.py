@@ -64,13 +64,16 @@ class ModelEngine:
     def __post_init__(self) -> None:
         self._switches_adapters = False
         self._opened: dict[tuple[Any, ...], Engine] = {}  # see `_key`
-        self._network: Transformer | None = None  # that torch runs
+        self._network: Transformer | None = None  # that torch runs: none yet, a copy, or (`settle`) the original
         self._copied_adapters: tuple[LoadedAdapter, ...] = ()  # of the copy that torch runs
 
     def generate(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:
-        """See `Engine.generate`. Raises the errors of `choose`."""
+        """See `Engine.generate`: by LlamaCpp, or by TorchEngine, which lets GraphEngine generate what suits it.
+
+        Raises the errors of `choose`.
+        """
         return self.choose(config.speed).generate(prompts, config, first_stream)
 
     def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:

@@ -104,26 +104,25 @@ def _load(
     else:
         network, config, tokenizer, _ = open_model(run, chosen_device.value)
     stored = weights_dtype(network)
-    for_generation = chosen_dtype = choose_generation_dtype(dtype, chosen_device.value, stored)
+    generation_dtype = loss_dtype = choose_generation_dtype(dtype, chosen_device.value, stored)
     if not only_generates:
         of_base = None if config.runtime is None else config.runtime.dtype
         recorded = loaded[0].dtype if loaded else of_base
-        chosen_dtype = choose_loss_dtype(dtype, chosen_device.value, stored, recorded, reporter)
+        loss_dtype = choose_loss_dtype(dtype, chosen_device.value, stored, recorded, reporter)
     note = (
-        f"On {describe_device(chosen_device.value)}: {chosen_device.reason}; {chosen_dtype.value}: "
-        f"{chosen_dtype.reason}."
+        f"On {describe_device(chosen_device.value)}: {chosen_device.reason}; {loss_dtype.value}: {loss_dtype.reason}."
     )
     reporter.note(note)
-    if stored != TORCH_DTYPES[chosen_dtype.value]:
+    if stored != TORCH_DTYPES[loss_dtype.value]:
         network.float()  # as in training; autocast or the preparation for generation converts them
-    engine = ModelEngine(run, network, config, tokenizer, tuple(loaded), for_generation.value, quantize, reporter)
+    engine = ModelEngine(run, network, config, tokenizer, tuple(loaded), generation_dtype.value, quantize, reporter)
     return Model(
         path=run,
         network=network,
         config=config,
         tokenizer=tokenizer,
         engine=engine,
-        dtype=chosen_dtype.value,
+        dtype=loss_dtype.value,
         adapters=tuple(loaded),
         note=note,
         reporter=reporter,

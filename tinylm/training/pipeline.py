@@ -56,7 +56,7 @@ def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
 
 
 def create_run(prepared: PreparedRun, out: Path, ranks: Ranks) -> TrainingRun:
-    """Write the new run directory, which appears at `out` with the first save, and build a new model.
+    """Write the new run directory, hidden beside `out` until the first save (see `reserve`), and build a new model.
 
     Raises SaveError if the directory cannot be written, and UsageError if it is a teacher.
     """

@@ -111,7 +111,7 @@ def prepare(
     start = open_start(request, source, reporter)
 
     # The text and its split, and what the model learns from it
-    text = load_text(request.text, staging, start, reporter)
+    text = load_text(request.text, staging, reader=start, reporter=reporter)
     if text.corpus.labels and not start.labels:
         start = start.with_labels(text.corpus.labels, rows_on(text.corpus.kind)[0].architectures[0])
     objective = choose_objective(request, start, text.corpus.kind)
@@ -174,6 +174,7 @@ def prepare(
         family=None if start.base is None else start.base.config.family,
         planned=Estimates(steps=plan.steps, seconds=plan.seconds, memory=plan.memory),
     )
+    # The network of an existing model, which is in memory; a new one takes memory only when training begins
     network = None if start.base is None else start.build(plan.model, plan.training.seed)
     return PreparedRun(plan=plan, config=config, start=start, network=network, tokenizer=tokenizer, tokens=tokens)
 

@@ -31,7 +31,9 @@ from tinylm.transformer.build import build_model, extend_vocabulary, make_classi
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a new run is trained from. Implements `Reader`. Its network is changed by `build` alone, after the plan.
+    """What a new run is trained from; implements `tinylm.jobs.job.Reader`.
+
+    The network of a base is changed by `build` alone, after the plan.
 
     base: the existing model, as it was opened; `None` for a new one
     source: its path

@@ -166,6 +166,35 @@ class Trainer:
             # Train
             self._step_within_memory(progress)
 
+    def _step_within_memory(self, progress: float) -> None:
+        """Take a step. If memory runs out, halve the micro-batch and repeat the step with the same random numbers.
+
+        Raises TinyLMError if memory runs out for one sequence, after it has saved the steps before.
+        """
+        state = self.state
+        self._clock.begin_step()
+        while True:
+            rng = capture_rng()
+            try:
+                return self._step(progress)
+            except _OutOfMemory:
+                pass  # it refers to the tensors of the failed pass, which are freed after this block
+            self._free_memory()
+            restore_rng(rng)
+            if state.micro_batch == 1:
+                with contextlib.suppress(TinyLMError):  # also of memory
+                    self._save()
+                step = self._begun_save[0]
+                less = "" if self.config.checkpoint_activations else ", or `checkpoint_activations`"
+                saved = f"The run is saved up to step {step}." if step >= 0 else "Nothing is saved yet."
+                raise TinyLMError(
+                    f"Out of memory with one sequence at a time; choose a smaller `size` or `context`{less}. {saved}"
+                )
+            state.micro_batch = -(-state.micro_batch // 2)
+            batch, _ = self._batch(state.step)
+            effective = f"the effective batch is still {len(batch)}"
+            self.report(Notice(f"Out of memory: the micro-batch is now {state.micro_batch}; {effective}."))
+
     def _step(self, progress: float) -> None:
         """Update the weights with the gradient of the next batch. Raises _OutOfMemory before the weights change."""
         config, state = self.config, self.state
@@ -185,7 +214,7 @@ class Trainer:
                     loss = objective(self.graphed or self.model, micro_batch.to(self.device))
                 mean = loss.total / n_targets + loss.aux / len(batch)
                 self._scaler.scale(mean if counts else 0 * mean).backward()
-                if counts:
+                if counts:  # not the repeated rows of a rank that has too few
                     sums.add(loss)
 
         # Clip and step
@@ -202,7 +231,7 @@ class Trainer:
             self._scaler.step(self.optimizer)
             self._scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
-            if self._average is not None and math.isfinite(self._norm):  # else fp16 has skipped the step
+            if self._average is not None and math.isfinite(self._norm):  # else fp16 has skipped it
                 self._average.update(state.step + 1)
         self._wait_for_earlier_steps()
 
@@ -215,6 +244,34 @@ class Trainer:
         self.report(Stepped(state.step, progress))
         if is_logged:
             self._log(progress, lr, extra_metrics)
+
+    def _wait_for_earlier_steps(self) -> None:
+        """If Python runs ahead, wait until at most STEPS_AHEAD steps are running."""
+        if not self._runs_ahead:
+            return
+        self._started_steps.append(mark(self.device))
+        if len(self._started_steps) > STEPS_AHEAD:
+            self._started_steps.popleft()()
+
+    def _read_losses(self) -> None:
+        """Read loss and gradient norm of the steps that are not read yet.
+
+        Raises DivergedError for the first of them that is not finite. In fp16, loss scaling skips steps whose gradient
+        overflows, so MAX_SKIPPED_STEPS consecutive skips are allowed.
+        """
+        state, max_skipped = self.state, MAX_SKIPPED_STEPS if self._scaler.is_enabled() else 0
+        unread, self._unread = self._unread, []
+        values = torch.stack([torch.stack(pair) for _, pair in unread]).tolist() if unread else []  # one transfer
+        for (number, _), (loss_sum, norm) in zip(unread, values, strict=True):
+            self._norm = norm
+            state.skipped_steps = 0 if math.isfinite(norm) else state.skipped_steps + 1
+            if not math.isfinite(loss_sum) or state.skipped_steps > max_skipped:
+                what = "gradient" if math.isfinite(loss_sum) else "loss"
+                raise DivergedError(
+                    f"The {what} of step {number} is not finite; saved weights are from before that step. Try a "
+                    f"lower `lr` (it is {self.config.lr:g}) or more `warmup_steps`."
+                )
+            state.loss_sum += loss_sum
 
     def _log(self, progress: float, lr: float, extra_metrics: dict[str, Any]) -> None:
         """Report the means since the last log line, and reset the sums."""
@@ -255,35 +312,6 @@ class Trainer:
         if self.graphed is not None:
             self.graphed.release_graphs()  # no smaller micro-batch has one of their shapes
         empty_cache(self.device)
-
-    def _step_within_memory(self, progress: float) -> None:
-        """Take a step. If memory runs out, halve the micro-batch and repeat the step with the same random numbers.
-
-        Raises TinyLMError if memory runs out for one sequence, after it has saved the steps before.
-        """
-        state = self.state
-        self._clock.begin_step()
-        while True:
-            rng = capture_rng()
-            try:
-                return self._step(progress)
-            except _OutOfMemory:
-                pass  # it refers to the tensors of the failed pass, which are freed after this block
-            self._free_memory()
-            restore_rng(rng)
-            if state.micro_batch == 1:
-                with contextlib.suppress(TinyLMError):  # also of memory
-                    self._save()
-                step = self._begun_save[0]
-                less = "" if self.config.checkpoint_activations else ", or `checkpoint_activations`"
-                saved = f"The run is saved up to step {step}." if step >= 0 else "Nothing is saved yet."
-                raise TinyLMError(
-                    f"Out of memory with one sequence at a time; choose a smaller `size` or `context`{less}. {saved}"
-                )
-            state.micro_batch = -(-state.micro_batch // 2)
-            batch, _ = self._batch(state.step)
-            effective = f"the effective batch is still {len(batch)}"
-            self.report(Notice(f"Out of memory: the micro-batch is now {state.micro_batch}; {effective}."))
 
     @contextlib.contextmanager
     def _passes_of_all_ranks(self) -> Iterator[Sums]:
@@ -330,36 +358,6 @@ class Trainer:
                 f"Out of memory in the optimizer, in step {self.state.step + 1}; {saved}. Free memory and resume, "
                 "or choose a smaller `size`."
             ) from None
-
-    # Losses, on a GPU read later than their steps are started
-
-    def _wait_for_earlier_steps(self) -> None:
-        """If Python runs ahead, wait until at most STEPS_AHEAD steps are running."""
-        if not self._runs_ahead:
-            return
-        self._started_steps.append(mark(self.device))
-        if len(self._started_steps) > STEPS_AHEAD:
-            self._started_steps.popleft()()
-
-    def _read_losses(self) -> None:
-        """Read loss and gradient norm of the steps that are not read yet.
-
-        Raises DivergedError for the first of them that is not finite. In fp16, loss scaling skips steps whose gradient
-        overflows, so MAX_SKIPPED_STEPS consecutive skips are allowed.
-        """
-        state, max_skipped = self.state, MAX_SKIPPED_STEPS if self._scaler.is_enabled() else 0
-        unread, self._unread = self._unread, []
-        values = torch.stack([torch.stack(pair) for _, pair in unread]).tolist() if unread else []  # one transfer
-        for (number, _), (loss_sum, norm) in zip(unread, values, strict=True):
-            self._norm = norm
-            state.skipped_steps = 0 if math.isfinite(norm) else state.skipped_steps + 1
-            if not math.isfinite(loss_sum) or state.skipped_steps > max_skipped:
-                what = "gradient" if math.isfinite(loss_sum) else "loss"
-                raise DivergedError(
-                    f"The {what} of step {number} is not finite; saved weights are from before that step. Try a "
-                    f"lower `lr` (it is {self.config.lr:g}) or more `warmup_steps`."
-                )
-            state.loss_sum += loss_sum
 
     # Evaluations
 

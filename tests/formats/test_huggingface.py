@@ -365,3 +365,16 @@ def test_a_shape_that_no_family_has_is_refused_before_anything_is_written(tmp_pa
     ]
     assert_refused(rows, lambda choices: write_folder(tmp_path, own_model(**choices)), UsageError)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_a_family_that_tinylm_does_not_read_is_listed_with_its_stored_parameters(
+    llama: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
+    stored = load_file(folder / "model.safetensors")
+    found = summarise_folder(folder)
+    assert found["kind"] == "hugging face"
+    assert found["parameters"] == sum(tensor.numel() for tensor in stored.values())

@@ -6,6 +6,7 @@ import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -135,3 +136,13 @@ def test_one_value_that_is_not_finite_is_found_anywhere() -> None:
                 tensor[place] = (math.nan, math.inf, -math.inf)[place % 3]
                 assert not is_finite(tensor.view(shape))
                 assert not is_finite(tensor.view(shape).T if len(shape) == 2 else tensor)
+
+
+def test_memory_that_runs_out_while_tensors_are_read_is_an_error_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "model.safetensors"
+    write_tensors(file, {"a": torch.ones(2, 3)}, {})
+    monkeypatch.setattr(torch, "cat", Mock(side_effect=RuntimeError("not enough memory")))
+    with pytest.raises(TinyLMError, match=r"model\.safetensors is damaged or .* \(not enough memory\)"):
+        read_tensors([file])

@@ -23,7 +23,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch._dynamo  # before the forks, since these imports take seconds
-import torch.distributed.fsdp  # noqa: F401
+import torch.distributed.fsdp  # noqa: F401, likewise
 
 import tinylm.report.page  # noqa: F401
 from tinylm.__main__ import main

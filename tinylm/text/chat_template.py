@@ -48,7 +48,6 @@ CHATML = """\
 {{ '<|im_start|>assistant\\n' }}
 {%- endif -%}
 """
-CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 # Unicode noncharacters that mark the scored spans in the output of a template; no conversation may contain them.
 BEGIN, END = "\ufdd0", "\ufdd1"

@@ -4,7 +4,12 @@
 Messages name a setting in backticks, by its name in Python; the command layer replaces it by the flag.
 """
 
+import contextlib
+import re
+from collections.abc import Iterator
 from pathlib import Path
+
+SETTING = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")  # `kv_heads`, or with a value: `position="learned"`
 
 
 class TinyLMError(Exception):
@@ -14,9 +19,26 @@ class TinyLMError(Exception):
 
 
 class UsageError(TinyLMError):
-    """A setting, a text, a prompt, a path or a device that cannot be used."""
+    """A setting, a text, a prompt, a path or a device that cannot be used.
+
+    settings: the names of the settings that it is about, those in the message included
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.settings = {name for name, _ in SETTING.findall(message)}
+
+
+@contextlib.contextmanager
+def concerning(*settings: str) -> Iterator[None]:
+    """Name the settings whose values are used within this context in each UsageError that leaves it."""
+    try:
+        yield
+    except UsageError as error:
+        error.settings.update(settings)
+        raise
 
 
 class DamagedError(TinyLMError):

@@ -117,15 +117,15 @@ def _check(texts: list[str], options: ClassifyOptions, console: Console) -> None
     check_choice("unknown", options.unknown, ("error", "skip"))
     reads_lines = options.file is not None or texts == [STANDARD_INPUT]
     if bool(texts) == (options.file is not None):
-        raise UsageError("Give the texts, - for standard input, or a file with --file.")
+        raise UsageError("Give the texts, - for standard input, or a file with `file`.")
     if options.text_key is not None and _format(options) == "text":
-        raise UsageError("--text-key is for --format jsonl; add that, or leave it out.")
+        raise UsageError('`text_key` is for `format="jsonl"`; add that, or leave it out.')
     if not reads_lines and (options.format == "jsonl" or STANDARD_INPUT in texts):
-        raise UsageError("Standard input is read if - is the only text, and --format jsonl is for its lines.")
+        raise UsageError('Standard input is read if - is the only text, and `format="jsonl"` is for its lines.')
     if options.file is not None and options.format is None and options.file.suffix.lower() in TABLES:
         raise UsageError(
-            f"--file {options.file} is not read by its columns or keys, only line by line (--format text), or as JSON "
-            "in each line (--format jsonl); write the texts into such a file."
+            f'`file` {options.file} is not read by its columns or keys, only line by line (`format="text"`), or as '
+            'JSON in each line (`format="jsonl"`); write the texts into such a file.'
         )
     for text in () if reads_lines else texts:
         if text and path_exists(Path(text)):
@@ -175,7 +175,7 @@ def _entries(
                 yield from read(lines, f"{name}, line", first)
                 first += len(lines)
     except OSError as error:
-        raise UsageError(f"Cannot read --file {name}: {error.strerror}.") from error
+        raise UsageError(f"Cannot read `file` {name}: {error.strerror}.") from error
 
 
 def _entry(line: str, name: str, format: str, options: ClassifyOptions, tokenizer: "Tokenizer") -> Entry:

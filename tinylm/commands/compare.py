@@ -87,7 +87,7 @@ def compare(
     console = output.console()
     first, second = (load_model_or_adapter(path, base.model, **vars(machine), reporter=console) for path in (a, b))
     if not (first.adapters or second.adapters) and command_line_flags(ctx, base):
-        raise UsageError("--model has no effect, since neither A nor B is an adapter; leave it out.")
+        raise UsageError("`model` has no effect, since neither A nor B is an adapter; leave it out.")
     _print(
         console,
         compare_models(first, second, source, names=(str(a), str(b)), batch_size=batch_size, reporter=console),

@@ -19,25 +19,26 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 from tqdm import tqdm
 
-_SETTING = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")  # `kv_heads`, or with a value: `position="learned"`
+from tinylm.errors import SETTING
 
 
 def long_flag(parameter: Any, value: Any = None) -> str:
     """The long flag of an option, such as --kv-heads. If `value` is False, the flag that turns the option off, such as
-    --no-bias, if it has one.
+    --no-bias, if it has one. Of an argument, its name in the usage, such as CORPUS.
     """
+    if parameter.param_type_name == "argument":
+        return str(parameter.human_readable_name)
     spellings = parameter.secondary_opts if value is False and parameter.secondary_opts else parameter.opts
     return str(max(spellings, key=len))
 
 
 def find_option(ctx: typer.Context, name: str) -> Any | None:
-    """The option of the running command with this Python name, or `None`."""
-    options = (parameter for parameter in ctx.command.params if parameter.param_type_name == "option")
-    return next((option for option in options if option.name == name), None)
+    """The option or argument of the running command with this Python name, or `None`."""
+    return next((parameter for parameter in ctx.command.params if parameter.name == name), None)
 
 
 def settings_to_flags(ctx: typer.Context, message: str) -> str:
-    """Replace each setting in backticks by its flag, if the running command has that option.
+    """Replace each setting in backticks by its flag, if the running command has that option or argument.
 
     `bias=False` becomes --no-bias, and `position="learned"` becomes --position learned. Other words in backticks stay.
     """
@@ -47,11 +48,11 @@ def settings_to_flags(ctx: typer.Context, message: str) -> str:
         option = find_option(ctx, name)
         if option is None:
             return quoted[0]
-        if value is None or option.is_flag:
+        if value is None or getattr(option, "is_flag", False):
             return long_flag(option, {"False": False}.get(value))
         return long_flag(option) + " " + value.strip('"')
 
-    return _SETTING.sub(replacement, message)
+    return SETTING.sub(replacement, message)
 
 
 FIELD_NAME_COLUMNS = 20

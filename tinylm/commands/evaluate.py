@@ -82,7 +82,7 @@ def evaluate_model(
     console = output.console()
     if memorisation.memorisation:
         if Launch.of(os.environ).size > 1:
-            raise UsageError("--memorisation runs in one process; start it without torchrun.")
+            raise UsageError("`memorisation` runs in one process; start it without torchrun.")
         loaded = _load_on_each_rank(model, list(adapter or ()), ONE_RANK, **vars(machine), reporter=console)
         names = memorisation.train_data
         training = text_source(ctx, names, text_options) if names else None

@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import typer
 from typer.models import OptionInfo
 
-from tinylm.commands.console import Console, find_option, long_flag, settings_to_flags
+from tinylm.commands.console import Console, find_option, long_flag
 from tinylm.commands.next_steps import next_step
-from tinylm.commands.option_sources import append_sources, warn_about_unknown_variables
+from tinylm.commands.option_sources import show_options, warn_about_unknown_variables
 from tinylm.commands.suggestions import reject_addresses
 from tinylm.config.validation import Setting, annotations_of, check_values, declared_in, limits_in
 from tinylm.errors import TinyLMError, UsageError
@@ -91,9 +91,8 @@ def with_option_groups(command: Command) -> Command:
     """Decorator of every command: replaces each parameter that is an option group by one option per field.
 
     Before the command runs, numbers and words are checked against their limits, and the values are collected into the
-    groups. A group's field of type typer.Context gets the context. In the message of a TinyLMError, settings are
-    replaced by flags, and a next command is appended if there is one; for a UsageError, also the environment variable
-    or file that the options in the message come from.
+    groups. A group's field of type typer.Context gets the context. The message of a TinyLMError names flags and, if
+    there is one, a next command (see `show_options`).
     """
     hints = typing.get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
@@ -121,10 +120,7 @@ def with_option_groups(command: Command) -> Command:
                 values[name] = _build_group(group, values, ctx)
             command(**values)
         except TinyLMError as error:
-            step = next_step(error, ctx.meta.get(COMMAND_LINE, ()))
-            error.args = (f"{settings_to_flags(ctx, str(error))} {step}".rstrip(),)
-            if isinstance(error, UsageError):
-                append_sources(ctx, error)
+            show_options(ctx, error, next_step(error, ctx.meta.get(COMMAND_LINE, ())))
             raise
 
     # Typer reads the signature with `inspect`, which prefers `__signature__`. Type checkers do not know the attribute.

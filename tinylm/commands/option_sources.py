@@ -5,7 +5,6 @@ The command line overrides environment variables, and these override the file.
 
 import difflib
 import os
-import re
 import stat
 import tomllib
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 
 import typer
 
-from tinylm.commands.console import Console, long_flag
+from tinylm.commands.console import Console, long_flag, settings_to_flags
 from tinylm.commands.suggestions import suggest_options
 from tinylm.config.validation import describe_value
-from tinylm.errors import UsageError
+from tinylm.errors import TinyLMError, UsageError
 
 MAX_CONFIG_BYTES = 1 << 16
 VARIABLES_WITHOUT_OPTION = (
@@ -36,7 +35,7 @@ def read_config_file(ctx: typer.Context, file: Path | None) -> Path | None:
     try:
         ctx.default_map = {**(ctx.default_map or {}), **_read_defaults(ctx, file)}
     except UsageError as error:
-        append_sources(ctx, error)
+        show_options(ctx, error)
         raise
     return file
 
@@ -55,16 +54,16 @@ def _read_defaults(ctx: typer.Context, file: Path) -> dict[str, Any]:
         meant = suggest_options(unknown[0], known) if is_option else []
         advice = f"use {' or '.join(meant)}." if meant else f"see {ctx.command_path} --help."
         raise UsageError(
-            f"--config {file} sets {', '.join(key[:60] for key in unknown[:3])}{more}, which {ctx.command_path} "
+            f"`config` {file} sets {', '.join(key[:60] for key in unknown[:3])}{more}, which {ctx.command_path} "
             f"does not have; {advice}"
         )
     defaults: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
         if name in defaults:
-            raise UsageError(f"--config {file} sets {key} twice, once with hyphens and once with underscores.")
+            raise UsageError(f"`config` {file} sets {key} twice, once with hyphens and once with underscores.")
         if name == "config":
-            raise UsageError(f"--config {file} sets config; a config file cannot name another one.")
+            raise UsageError(f"`config` {file} sets config; a config file cannot name another one.")
         parameter = parameters[name]
         takes_list = getattr(parameter, "multiple", False) or parameter.nargs == -1
         entries = value if takes_list and isinstance(value, list) else [value]
@@ -78,19 +77,19 @@ def _read_defaults(ctx: typer.Context, file: Path) -> dict[str, Any]:
 def _parse_toml(file: Path) -> dict[str, Any]:
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # a FIFO or a device may never end
-            raise UsageError(f"Cannot read --config {file}: it is not a regular file.")
+            raise UsageError(f"Cannot read `config` {file}: it is not a regular file.")
         with file.open("rb") as opened:
             data = opened.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"Cannot read --config {file}: {error.strerror}.") from error
+        raise UsageError(f"Cannot read `config` {file}: {error.strerror}.") from error
     if len(data) > MAX_CONFIG_BYTES:
-        raise UsageError(f"--config {file} is larger than {MAX_CONFIG_BYTES >> 10} kB; name a file of options.")
+        raise UsageError(f"`config` {file} is larger than {MAX_CONFIG_BYTES >> 10} kB; name a file of options.")
     try:
         return tomllib.loads(data.decode("utf-8-sig"))
     except RecursionError:
-        raise UsageError(f"--config {file} is not valid TOML: it is nested too deeply.") from None
+        raise UsageError(f"`config` {file} is not valid TOML: it is nested too deeply.") from None
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, and integers with more digits than Python parses
-        raise UsageError(f"--config {file} is not valid TOML: {str(error)[:200].rstrip('.')}.") from error
+        raise UsageError(f"`config` {file} is not valid TOML: {str(error)[:200].rstrip('.')}.") from error
 
 
 def _toml_problem(parameter: Any, value: Any) -> str | None:
@@ -135,32 +134,23 @@ def _variable_of(command: str, parameter: Any) -> str:
     return f"TINYLM_{command.replace('-', '_')}_{parameter.name}".upper()
 
 
-def append_sources(ctx: typer.Context, error: UsageError) -> None:
-    """Append to an error the environment variables, or the --config file, that set the options in its message.
+def show_options(ctx: typer.Context, error: TinyLMError, next_step: str = "") -> None:
+    """Show settings as flags in the message of an error, and append the next step to it.
 
-    Options are recognised in the message by their flags, or by their values if these are strings or paths.
+    For a UsageError, append also the environment variables or the --config file that its settings come from, and the
+    arguments of the command.
     """
-    message = str(error)
-    flags = set(re.findall(r"--[a-z0-9-]+", message))
-    sentences = [
-        f"{long_flag(parameter)} comes from {source}"
-        for parameter in ctx.command.params
-        if (flags & {*parameter.opts, *parameter.secondary_opts} or _quotes_value(message, ctx, parameter))
-        and (source := describe_source(ctx, parameter))
-    ]
-    if sentences:
-        error.args = (f"{message} {'; '.join(sentences)}.",)
-
-
-def _quotes_value(message: str, ctx: typer.Context, parameter: Any) -> bool:
-    """Whether the message quotes the value of an option that is a string or a path."""
-    value = ctx.params.get(parameter.name)
-    values = value if isinstance(value, list) else [value]
-    return any(
-        re.search(rf"(?<![\w-]){re.escape(str(entry))}(?![\w-])", message)
-        for entry in values
-        if isinstance(entry, (str, Path)) and str(entry)
-    )
+    sentences = [settings_to_flags(ctx, str(error)), next_step]
+    if isinstance(error, UsageError):
+        named = [
+            parameter
+            for parameter in ctx.command.params
+            if parameter.name in error.settings or parameter.param_type_name == "argument"
+        ]
+        sources = {long_flag(parameter): describe_source(ctx, parameter) for parameter in named}
+        origins = "; ".join(f"{flag} comes from {source}" for flag, source in sources.items() if source)
+        sentences.append(f"{origins}." if origins else "")
+    error.args = (" ".join(filter(None, sentences)),)
 
 
 def describe_source(ctx: typer.Context, parameter: Any) -> str | None:

@@ -90,7 +90,7 @@ def sample(
     has_schema = any(prompt.config.json_schema is not None for prompt in prompts)
     prompt_adapters = list(dict.fromkeys(prompt.adapter for prompt in prompts if prompt.adapter is not None))
     if prompt_adapters and adapter:
-        raise UsageError("--adapter is for all prompts, but some lines name their own; leave --adapter out.")
+        raise UsageError("`adapter` is for all prompts, but some lines name their own; leave `adapter` out.")
 
     # The model, with the engine that generates all texts
     loaded = open_generator(
@@ -103,7 +103,7 @@ def sample(
         reporter=console,
     )
     ctx.call_on_close(loaded.close)
-    require(options.prompt.chat or options.prompt.chat_template is None, "--chat-template needs --chat.")
+    require(options.prompt.chat or options.prompt.chat_template is None, "`chat_template` needs `chat`.")
     chat_format = loaded.chat_format(options.prompt.chat_template) if options.prompt.chat else None
     data = loaded.data
     if chat_format is None and data is not None and any(row.command == "chat" for row in rows_on(data.kind)):
@@ -131,7 +131,7 @@ def sample(
             case "decoder":
                 if chat_format is None:
                     require(
-                        prompt.conversation is None, f"{prompt.name} has 'messages', which are for --chat; add that."
+                        prompt.conversation is None, f"{prompt.name} has 'messages', which are for `chat`; add that."
                     )
                     continuation = loaded.continue_prompt(prompt, stream)
                 else:
@@ -143,7 +143,7 @@ def sample(
                 given = (words, options.prompt.prompt, options.prompt.prompt_file)
                 if not prompt.text and given == (None, None, None):
                     raise UsageError(
-                        "There is no source text; give it with --prompt, or one per line with --prompt-file."
+                        "There is no source text; give it with `prompt`, or one per line with `prompt_file`."
                     )
                 for target in cast("Model", loaded).translate(prompt, stream):
                     printer.print_target(prompt, target)
@@ -179,8 +179,8 @@ def read_prompts(
         raise UsageError(f"{' and '.join(given)} contradict each other; give one of them.")
     if words and words != STANDARD_INPUT and path_exists(Path(words)):
         console.warn(
-            f"The prompt is the text {words!r}, which is also a path. To read a prompt from a file, use --prompt-file; "
-            "to choose a model, use --model."
+            f"The prompt is the text {words!r}, which is also a path. To read a prompt from a file, use `prompt_file`; "
+            "to choose a model, use `model`."
         )
     name, text = _read_text(options.prompt if words is None else words, options.prompt_file, console)
     if options.format is not None:
@@ -209,7 +209,7 @@ def _read_text(prompt: str | None, file: Path | None, console: Console) -> tuple
         try:
             name, data = str(file), file.read_bytes()
         except OSError as error:
-            raise UsageError(f"Cannot read --prompt-file {file}: {error.strerror}.") from error
+            raise UsageError(f"Cannot read `prompt_file` {file}: {error.strerror}.") from error
     elif prompt is not None:
         try:
             return None, decode_utf8(prompt.encode("utf-8", "surrogateescape"), "The prompt")

@@ -77,7 +77,7 @@ class StopOptions:
 
     def sequences(self) -> tuple[str, ...]:
         """The stop sequences, with their escapes replaced. Raises UsageError for an empty one."""
-        require("" not in (self.stop or []), "--stop is empty; give the text to stop at, or leave it out.")
+        require("" not in (self.stop or []), "`stop` is empty; give the text to stop at, or leave it out.")
         return tuple(unescape("stop", text) for text in self.stop or [])
 
 
@@ -166,10 +166,10 @@ def _read_schema(file: Path) -> dict[str, Any]:
     try:
         schema = parse_exact_json(read_text(file))
     except OSError as error:
-        raise UsageError(f"Cannot read --json-schema {file}: {error.strerror}.") from error
+        raise UsageError(f"Cannot read `json_schema` {file}: {error.strerror}.") from error
     except ValueError as error:
-        raise UsageError(f"--json-schema {file} is not JSON: {error}.") from error
-    require(isinstance(schema, dict), f"--json-schema {file} is not a JSON object.")
+        raise UsageError(f"`json_schema` {file} is not JSON: {error}.") from error
+    require(isinstance(schema, dict), f"`json_schema` {file} is not a JSON object.")
     return cast("dict[str, Any]", schema)
 
 

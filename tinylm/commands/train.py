@@ -15,7 +15,7 @@ from tinylm.commands.options import OutputOptions
 from tinylm.commands.training_display import TrainingDisplay, show_examples, show_plan
 from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
 from tinylm.config.validation import Panel
-from tinylm.errors import UsageError
+from tinylm.errors import UsageError, concerning
 from tinylm.system.launch import Launch
 from tinylm.system.process_signals import TERMINATION_SIGNALS
 
@@ -202,11 +202,13 @@ def _open_listeners(reporting: ReportOptions, console: "Console") -> "list[LiveR
     if reporting.log_to:
         from tinylm.report.trackers import TrackerCallback
 
-        listeners += [TrackerCallback(name, console) for name in dict.fromkeys(reporting.log_to)]
+        with concerning("log_to"):
+            listeners += [TrackerCallback(name, console) for name in dict.fromkeys(reporting.log_to)]
     if reporting.report is not None:
         from tinylm.report.page import LiveReport
 
-        listeners.append(LiveReport(reporting.report, console))
+        with concerning("report"):
+            listeners.append(LiveReport(reporting.report, console))
     return listeners
 
 

@@ -45,7 +45,7 @@ def train_tokenizer(
     console = output.console()
     check_choice("kind", kind, ("char", "bpe"))
     if out.exists() and not force:
-        raise UsageError(f"{out} is already there; replace it with --force, or choose another --out.")
+        raise UsageError(f"{out} is already there; replace it with `force`, or choose another `out`.")
     default, *others = all_data()
     kinds = (default, *(kind for kind in others if not job_on(kind).shares_text))
     if text.format in others:
@@ -56,7 +56,7 @@ def train_tokenizer(
     try:
         write_text(out, tokenizer.to_str())
     except OSError as error:
-        raise TinyLMError(f"Cannot write {out}: {error.strerror}; choose another --out, or free some space.") from error
+        raise TinyLMError(f"Cannot write {out}: {error.strerror}; choose another `out`, or free some space.") from error
     console.note(f"Vocabulary size: {tokenizer.vocab_size:,}.")
     if console.as_json:
         console.record({"tokenizer": str(out), "kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size})

@@ -19,7 +19,7 @@ import torch
 
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import SpecialTokens
-from tinylm.errors import TinyLMError, UsageError
+from tinylm.errors import TinyLMError, UsageError, concerning
 from tinylm.formats.families import choose_family, convert, find_family, resolve
 from tinylm.formats.family import ExportedTensors, ForeignModel
 from tinylm.formats.gguf_tokenizer import find_pre
@@ -218,6 +218,7 @@ def token_id_fields(special: SpecialTokens, ids: Mapping[str, int]) -> dict[str,
     }
 
 
+@concerning("out")
 def check_folder_free(out: Path, files: Collection[str], force: bool) -> None:
     """Raise UsageError unless an export may be written to the folder `out`.
 

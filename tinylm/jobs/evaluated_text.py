@@ -91,7 +91,7 @@ def opened_corpus(source: TextSource, reader: Reader, reporter: Reporter) -> Ite
     """
     piped = STANDARD_INPUT in source.paths
     with temporary_folder() if piped else contextlib.nullcontext(Path()) as folder:
-        (corpus,) = find_corpora(source, [source.paths], folder, reader, reporter)
+        (corpus,) = find_corpora(source, folder, reader, reporter)
         yield corpus
 
 

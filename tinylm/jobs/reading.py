@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tinylm.config.jobs import all_data, applicable, listed, rows_on
-from tinylm.errors import UsageError
+from tinylm.errors import UsageError, concerning
 from tinylm.jobs.job import Reader, job_on
 from tinylm.reporter import Reporter
 from tinylm.system.files import resolve_links
@@ -54,8 +54,7 @@ def load_text(source: TextSource, staging: Path, reader: Reader, reporter: Repor
         raise UsageError("Standard input cannot be both the text and `val_data`; put one of them into a file.")
 
     # Find the files
-    parts = [source.paths] if source.val_data is None else [source.paths, (source.val_data,)]
-    corpora = find_corpora(source, parts, staging, reader, reporter)
+    corpora = find_corpora(source, staging, reader, reporter)
     val_files = {resolve_links(file) for corpus in corpora[1:] for file in corpus.files}
     for file in corpora[0].files:
         if resolve_links(file) in val_files:
@@ -71,10 +70,10 @@ def load_text(source: TextSource, staging: Path, reader: Reader, reporter: Repor
     return split
 
 
-def find_corpora(
-    source: TextSource, parts: Sequence[Sequence[str]], spool: Path, reader: Reader, reporter: Reporter
-) -> list[Corpus]:
-    """Find one corpus per list of paths in `parts`, and report skipped files.
+def find_corpora(source: TextSource, spool: Path, reader: Reader, reporter: Reporter) -> list[Corpus]:
+    """Find the corpus of a source, and the one of its `val_data` if there is any, and report skipped files.
+
+    spool: folder for a copy of standard input
 
     Raises the errors of `find_corpus`, and UsageError for data that the reader does not take and for a setting that
     applies to none of the corpora.
@@ -97,7 +96,10 @@ def find_corpora(
         fields = job.fields(_applicable(source, kind), reader)
     accepted = [keys for other in kinds if (keys := job_on(other).accepted_keys(text_key))]
     how: Any = (text_key, source.encoding, spool, job.corpus, format, accepted, source.excluded, source.skip_bad)
-    corpora = [find_corpus(paths, *how, **fields) for paths in parts]
+    corpora = [find_corpus(source.paths, *how, **fields)]
+    if source.val_data is not None:
+        with concerning("val_data"):
+            corpora.append(find_corpus((source.val_data,), *how, **fields))
 
     # The kind of data by its first records, the most special kinds first
     if format == "auto" and job.corpus is Corpus:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tinylm.adapters.adapter import adapter_tensors
 from tinylm.config.run import AdapterConfig, RunConfig, run_of
 from tinylm.config.validation import check_choice, require
-from tinylm.errors import TinyLMError, UsageError
+from tinylm.errors import TinyLMError, UsageError, concerning
 from tinylm.formats.family import ForeignModel
 from tinylm.formats.gguf_header import MAGIC
 from tinylm.formats.gguf_writer import SAMPLES, check_name, from_line, make_modelfile, modelfile_path, write_gguf
@@ -158,6 +158,7 @@ class Exported:
     difference: float | None
 
 
+@concerning("model", "base")
 def export_model(
     model: str | Path | None = None,
     *,
@@ -240,6 +241,7 @@ def _foreign(opened: LoadedModel) -> ForeignModel:
     )
 
 
+@concerning("out")
 def _check_gguf_free(out: Path, force: bool) -> None:
     """Raise UsageError unless `out` ends in .gguf, and neither the file nor its Modelfile exists.
 

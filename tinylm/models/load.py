@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tinylm.config.run import DTYPES
 from tinylm.config.validation import check_choice
-from tinylm.errors import TinyLMError
+from tinylm.errors import TinyLMError, concerning
 from tinylm.formats.hub import is_reference
 from tinylm.generation.converted import Conversion, conversion_key, open_converted, take_cached
 from tinylm.generation.generation_config import SpeedConfig
@@ -54,6 +54,7 @@ def load(
     return _load(run, adapters, device, dtype, quantize, reporter, only_generates=False)
 
 
+@concerning("model")
 def _find(
     path: str | Path | None, adapters: Sequence[str | Path], device: str, dtype: str, quantize: str, reporter: Reporter
 ) -> Path | None:
@@ -73,6 +74,7 @@ def _find(
     return find_run(Path(path), reporter)
 
 
+@concerning("model", "adapter")
 def _load(
     run: Path | None,
     adapters: Sequence[str | Path],

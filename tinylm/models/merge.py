@@ -13,7 +13,7 @@ from tinylm.adapters.adapter import Replacement
 from tinylm.adapters.lora import merge_lora
 from tinylm.config.run import AdapterConfig, DataConfig, RunConfig, RuntimeConfig
 from tinylm.config.validation import check_choice
-from tinylm.errors import NotMergeableError, TinyLMError, UsageError
+from tinylm.errors import NotMergeableError, TinyLMError, UsageError, concerning
 from tinylm.formats.peft import adapter_digest, is_adapter_folder
 from tinylm.machine.device import DTYPES
 from tinylm.models.adapter import (
@@ -53,6 +53,7 @@ class Merge:
     change: float
 
 
+@concerning("model")
 def merge_adapter(
     adapter: Path,
     out: Path,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tinylm.config.run import RunConfig, TeacherConfig
 from tinylm.config.validation import require
-from tinylm.errors import UsageError
+from tinylm.errors import UsageError, concerning
 from tinylm.models.by_digest import find_base_model, remember_base
 from tinylm.models.open import find_model, open_model
 from tinylm.reporter import Reporter
@@ -39,6 +39,7 @@ def open_teacher(path: Path) -> Teacher:
     return Teacher(path, network.requires_grad_(False), tokenizer, recorded)
 
 
+@concerning("teacher")
 def open_teachers(names: Sequence[str | Path], reporter: Reporter) -> tuple[Teacher, ...]:
     """The teachers with these names. Raises UsageError if their tokenizers differ."""
     teachers = tuple(open_teacher(find_model(Path(name), reporter)) for name in names)

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tinylm.errors import RunExistsError, TinyLMError, UsageError
+from tinylm.errors import RunExistsError, TinyLMError, UsageError, concerning
 from tinylm.run_directory.layout import (
     ADAPTER_FILE,
     MODEL_FILE,
@@ -91,6 +91,7 @@ def reserve(path: Path, force: bool) -> Iterator[Path]:
                 folder.rmdir()
 
 
+@concerning("out")
 def check_free(path: Path, force: bool) -> None:
     """Raise UsageError if a new run must not be written to `path`; it is a RunExistsError if `force` would permit it.
 

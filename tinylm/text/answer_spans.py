@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from tinylm.config.run import MAX_TEMPLATE, SpecialTokens
-from tinylm.errors import TinyLMError, UsageError
+from tinylm.errors import TinyLMError, UsageError, concerning
 from tinylm.text.chat import Conversation
 from tinylm.text.chat_template import BEGIN, CHATML, ChatTemplate, Rendering, RenderJob, text_of, unmarked
 from tinylm.text.tokenizer import END_OF_TEXT, LITERAL, Tokenizer
@@ -346,6 +346,7 @@ CHATML_NAME = "chatml"
 _TOKEN = re.compile(r"<\|[^|<>\s'\"]{1,40}\|>")
 
 
+@concerning("chat_template")
 def read_template(choice: str) -> str:
     """The source of a template: "chatml", or the path of a file.
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from tinylm.errors import UsageError
+from tinylm.errors import UsageError, concerning
 from tinylm.reporter import Reporter, SilentReporter
 from tinylm.system.files import resolve_links
 from tinylm.text.corpus import Corpus, Stream, rechunk
@@ -75,6 +75,7 @@ def choose_tokenizer(
     return loaded
 
 
+@concerning("tokenizer")
 def load_tokenizer_file(choice: str) -> Tokenizer | None:
     """Load the tokenizer.json at the path `choice`; returns `None` for auto, char and bpe.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tinylm.config.duration import format_duration, format_duration_setting
 from tinylm.config.run import new_run_id, run_of
 from tinylm.config.training import TIME_BUDGET
-from tinylm.errors import OtherRunKindError, UsageError
+from tinylm.errors import OtherRunKindError, UsageError, concerning
 from tinylm.jobs.job import load_job
 from tinylm.jobs.run_tokens import encode_recorded_text, reopen_tokens
 from tinylm.machine.device import choose_device, describe_device
@@ -32,6 +32,7 @@ from tinylm.training.state import TrainerState
 from tinylm.training.training_request import TrainingRequest
 
 
+@concerning("resume")
 def resume_run(saved: Path, request: TrainingRequest, session: Session) -> TrainingResult:
     """Continue the run at `saved` with its recorded settings, except for those in the request.
 

@@ -11,7 +11,7 @@ from tinylm.config.model import ARCHITECTURES, ModelConfig
 from tinylm.config.run import AdapterConfig, run_of
 from tinylm.config.settings import MODEL_NAMES, TrainSettings
 from tinylm.config.validation import check_choice, require
-from tinylm.errors import UsageError
+from tinylm.errors import UsageError, concerning
 from tinylm.models.open import find_model, imported_run, is_run, open_model
 from tinylm.models.teachers import Teacher, open_teachers
 from tinylm.models.trained_weights import adapter_kind, trained_weights
@@ -171,6 +171,7 @@ class Start:
         return network.train()
 
 
+@concerning("init_from", "model")
 def open_start(request: TrainingRequest, source: Path | None, reporter: Reporter) -> Start:
     """Open the model at `source`, the path from `find_source`, and the teachers; configure a new adapter.
 
@@ -203,6 +204,7 @@ def open_start(request: TrainingRequest, source: Path | None, reporter: Reporter
     return Start(extend_vocab=settings.extend_vocab, teachers=teachers, vocabulary_owner=owner, **opened)
 
 
+@concerning("init_from", "model")
 def find_source(request: TrainingRequest, reporter: Reporter) -> Path | None:
     """The run, Hugging Face folder or GGUF file to load from, never written to; `None` for a new model.
 

@@ -48,7 +48,7 @@ def test_settings_of_the_command_become_flags_and_other_words_stay() -> None:
         ("train", "`warmup_steps=5` is", "--warmup-steps 5 is"),
         ("train", "`fill_mask` and `rank` are no options here", "`fill_mask` and `rank` are no options here"),
         ("train", "`a b`, ``, `x and y`, `Layers`", "`a b`, ``, `x and y`, `Layers`"),
-        ("train", "`corpus` is an argument", "`corpus` is an argument"),
+        ("train", "`corpus` is an argument", "CORPUS is an argument"),
         ("finetune-lora", "`rank` and `heads`", "--rank and `heads`"),
         ("runs", "`rank` and `heads`", "`rank` and `heads`"),
     ):

@@ -27,7 +27,7 @@ def long_flag(parameter: Any, value: Any = None) -> str:
     --no-bias, if it has one. Of an argument, its name in the usage, such as CORPUS.
     """
     if parameter.param_type_name == "argument":
-        return str(parameter.human_readable_name)
+        return str(parameter.metavar or parameter.name.upper())
     spellings = parameter.secondary_opts if value is False and parameter.secondary_opts else parameter.opts
     return str(max(spellings, key=len))
 

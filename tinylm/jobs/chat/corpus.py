@@ -7,6 +7,7 @@ Token ids have flags for scored tokens and for the first token of a conversation
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -15,7 +16,6 @@ import numpy as np
 
 from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import KEYS, Conversation, parse_conversation
-from tinylm.text.chat_template import is_named
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import CorpusStats, RecordCorpus, Stream, scan_stream
 from tinylm.text.parallel_encoding import Encoding, record_batches
@@ -67,11 +67,17 @@ class ChatCorpus(RecordCorpus):
         Records with a message that `drop_unknown` leaves empty are skipped. Raises UsageError as `parse` and `records`
         do.
         """
+        source = self.chat.template.source
         for file in self.files:
             for location, record in records(file, self.encoding, self.keys, progress):
                 kept: list[Conversation] = []
                 for conversation in self.parse(record, location):
-                    self._note_keys(conversation)
+                    noted = {"role", "content", "weight", *conversation.unused, *self._unused}
+                    others = sorted(set().union(*conversation.messages) - noted)
+                    unnamed = [key for key in others if not re.search(rf"\b{re.escape(key)}\b", source)]
+                    for key in (*conversation.unused, *unnamed):
+                        if len(self._unused) < MAX_NOTED_KEYS:
+                            self._unused[key] = None
                     known = conversation if self.drop_unknown is None else conversation.map_contents(self.drop_unknown)
                     kept += [] if known is None else [known]
                 if len(kept) == self.documents_per_record:
@@ -83,14 +89,6 @@ class ChatCorpus(RecordCorpus):
     def parse(cls, record: Any, location: str) -> tuple[Conversation, ...]:
         """The `documents_per_record` conversations of a JSON value. Errors as for `parse_conversation`."""
         return (parse_conversation(record, location),)
-
-    def _note_keys(self, conversation: Conversation) -> None:
-        for key in conversation.unused:
-            if len(self._unused) < MAX_NOTED_KEYS:
-                self._unused[key] = None
-        for key in sorted(set().union(*conversation.messages) - {"role", "content", "weight"} - self._unused.keys()):
-            if len(self._unused) < MAX_NOTED_KEYS and not is_named(key, self.chat.template.source):
-                self._unused[key] = None
 
     @property
     def unused_keys(self) -> list[str]:

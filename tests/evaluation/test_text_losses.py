@@ -14,7 +14,7 @@ from tests.variants import randomised, small
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import TextLosses, text_losses
 from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, ratio_interval
-from tinylm.jobs.chat.evaluation import evaluate_chat
+from tinylm.jobs.chat.job import evaluate_chat
 from tinylm.jobs.job import EvaluationTokens, Scoring
 from tinylm.jobs.masked.evaluation import evaluate_masked
 from tinylm.jobs.pairs.corpus import PairTokens, pair_evaluation_batches

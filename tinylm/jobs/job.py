@@ -6,7 +6,7 @@ A job is a row of JOBS (`tinylm.config.jobs`) and a folder in tinylm/jobs, whose
 import functools
 import importlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -74,33 +74,6 @@ class EvaluationTokens(NamedTuple):
     document_end: str = ""
 
 
-class MakeTask(Protocol):
-    """Makes the Task of a token folder, a tokenizer, a ModelConfig, a TrainingConfig and, by name, what the objective
-    compares the model with: the `reference` of a job that has one, or the `teachers`.
-
-    Raises UsageError or TinyLMError for a text that is too short, or of which nothing fits the context.
-    """
-
-    def __call__(self, *arguments: Any, **others: Any) -> Task: ...
-
-
-class Excerpt(Protocol):
-    """Returns the beginning of the tokens, (N,), which the report evaluates for a model with so many parameters."""
-
-    def __call__(self, tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray: ...
-
-
-class Baselines(Protocol):
-    """Returns the scores of baselines on the tokens, (N,), by name.
-
-    training: tokens (M,) of the training text; `None` if they cannot be read
-    """
-
-    def __call__(
-        self, tokenizer: Tokenizer, tokens: np.ndarray, training: Tokens | None, reporter: Reporter
-    ) -> dict[str, float]: ...
-
-
 @dataclass(frozen=True)
 class Scoring:
     """A model of the job's architecture, an encoded text, and how the model is evaluated on it.
@@ -133,12 +106,6 @@ class Scoring:
             return text_losses(self.model, batches, of, self.dtype, advance, self.ranks)
 
 
-class Evaluate(Protocol):
-    """A function that computes the metrics of a model. Raises UsageError for a text in which nothing is scored."""
-
-    def __call__(self, scoring: Scoring) -> Evaluation: ...
-
-
 class Reader(Protocol):
     """What reading data asks of a model, which may be a new one.
 
@@ -161,13 +128,25 @@ class Reader(Protocol):
     def adds_tokens(self) -> bool: ...
 
 
+# The Task of a token folder, a tokenizer, a ModelConfig, a TrainingConfig and, by name, what the objective compares the
+# model with: the `reference` of a job that has one, or the `teachers`. Raises UsageError or TinyLMError for a text that
+# is too short, or of which nothing fits the context.
+MakeTask = Callable[..., Task]
+# The metrics of a model. Raises UsageError for a text in which nothing is scored.
+Evaluate = Callable[[Scoring], Evaluation]
+# The beginning of the tokens, (N,), which the report evaluates for a model with so many parameters.
+Excerpt = Callable[[Tokenizer, Tokens, int], np.ndarray]
+# The scores of baselines on the tokens, (N,), by name, given those of the training text, (M,), if they can be read.
+Baselines = Callable[[Tokenizer, np.ndarray, Tokens | None, Reporter], dict[str, float]]
+
+
 class Job:
     """What a model learns from. The methods here are those of plain text.
 
     corpus: the class of the data
     encoding: from examples of the corpus to the codes in a token folder
     shares_text: whether the records can also be read as texts alone
-    task, evaluate, excerpt, baselines: see the protocols; `baselines` is `None` for a job without any
+    baselines: `None` for a job without any
     compared: name of the metric of `evaluate` that `baselines` also computes
     """
 

@@ -14,13 +14,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tinylm.errors import UsageError
 from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import KEYS, Conversation, parse_conversation
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import CorpusStats, RecordCorpus, Stream, scan_stream
 from tinylm.text.parallel_encoding import Encoding, record_batches
 from tinylm.text.readers import is_parquet, parquet_columns, records
-from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED
+from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED, ScoredTokens
 from tinylm.text.tokenizer import LITERAL, Tokenizer
 
 MAX_NOTED_KEYS = 100
@@ -49,7 +50,6 @@ class ChatCorpus(RecordCorpus):
 
     @property
     def rendering(self) -> ChatFormat:
-        """See `Corpus.rendering`."""
         return self.chat
 
     def written_by_template(self, alphabet: str, unknown: str) -> str:
@@ -104,11 +104,8 @@ class ChatCorpus(RecordCorpus):
         return self.chat.render_each(self.conversations(progress))
 
     def selected_examples(self, selected: Iterable[bool]) -> Iterator[ScoredText]:
-        """As `RecordCorpus.selected_examples`; other conversations are not rendered."""
+        # Other conversations are not rendered
         return self.chat.render_each(itertools.compress(self.conversations(), selected))
-
-    def _drop_unknown(self, parts: Iterable[str]) -> Iterable[str]:
-        return parts if self.drop_unknown is None else map(self.drop_unknown, parts)
 
     def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
         for example in self.examples(progress):
@@ -126,7 +123,8 @@ class ChatCorpus(RecordCorpus):
                 spans = [(span.start, span.stop) for span in example.spans]
                 digest.update(json.dumps([example.text, spans]).encode())
                 self._with_literal_tokens.append(LITERAL in example.text)
-                yield from filter(None, self._drop_unknown(chat.ordinary_text(example.text)))
+                parts = chat.ordinary_text(example.text)
+                yield from parts if self.drop_unknown is None else filter(None, map(self.drop_unknown, parts))
 
         stats = scan_stream(stream())
         return replace(stats, documents=len(self._with_literal_tokens), fingerprint=digest.hexdigest())
@@ -152,8 +150,37 @@ def encode_example(example: ScoredText, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _encode_examples(examples: list[ScoredText], tokenizer: Tokenizer) -> np.ndarray:
-    """The codes of a batch, (N,) of uint32."""
     return np.concatenate([encode_example(example, tokenizer) for example in examples])
 
 
 CHAT_ENCODING = Encoding(record_batches, _encode_examples, CODES_PER_ID, has_special=True)
+
+
+class ChatTokens(ScoredTokens):
+    """The conversations in an array of codes."""
+
+    def require_examples(self, context: int, name: str) -> None:
+        if self.has_target(context).any():
+            return
+        if (self.first_scored == self.lengths).all():
+            raise UsageError(f"Nothing is scored in the {name} conversations: none has an answer of the assistant.")
+        least = int(self.first_scored[self.first_scored < self.lengths].min())
+        raise UsageError(
+            f"No {name} conversation has a scored token within the context of {context} tokens; the first scored "
+            f"token comes after {least} others."
+        )
+
+    def describe_left_out(self, context: int, name: str) -> list[str]:
+        sentences = []
+        unscored = int((self.first_scored == self.lengths).sum())
+        if unscored:
+            sentences.append(
+                f"{unscored:,} of {len(self):,} {name} conversations are left out: nothing in them is scored."
+            )
+        if cut := int((self.lengths - 1 > context).sum()):
+            lost = len(self) - unscored - int(self.has_target(context).sum())
+            sentences.append(
+                f"{cut:,} of {len(self):,} {name} conversations are cut to the context of {context} tokens (the "
+                f"longest has {self.lengths.max() - 1}); {lost:,} of them lose all answers and are left out."
+            )
+        return sentences

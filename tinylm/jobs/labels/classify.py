@@ -45,7 +45,11 @@ def classify_texts(
     probabilities = np.zeros((len(texts), len(labels)))
     for rows in _batches(np.array([len(ids) for ids in encoded])):
         probabilities[rows] = _probabilities(model, [encoded[row] for row in rows], dtype)
-    return [_classified(labels, *pair) for pair in zip(probabilities, cut, strict=True)]
+    found = []
+    for row, is_cut in zip(probabilities, cut, strict=True):
+        best, by_label = int(row.argmax()), dict(zip(labels, row.tolist(), strict=True))
+        found.append(Classified(labels[best], by_label[labels[best]], by_label, is_cut))
+    return found
 
 
 def _batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
@@ -72,9 +76,3 @@ def _probabilities(model: Transformer, texts: Sequence[np.ndarray], dtype: str) 
     with autocast(model.device.type, dtype):
         logits = model.logits(pool(model(ids, lengths=lengths).hidden, lengths))
     return logits.double().softmax(dim=1).cpu().numpy()
-
-
-def _classified(labels: Sequence[str], probabilities: np.ndarray, cut: bool) -> Classified:
-    best = int(probabilities.argmax())
-    by_label = dict(zip(labels, probabilities.tolist(), strict=True))
-    return Classified(labels[best], by_label[labels[best]], by_label, cut)

@@ -41,11 +41,7 @@ class LabelSizes(ScoredSizes):
     min_steps_per_epoch = 16
 
     def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
-        """As `Sizes.settings`."""
         return {"label_smoothing": 0.1}
-
-    def _packs(self, context: int, pack: bool | None) -> bool:
-        return False
 
 
 class LabelsJob(ScoredJob):

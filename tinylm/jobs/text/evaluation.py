@@ -119,7 +119,7 @@ MAX_BYTES_SCORED = 50_000  # of plain text; a limit in tokens would give models 
 
 
 def text_excerpt(tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
-    """As `token_excerpt`, but with at most MAX_BYTES_SCORED bytes of text."""
+    """The tokens of `token_excerpt`, of at most MAX_BYTES_SCORED bytes of text."""
     return first_bytes(tokenizer, token_excerpt(tokenizer, tokens, parameters), MAX_BYTES_SCORED)
 
 

@@ -49,7 +49,6 @@ class NextToken:
         self.steps_per_epoch = len(tokens.train) / (training.batch_size * model.context)
 
     def objective(self, progress: float) -> Objective:
-        """As `Task.objective`."""
         objective: Objective = functools.partial(next_token, smoothing=self._smoothing)
         second_weight = self._mtp_weight * (1 - progress / MTP_END)
         if second_weight > 0:
@@ -62,5 +61,4 @@ class NextToken:
         return objective(model, undo_merges(batch, self._merges, rate))
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
-        """As `Task.validation_batches`."""
         return evaluation_batches(self._val, self._context, rows, max_tokens=max_tokens)

@@ -125,7 +125,9 @@ def render(template: jinja2.Template, job: dict[str, Any]) -> list[Any]:
     Each result is a text; the length of the text if it is a prefix of the first one; or the kind and the message of an
     error, after which there are no others if it is the first. All texts have at most `characters` together.
     """
-    values, room, whole, found = job["values"], job["characters"], None, []
+    values, room = job["values"], job["characters"]
+    whole: str | None = None
+    found: list[Any] = []
     for count, prompt in job["prefixes"]:
         prefix = {**values, "messages": values["messages"][:count], "add_generation_prompt": prompt}
         try:

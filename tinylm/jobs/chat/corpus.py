@@ -1,8 +1,4 @@
-"""A corpus of conversations, each rendered by a chat template into a document, and its encoding.
-
-Token ids have flags for scored tokens and for the first token of a conversation: in an array of codes, a token is
-4 id + 2 scored + first, where `first` marks the first token of a conversation.
-"""
+"""A corpus of conversations, each rendered by a chat template into a document, and its encoding."""
 
 import hashlib
 import itertools
@@ -149,11 +145,11 @@ def encode_example(example: ScoredText, tokenizer: Tokenizer) -> np.ndarray:
     return codes
 
 
-def _encode_examples(examples: list[ScoredText], tokenizer: Tokenizer) -> np.ndarray:
+def _encode_batch(examples: list[ScoredText], tokenizer: Tokenizer) -> np.ndarray:
     return np.concatenate([encode_example(example, tokenizer) for example in examples])
 
 
-CHAT_ENCODING = Encoding(record_batches, _encode_examples, CODES_PER_ID, has_special=True)
+CHAT_ENCODING = Encoding(record_batches, _encode_batch, CODES_PER_ID, has_special=True)
 
 
 class ChatTokens(ScoredTokens):

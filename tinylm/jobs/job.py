@@ -60,6 +60,9 @@ class Task(Protocol):
         ...
 
 
+MakeTask = Callable[..., Task]  # see `Job.task`
+
+
 class EvaluationTokens(NamedTuple):
     """An encoded text.
 
@@ -128,16 +131,15 @@ class Reader(Protocol):
     def adds_tokens(self) -> bool: ...
 
 
-# The Task of a token folder, a tokenizer, a ModelConfig, a TrainingConfig and, by name, what the objective compares the
-# model with: the `reference` of a job that has one, or the `teachers`. Raises UsageError or TinyLMError for a text that
-# is too short, or of which nothing fits the context.
-MakeTask = Callable[..., Task]
-# The metrics of a model. Raises UsageError for a text in which nothing is scored.
-Evaluate = Callable[[Scoring], Evaluation]
-# The beginning of the tokens, (N,), which the report evaluates for a model with so many parameters.
-Excerpt = Callable[[Tokenizer, Tokens, int], np.ndarray]
-# The scores of baselines on the tokens, (N,), by name, given those of the training text, (M,), if they can be read.
-Baselines = Callable[[Tokenizer, np.ndarray, Tokens | None, Reporter], dict[str, float]]
+class Baselines(Protocol):
+    """Returns the scores of baselines on the tokens, (N,), by name.
+
+    training: tokens (M,) of the training text; `None` if they cannot be read
+    """
+
+    def __call__(
+        self, tokenizer: Tokenizer, tokens: np.ndarray, training: Tokens | None, reporter: Reporter
+    ) -> dict[str, float]: ...
 
 
 class Job:
@@ -153,9 +155,6 @@ class Job:
     corpus: ClassVar[type[Corpus]] = Corpus
     encoding: ClassVar[Encoding] = TEXT_ENCODING
     shares_text: ClassVar[bool] = True
-    task: ClassVar[MakeTask]
-    evaluate: ClassVar[Evaluate]
-    excerpt: ClassVar[Excerpt] = staticmethod(token_excerpt)
     baselines: ClassVar[Baselines | None] = None
     compared: ClassVar[str] = "bits_per_byte"
 
@@ -204,6 +203,24 @@ class Job:
     def marked_examples(self, tokens: TokenFolder, tokenizer: Tokenizer, number: int) -> tuple[MarkedText, ...]:
         """The first `number` training examples, in parts that count in the loss or not; empty for text without any."""
         return ()
+
+    # Training and evaluation
+
+    def task(self, *arguments: Any, **others: Any) -> Task:
+        """The Task of a token folder, a tokenizer, a ModelConfig, a TrainingConfig and, by name, what the objective
+        compares the model with: the `reference` of a job that has one, or the `teachers`.
+
+        Raises UsageError or TinyLMError for a text that is too short, or of which nothing fits the context.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, scoring: Scoring) -> Evaluation:
+        """The metrics of a model. Raises UsageError for a text in which nothing is scored."""
+        raise NotImplementedError
+
+    def excerpt(self, tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
+        """The beginning of the tokens, (N,), which the report evaluates for a model with so many parameters."""
+        return token_excerpt(tokenizer, tokens, parameters)
 
     # Use
 

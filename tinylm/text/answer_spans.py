@@ -4,7 +4,7 @@ import contextlib
 import functools
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -14,19 +14,6 @@ from tinylm.errors import TinyLMError, UsageError, concerning
 from tinylm.text.chat import Conversation
 from tinylm.text.chat_template import BEGIN, CHATML, ChatTemplate, Rendering, RenderJob, text_of, unmarked
 from tinylm.text.tokenizer import END_OF_TEXT, LITERAL, Tokenizer
-
-
-def _literal_pattern(tokens: Collection[str]) -> re.Pattern[str]:
-    """A pattern of the first character of each occurrence of the tokens, so that overlapping ones are all found.
-
-    Tokens of a single character are left out.
-    """
-    rests: dict[str, list[str]] = {}
-    for token in tokens:
-        if len(token) > 1:
-            rests.setdefault(token[0], []).append(re.escape(token[1:]))
-    firsts = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
-    return re.compile("|".join(firsts) or "(?!)")
 
 
 def _with_marks(value: Any, first_characters: re.Pattern[str]) -> Any:
@@ -133,7 +120,16 @@ class ChatFormat:
 
     @functools.cached_property
     def _literal(self) -> re.Pattern[str]:
-        return _literal_pattern(self.control_tokens)
+        """A pattern of the first character of each occurrence of a control token, so that overlapping ones are found.
+
+        Tokens of a single character are left out.
+        """
+        rests: dict[str, list[str]] = {}
+        for token in self.control_tokens:
+            if len(token) > 1:
+                rests.setdefault(token[0], []).append(re.escape(token[1:]))
+        firsts = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
+        return re.compile("|".join(firsts) or "(?!)")
 
     def _request(self, source: Conversation) -> "_Request":
         """What to render to find the scored text of a conversation."""
@@ -213,9 +209,8 @@ class ChatFormat:
         at = next((i for i, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), len(found))
         before, after = (without_marks(text[at : at + 40]) for text in (expected, found))
         raise UsageError(
-            f"{conversation.location}: the chat template renders the beginning of this conversation differently when "
-            f"{when.format(index + 1)}: {before!r} becomes {after!r}. So its answers cannot be found; "
-            f"{self._advice(conversation)}"
+            f"the chat template renders the beginning of this conversation differently when {when.format(index + 1)}: "
+            f"{before!r} becomes {after!r}. So its answers cannot be found; {self._advice(conversation)}"
         )
 
     def _advice(self, conversation: Conversation) -> str:
@@ -232,8 +227,13 @@ class ChatFormat:
 
     def ordinary_text(self, text: str) -> Iterator[str]:
         """Yield the non-empty parts of a rendered text between special tokens, without marks."""
-        parts = token_pattern(self.special_tokens).split(text) if self.special_tokens else [text]
-        return map(without_marks, filter(None, parts))
+        return map(without_marks, filter(None, self._special.split(text)))
+
+    @functools.cached_property
+    def _special(self) -> re.Pattern[str]:
+        """A pattern of special tokens; where several match, of the longest."""
+        longest_first = sorted(self.special_tokens, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     @functools.cached_property
     def end_token(self) -> str | None:
@@ -330,11 +330,6 @@ def _require_written(names: Mapping[str, str], probed: Iterable[list[Rendering]]
                 )
 
 
-def token_pattern(tokens: Collection[str]) -> re.Pattern[str]:
-    """A pattern that matches any of the tokens; where several match, the longest. `tokens` must not be empty."""
-    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
-
-
 CHATML_NAME = "chatml"
 _TOKEN = re.compile(r"<\|[^|<>\s'\"]{1,40}\|>")
 
@@ -366,11 +361,6 @@ def template_tokens(source: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_TOKEN.findall(source)))
 
 
-def template_values(special: SpecialTokens) -> dict[str, str]:
-    """The special tokens by their variable names in templates, as in transformers."""
-    return {"bos_token": special.bos or "", "eos_token": special.end_of_text, "pad_token": special.pad or ""}
-
-
 def chat_format(
     source: str, tokenizer: Tokenizer | None = None, train_on: str = "assistant", *, extended: bool = False
 ) -> ChatFormat:
@@ -387,4 +377,5 @@ def chat_format(
     if tokenizer is None or extended:
         new = [token for token in template_tokens(source) if token not in tokens]
         tokens, control = (*tokens, *new), (*control, *new)
-    return ChatFormat(ChatTemplate(source, template_values(special)), tokens, train_on, control)
+    names = {"bos_token": special.bos or "", "eos_token": special.end_of_text, "pad_token": special.pad or ""}
+    return ChatFormat(ChatTemplate(source, names), tokens, train_on, control)

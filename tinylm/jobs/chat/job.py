@@ -10,7 +10,7 @@ from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import describe_value
 from tinylm.evaluation.result import Evaluation, token_excerpt
 from tinylm.jobs.chat.corpus import CHAT_ENCODING, ChatCorpus, ChatTokens
-from tinylm.jobs.job import Evaluate, Excerpt, MakeTask, MarkedText, Reader, Scoring
+from tinylm.jobs.job import MakeTask, MarkedText, Reader, Scoring
 from tinylm.jobs.scored import ScoredJob, ScoredTask, evaluation_batches
 from tinylm.objectives.loss import next_token_losses
 from tinylm.reporter import Reporter, counted
@@ -54,8 +54,8 @@ class ChatJob(ScoredJob):
     encoding = CHAT_ENCODING
     shares_text = False
     task: ClassVar[MakeTask] = ChatTask
-    excerpt: ClassVar[Excerpt] = staticmethod(token_excerpt)
-    evaluate: ClassVar[Evaluate] = staticmethod(evaluate_chat)
+    excerpt = staticmethod(token_excerpt)
+    evaluate = staticmethod(evaluate_chat)
 
     def recognises(self, corpora: Sequence[Corpus], reporter: Reporter) -> bool:
         """Whether the first file that has conversations has those of this kind."""

@@ -24,7 +24,7 @@ from tinylm.errors import TinyLMError, UsageError
 Message = Mapping[str, Any]  # role, content, and other keys that the template uses
 
 # Limits of the renderings of a conversation. The processor time is enough for hundreds of messages with published
-# templates that nest two loops over all messages, and for more than 10,000 messages with all others.
+# templates that nest two loops over all messages, and for 10,000 messages with all others.
 SECONDS = 10.0  # of processor time
 SECONDS_PER_BYTE = 5e-6  # added for each byte of the conversation as JSON
 SECONDS_PER_PREFIX = 0.01  # added for each rendering of a part of the conversation

@@ -11,7 +11,7 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.run import DataConfig
 from tinylm.config.training import TrainingConfig
 from tinylm.evaluation.result import token_excerpt
-from tinylm.jobs.job import Job, MakeTask, Scoring
+from tinylm.jobs.job import Job, MakeTask, Scoring, Task
 from tinylm.objectives.loss import Objective, next_token
 from tinylm.planning.sizes import PARTS, Rows, Sizes, fitting_context
 from tinylm.text.batches import Batch
@@ -29,7 +29,7 @@ from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 
 
-class ScoredTask:
+class ScoredTask(Task):
     """Predict each scored token of a record from the tokens before it.
 
     tokens_type: reads the codes of a token folder
@@ -46,12 +46,14 @@ class ScoredTask:
         for part, name in ((train, "training"), (self._val, "validation")):
             part.require_examples(model.context, name)
         rows = ScoredRows(train, model.context, self._packed)
-        batches = rows.training_batches(training.batch_size, training.seed)
-        self.batch = batches.batch
-        self.steps_per_epoch = float(batches.batches_per_epoch)
+        self._batches = rows.training_batches(training.batch_size, training.seed)
+        self.steps_per_epoch = float(self._batches.batches_per_epoch)
 
     def objective(self, progress: float) -> Objective:
         return functools.partial(next_token, smoothing=self._smoothing)
+
+    def batch(self, number: int) -> Batch:
+        return self._batches.batch(number)
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
         return scored_evaluation_batches(self._val, self._context, rows, self._packed, max_tokens)
@@ -83,7 +85,6 @@ class ScoredSizes(Sizes):
         return self._val.n_scored, int(np.minimum(self._val.lengths, context).sum())
 
     def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
-        """Whether records share rows."""
         return {"pack": self._packs(context, pack)}
 
     def _packs(self, context: int, pack: bool | None) -> bool:
@@ -119,7 +120,6 @@ class ScoredJob(Job):
             yield codes[start:stop].tobytes()
 
     def sizes(self, tokens: TokenFolder, tokenizer: Tokenizer) -> Sizes:
-        """The lengths of the records."""
         return self.sizes_type(self.tokens_type(tokens.train), self.tokens_type(tokens.val))
 
     def excerpt(self, tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:

@@ -93,7 +93,6 @@ class ChatJob(ScoredJob):
         return {"train_on": corpus.chat.train_on}
 
     def describe(self, config: RunConfig, data: DataConfig) -> str:
-        """The number of conversations."""
         return counted(data.documents, "conversation")
 
     def marked_examples(self, tokens: TokenFolder, tokenizer: Tokenizer, number: int) -> tuple[MarkedText, ...]:

@@ -60,7 +60,6 @@ class DistillationJob(TextJob):
     task = Distillation
 
     def describe(self, config: RunConfig, data: DataConfig) -> str:
-        """The models to learn from."""
         return f"teachers: {', '.join(teacher.path for teacher in config.teachers)}"
 
 

@@ -56,7 +56,6 @@ class LabelsJob(ScoredJob):
     evaluate = staticmethod(evaluate_classification)
 
     def accepted_keys(self, text_key: str) -> frozenset[str]:
-        """A text and a label."""
         return frozenset((text_key, LABEL_KEY))
 
     def recognises(self, corpora: Sequence[Corpus], reporter: Reporter) -> bool:
@@ -107,7 +106,6 @@ class LabelsJob(ScoredJob):
         return (codes[:-size] for codes in super().record_ids(tokens, corpus, end_of_text_id))
 
     def describe(self, config: RunConfig, data: DataConfig) -> str:
-        """The number of labels."""
         return counted(len(config.labels), "label")
 
 

@@ -8,6 +8,7 @@ import torch
 
 from tinylm.config.model import ModelConfig
 from tinylm.config.training import TrainingConfig
+from tinylm.jobs.job import Task
 from tinylm.objectives.loss import LanguageModel, Loss, Objective, scored_loss
 from tinylm.text.batches import Batch, Windows, evaluation_batches
 from tinylm.text.sharded_tokens import Tokens
@@ -59,7 +60,7 @@ def masked_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> 
     return scored_loss(model, model(batch.ids), batch, smoothing)
 
 
-class MaskedToken:
+class MaskedToken(Task):
     """Predict the tokens at masked positions from the corrupted window of `model.context` tokens."""
 
     validation_objective: Objective = staticmethod(masked_token)
@@ -76,7 +77,6 @@ class MaskedToken:
         return functools.partial(masked_token, smoothing=self._smoothing)
 
     def batch(self, number: int) -> Batch:
-        """Batch number `number`: ids, targets (the original ids) and mask of (batch_size, context)."""
         ids = self._windows.batch(number).ids
         rng = np.random.Generator(np.random.PCG64([self._seed, number, self._masking["mask_id"]]))
         inputs, selected = mask_tokens(ids.numpy(), rng, **self._masking)

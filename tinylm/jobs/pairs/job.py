@@ -10,7 +10,7 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.training import TrainingConfig
 from tinylm.errors import UsageError
-from tinylm.jobs.job import Job
+from tinylm.jobs.job import Job, Task
 from tinylm.jobs.pairs.corpus import PairCorpus, PairTokens, pair_evaluation_batches
 from tinylm.jobs.pairs.evaluation import baseline_bleu, evaluate_pairs, pair_excerpt
 from tinylm.jobs.pairs.translate import translate
@@ -31,7 +31,7 @@ def sequence_to_sequence(model: LanguageModel, batch: Batch, smoothing: float = 
     return scored_loss(model, model(batch.ids, batch.source, batch.source_lengths, batch.mask), batch, smoothing)
 
 
-class SequenceToSequence:
+class SequenceToSequence(Task):
     """Predict each token of a target from the source and the target tokens before it."""
 
     validation_objective: Objective = staticmethod(sequence_to_sequence)
@@ -47,12 +47,14 @@ class SequenceToSequence:
                     f"No {part} pair fits the context of {model.context} tokens; the shortest needs "
                     f"{pairs.contexts.min()}."
                 )
-        batches = train.training_batches(model.context, training.batch_size, training.seed)
-        self.batch = batches.batch
-        self.steps_per_epoch = float(batches.batches_per_epoch)
+        self._batches = train.training_batches(model.context, training.batch_size, training.seed)
+        self.steps_per_epoch = float(self._batches.batches_per_epoch)
 
     def objective(self, progress: float) -> Objective:
         return functools.partial(sequence_to_sequence, smoothing=self._smoothing)
+
+    def batch(self, number: int) -> Batch:
+        return self._batches.batch(number)
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
         return pair_evaluation_batches(self._val, self._context, rows, max_tokens)
@@ -111,11 +113,9 @@ class PairsJob(Job):
         return {"train_pairs": len(PairTokens(tokens.train, tokenizer.end_of_text_id))}
 
     def sizes(self, tokens: TokenFolder, tokenizer: Tokenizer) -> Sizes:
-        """The context that each pair needs."""
         return PairSizes(*(PairTokens(part, tokenizer.end_of_text_id).contexts for part in (tokens.train, tokens.val)))
 
     def describe(self, config: RunConfig, data: DataConfig) -> str:
-        """The number of pairs for training."""
         return counted(data.train_pairs, "pair")
 
 

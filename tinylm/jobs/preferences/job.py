@@ -123,7 +123,6 @@ class PreferencesJob(ChatJob):
     evaluate = staticmethod(evaluate_preferences)
 
     def describe(self, config: RunConfig, data: DataConfig) -> str:
-        """The number of preferences."""
         return counted(data.documents // 2, "preference")
 
 

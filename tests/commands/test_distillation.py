@@ -23,13 +23,9 @@ def text(here: Path) -> Path:
     return here / "text.txt"
 
 
-def test_a_run_records_its_teachers_has_their_tokenizer_and_is_resumed_exactly(text: Path, here: Path) -> None:
+def test_a_run_records_its_teachers_and_has_their_tokenizer(text: Path, here: Path) -> None:
     both = ("--teacher", "teacher1", "--teacher", "teacher2")
     run_ok("train", text, "--out", "whole", *both, *FIXED)
-    run_ok("train", text, "--out", "parts", *both, *FIXED, "--steps", 4)
-    run_ok("train", "--resume", "parts", "--steps", 8)
-    for name in ("model", "optimizer"):
-        assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
     run_ok("train", text, "--out", "alone", *FIXED)
     assert not same_tensors(here / "whole/model.safetensors", here / "alone/model.safetensors")
     config = read_config(here / "whole")

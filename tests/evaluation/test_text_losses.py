@@ -14,12 +14,11 @@ from tests.variants import randomised, small
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import TextLosses, text_losses
 from tinylm.evaluation.result import MAX_BLOCKS, MAX_UNITS, ratio_interval
-from tinylm.jobs.chat.evaluation import evaluate_chat
+from tinylm.jobs.chat.job import evaluate_chat
 from tinylm.jobs.job import EvaluationTokens, Scoring
-from tinylm.jobs.masked.evaluation import evaluate_masked
+from tinylm.jobs.masked.job import evaluate_masked
 from tinylm.jobs.pairs.corpus import PairTokens, pair_evaluation_batches
-from tinylm.jobs.pairs.evaluation import evaluate_pairs, first_pairs
-from tinylm.jobs.pairs.task import sequence_to_sequence_losses
+from tinylm.jobs.pairs.evaluation import evaluate_pairs, first_pairs, sequence_to_sequence_losses
 from tinylm.jobs.text.baselines import baseline_bits_per_byte
 from tinylm.jobs.text.evaluation import evaluate_text, first_bytes
 from tinylm.objectives.loss import next_token_losses

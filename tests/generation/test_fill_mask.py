@@ -25,12 +25,13 @@ def test_a_prediction_is_the_softmax_at_its_position_without_the_mask_token() ->
     for prediction, position in zip(found, (1, 4), strict=True):
         exponentials = logits[position, :MASK].double().exp()
         expected = sorted(enumerate((exponentials / exponentials.sum()).tolist()), key=lambda pair: -pair[1])[:4]
-        assert prediction.tokens == [token for token, _ in expected]
-        assert prediction.probabilities == pytest.approx([probability for _, probability in expected], rel=1e-5)
+        assert [token for token, _ in prediction] == [token for token, _ in expected]
+        for (_, probability), (_, exact) in zip(prediction, expected, strict=True):
+            assert probability == pytest.approx(exact, rel=1e-5)
 
 
 def test_all_tokens_but_the_mask_and_excluded_ones_can_be_candidates() -> None:
     for exclude in ([], [2, 5]):
         for prediction in predict_masks(encoder(), IDS, MASK, candidates=1000, exclude=exclude):
-            assert sorted(prediction.tokens) == sorted(set(range(MASK)) - {*exclude})
-            assert sum(prediction.probabilities) == pytest.approx(1)
+            assert sorted(token for token, _ in prediction) == sorted(set(range(MASK)) - {*exclude})
+            assert sum(probability for _, probability in prediction) == pytest.approx(1)

@@ -291,6 +291,7 @@ def test_a_job_keeps_its_contract(
     else:  # an evaluation needs no reference, and has the loss of the chosen answers
         assert evaluation.unit == "nats per token" and evaluation.pairs == len(VAL_TEXTS)
         assert result.history.training["loss"][0] == pytest.approx(math.log(2), rel=1e-6)  # the two models are one
+        assert result.history.training["margin"][0] == result.history.validation["val_margin"][0] == 0
 
     # A stop changes nothing, and neither do micro-batches and ranks, but for the random numbers of dropout.
     stopped = train(*this, tmp_path / "stopped", callbacks=[stop])

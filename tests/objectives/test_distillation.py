@@ -11,7 +11,7 @@ from tests import reference_parts
 from tests.objectives.test_loss import batch_of
 from tests.variants import randomised, small
 from tinylm.config.model import ModelConfig
-from tinylm.jobs.distillation.loss import distil
+from tinylm.jobs.distillation.job import distil
 from tinylm.objectives import loss as loss_module
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch

@@ -15,7 +15,7 @@ from tests.variants import randomised, small
 from tinylm.adapters.adapter import without_adapters
 from tinylm.config.run import AdapterConfig
 from tinylm.jobs.preferences.corpus import PreferenceTokens
-from tinylm.jobs.preferences.loss import dpo
+from tinylm.jobs.preferences.job import dpo
 from tinylm.models.adapter import add_adapter
 from tinylm.objectives import loss as loss_module
 from tinylm.objectives.loss import LanguageModel

@@ -9,7 +9,7 @@ import numpy as np
 from tests.machines import machine
 from tinylm.config.jobs import objective_for
 from tinylm.config.run import AdapterConfig, DataConfig
-from tinylm.jobs.pairs.job import PairContexts, PairSizes
+from tinylm.jobs.pairs.job import PairSizes
 from tinylm.machine.measure import Machine
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest
@@ -45,10 +45,8 @@ def request_of(tokens: int = 1_000_000, **choices: Any) -> PlanRequest:
 def planned_pairs(train: list[int], val: Sequence[int] = (10,), **choices: Any) -> Plan:
     """The plan of pairs that need contexts of these numbers of tokens."""
     pairs = dataclasses.replace(data(20 * len(train)), kind="pairs", train_pairs=len(train), val_records=100)
-    contexts = PairContexts(np.array(train), np.array(val))
-    return planned(
-        **{"data": pairs, "sizes": PairSizes(contexts), "model": {"architecture": "encoder-decoder"}, **choices}
-    )
+    sizes = PairSizes(np.array(train), np.array(val))
+    return planned(**{"data": pairs, "sizes": sizes, "model": {"architecture": "encoder-decoder"}, **choices})
 
 
 def adapter(**choices: Any) -> AdapterConfig:

@@ -13,7 +13,7 @@ from tests.planning.planned import data, planned
 from tests.variants import small
 from tinylm.config.training import Budget
 from tinylm.errors import UsageError
-from tinylm.jobs.chat.tokens import ChatTokens
+from tinylm.jobs.chat.corpus import ChatTokens
 from tinylm.jobs.job import job_on
 from tinylm.jobs.labels.corpus import LabelTokens
 from tinylm.jobs.labels.job import LabelSizes

@@ -10,7 +10,6 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from tests.text.corpora import require_errors
 from tests.text.templates import CONVERSATIONS, LLAMA_2, LLAMA_3, QWEN, QWEN_3, SPECIAL_TOKENS, compiled, messages
 from tinylm.errors import UsageError
-from tinylm.text import answer_spans
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import Conversation
 from tinylm.text.chat_template import CHATML, ChatTemplate
@@ -188,11 +187,14 @@ def test_calls_and_tools_are_scored_where_the_template_writes_them_and_else_refu
     assert chat(CHATML).render(Conversation(tuple(CONVERSATIONS[0]), hosted)).spans
 
 
-def test_conversations_are_rendered_alike_alone_and_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = [conversation(turns) for turns in CONVERSATIONS * 5]
+def test_conversations_are_rendered_alike_alone_and_in_batches() -> None:
+    many = [conversation(turns) for turns in CONVERSATIONS * 100]  # more than a batch
     for template in ANSWERS:
         found = list(chat(template).render_each(many))
-        assert found == [chat(template).render(one) for one in many[:3]] * 5
-        for size in (1, 4):
-            monkeypatch.setattr(answer_spans, "BATCH", size)
-            assert list(chat(template).render_each(many)) == found
+        assert found == [chat(template).render(one) for one in many[:3]] * 100
+
+
+def test_each_answer_of_a_long_conversation_is_found() -> None:
+    turns = [turn for i in range(250) for turn in messages(("user", f"Question {i}?"), ("assistant", f"Answer {i}."))]
+    text, spans = chat(LLAMA_3).render(conversation(turns))
+    assert [text[span.start : span.stop] for span in spans] == [f"Answer {i}.<|eot_id|>" for i in range(250)]

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.text.corpora import PAIRS, documents_of, require_errors, tsv, write_pairs
 from tinylm.errors import TinyLMError
-from tinylm.jobs.masked.task import MaskedWindows, mask_tokens, masked_evaluation_batches
+from tinylm.jobs.masked.task import MaskedToken, mask_tokens, masked_evaluation_batches
 from tinylm.jobs.pairs.corpus import Pair, PairTokens, pair_evaluation_batches
 from tinylm.text.batches import Batch, Windows, evaluation_batches
 from tinylm.text.parallel_encoding import encode_in_memory
@@ -166,13 +167,16 @@ def test_15_percent_are_targets_of_which_80_percent_are_masked_and_10_percent_ra
 
 
 def test_the_targets_are_the_text_and_the_masks_differ_between_epochs() -> None:
-    windows = MaskedWindows(TOKENS, 16, 4, 3, END, mask_id=MASK, vocab_size=V)
+    tokenizer = SimpleNamespace(mask_id=MASK, vocab_size=V, end_of_text_id=END)
+    training = SimpleNamespace(batch_size=4, seed=3, label_smoothing=0.0)
+    settings = (SimpleNamespace(train=TOKENS, val=TOKENS), tokenizer, SimpleNamespace(context=16), training)
+    windows = MaskedToken(*settings)
     plain = Windows(TOKENS, 16, 4, 3, END)
     for number in (0, 7, 1000):
         batch = windows.batch(number)
         assert batch.mask is not None and torch.equal(batch.targets, plain.batch(number).ids)
         assert torch.equal(batch.ids[~batch.mask], batch.targets[~batch.mask])
-        again = MaskedWindows(TOKENS, 16, 4, 3, END, mask_id=MASK, vocab_size=V).batch(number)
+        again = MaskedToken(*settings).batch(number)
         assert torch.equal(batch.ids, again.ids) and torch.equal(batch.mask, again.mask)
     next_epoch = plain.windows_per_epoch // 4 * 4
     assert not torch.equal(windows.batch(0).mask, windows.batch(next_epoch).mask)

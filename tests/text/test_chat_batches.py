@@ -6,7 +6,7 @@ import torch
 
 from tests.text.corpora import require_errors
 from tests.variants import randomised, small
-from tinylm.jobs.chat.tokens import ChatTokens
+from tinylm.jobs.chat.corpus import ChatTokens
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
 from tinylm.text.scored_tokens import ScoredRows, pack, scored_evaluation_batches

@@ -19,8 +19,8 @@ from tests.text.corpora import documents_of, read_conversations, require_errors,
 from tests.text.templates import CONVERSATIONS, messages
 from tinylm.config.run import DataConfig, RunConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.jobs.chat.corpus import ChatCorpus
-from tinylm.jobs.chat.tokens import ChatTokens, marked_examples
+from tinylm.jobs.chat.corpus import ChatCorpus, ChatTokens
+from tinylm.jobs.chat.job import JOB
 from tinylm.jobs.encoding import encode_split
 from tinylm.jobs.reading import ModelReader, load_text
 from tinylm.jobs.run_tokens import encode_recorded_text, reopen_ids, reopen_tokens
@@ -260,7 +260,7 @@ def test_both_parts_are_encoded_as_whole_conversations(kind: str, tmp_path: Path
         expected = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
         assert tokenizer.decode_with_special(ids) == expected
         assert tokenizer.decode_with_special(ids[scored]) == f"{record['completion']}<|im_end|>"
-    (example,) = marked_examples(train, tokenizer, 1)
+    (example,) = JOB.marked_examples(encode_split(split, tokenizer)[0], tokenizer, 1)
     assert [text for text, scored in example if scored] == [f"It is {others[0]}.<|im_end|>"]
     assert "".join(text for text, _ in example).startswith(f"<|im_start|>user\nWhat is {others[0]}?")
 

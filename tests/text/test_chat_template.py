@@ -5,20 +5,23 @@ import errno
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.text.templates import LLAMA_2, LLAMA_3, QWEN, QWEN_3, SPECIAL
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.text import chat_template, template_worker
-from tinylm.text.chat_template import CHATML, ChatTemplate, RenderJob
+from tinylm.text import template_worker
+from tinylm.text.answer_spans import ChatFormat, ScoredText
+from tinylm.text.chat import Conversation
+from tinylm.text.chat_template import CHATML, ChatTemplate, RenderJob, text_of, unmarked
 
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
@@ -102,12 +105,13 @@ TEMPLATES = {
         "{{ strftime_now('%Y') | length }}{{ 1 in [1] in [[1]] }}{{ 'a' if nothing else 'b' }}"
     ),
 }
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def by_transformers(template: str, **options: Any) -> tuple[str, list[tuple[int, int]]]:
+def by_transformers(
+    template: str, turns: list[dict[str, Any]] = CONVERSATION, **options: Any
+) -> tuple[str, list[tuple[int, int]]]:
     texts, spans = render_jinja_template(
-        [CONVERSATION], chat_template=template, return_assistant_tokens_mask=True, **SPECIAL, **options
+        [turns], chat_template=template, return_assistant_tokens_mask=True, **SPECIAL, **options
     )
     return texts[0], [tuple(span) for span in spans[0]]
 
@@ -121,24 +125,44 @@ def test_a_template_renders_as_transformers_does(name: str) -> None:
             assert template.render(CONVERSATION, tools, add_generation_prompt=prompt) == expected
 
 
+def test_each_beginning_is_what_transformers_renders_for_it_alone() -> None:
+    """Also where the text changes when messages follow, as that of the last of them, or where a beginning fails."""
+    prefixes = [(5, False), *((count, prompt) for count in range(6) for prompt in (True, False))]
+    for source in (*TEMPLATES.values(), LLAMA_2, LLAMA_3, QWEN, QWEN_3):
+        (found,) = ChatTemplate(source, SPECIAL).render_each([RenderJob(CONVERSATION, None, prefixes)])
+        for rendering, (count, prompt) in zip(found, prefixes, strict=True):
+            try:
+                expected, _ = by_transformers(source, CONVERSATION[:count], add_generation_prompt=prompt)
+            except Exception:
+                assert isinstance(rendering, TinyLMError)
+            else:
+                assert unmarked(text_of(rendering, first=str(found[0])))[0] == expected
+
+
+def marked(source: str, turns: list[dict[str, Any]], tools: Any = None) -> ScoredText:
+    return ChatFormat(ChatTemplate(source)).render(Conversation(tuple(turns), tools))
+
+
 def test_chatml_is_the_published_format_and_marks_each_answer_with_its_end() -> None:
-    text, spans = ChatTemplate(CHATML).marked(CONVERSATION[1:3])
+    text, spans = marked(CHATML, CONVERSATION[1:3])
     assert text == "<|im_start|>user\nHello <b>\n\n  you<|im_end|>\n<|im_start|>assistant\n Hi! <|im_end|>\n"
     assert [text[span.start : span.stop] for span in spans] == [" Hi! <|im_end|>"]
     expected_text, expected_spans = by_transformers(CHATML)
-    text, spans = ChatTemplate(CHATML).marked(CONVERSATION)
+    text, spans = marked(CHATML, CONVERSATION)
     assert (text, [(span.start, span.stop) for span in spans]) == (expected_text, expected_spans)
 
 
 def test_marks_that_a_template_writes_do_not_appear_and_those_of_a_conversation_are_refused() -> None:
     nested = "{% generation %}a{% generation %}b{% endgeneration %}c{% endgeneration %}"
     template = ChatTemplate(nested + "{{ '\\ufdd1' }}d{{ '\\ufdd0' }}e")
-    assert template.render(CONVERSATION) == template.marked(CONVERSATION)[0] == "abcde"
+    assert (
+        template.render(CONVERSATION) == ChatFormat(template).render(Conversation(tuple(CONVERSATION))).text == "abcde"
+    )
     for character, name in (("\ufdd0", "FDD0"), ("\ufdd1", "FDD1"), ("\ud800", "D800")):
         value = {"role": "user", "content": f"a{character}b"}
         for messages, tools in (([value], None), (CONVERSATION, [value])):
             with pytest.raises(UsageError, match=f"U\\+{name}"):
-                ChatTemplate(CHATML).marked(messages, tools)
+                marked(CHATML, messages, tools)
     for source, name in (("{{ '\\ud800' }}", "D800"), ("{{ '\\ufdd0' }}", "FDD0")):
         with pytest.raises(TinyLMError, match=rf"writes U\+{name}, which is not a character"):
             ChatTemplate(source).render(CONVERSATION)
@@ -159,11 +183,10 @@ NOT_TEMPLATES = {
 }
 
 
-def test_what_cannot_be_compiled_and_reasons_are_one_line_that_is_printable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "SECONDS", 0.4)
+def test_what_cannot_be_compiled_and_reasons_are_one_line_that_is_printable() -> None:
     for source, words in NOT_TEMPLATES.items():
         with pytest.raises(TinyLMError) as info:
-            ChatTemplate(source).render(CONVERSATION)
+            ChatTemplate(source, seconds=0.4).render(CONVERSATION)
         assert words in str(info.value), source[:40]
         assert str(info.value).isprintable(), source[:40]
     template = ChatTemplate("{{ raise_exception('a\\nb \\u001b[31m\\u202e' ~ messages[0].content) }}")
@@ -230,14 +253,13 @@ def test_a_hostile_template_ends_without_effect() -> None:
     program = """
 import json, resource, sys, time
 from tinylm.errors import TinyLMError
-from tinylm.text import chat_template
+from tinylm.text.chat_template import ChatTemplate
 
-chat_template.SECONDS = 0.2
 messages, attacks = json.load(sys.stdin)
 for name, source in attacks.items():
     start = time.monotonic()
     try:
-        text = chat_template.ChatTemplate(source).render(messages)
+        text = ChatTemplate(source, seconds=0.2).render(messages)
     except TinyLMError as error:
         text = str(error)
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
@@ -282,7 +304,7 @@ for act in (lambda: open("/etc/passwd"), lambda: open("new", "w"), socket.socket
     assert done.stdout.split() == ["[]", "{}", *[str(errno.EMFILE)] * 4]
 
 
-def test_the_process_starts_with_the_first_text_and_ends_with_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_starts_with_the_first_text_and_ends_with_the_template() -> None:
     template = ChatTemplate(CHATML)
     assert template._process is None
     first = template.render(CONVERSATION)
@@ -295,13 +317,19 @@ def test_the_process_starts_with_the_first_text_and_ends_with_the_template(monke
     del template
     gc.collect()
     assert child.returncode is not None
-    template = ChatTemplate("{{ messages[0].content }}")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_an_interrupted_rendering_does_not_answer_the_next_one() -> None:
+    template = ChatTemplate("{% if messages[0].content == 'a' %}" + LOOP + LOOP + END + END + "{% endif %}b")
     a, b = ([{"role": "user", "content": content}] for content in "ab")
-    assert template.render(a) == "a"
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(threading.Timer, "start", Mock(side_effect=KeyboardInterrupt))
+    assert template.render(b) == "b"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
         template.render(a)
-    assert template.render(b) == "b"  # the interrupted rendering does not answer
+    signal.signal(signal.SIGINT, before)
+    assert template.render(b) == "b"
 
 
 PARENT = """
@@ -346,9 +374,9 @@ def test_the_limits_are_enough_for_long_conversations(name: str) -> None:
         assert ChatTemplate(TEMPLATES[name], SPECIAL).render(messages, TOOLS * 20) == expected
 
 
-def test_a_batch_with_a_hostile_rendering_gives_the_others_and_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "SECONDS", 0.4)
-    template = ChatTemplate("{% if messages[0].content == 'x' %}" + LOOP + LOOP + END + END + "{% endif %}a")
+def test_a_batch_with_a_hostile_rendering_gives_the_others_and_one_error() -> None:
+    source = "{% if messages[0].content == 'x' %}" + LOOP + LOOP + END + END + "{% endif %}a"
+    template = ChatTemplate(source, seconds=0.4)
     jobs = [RenderJob([{"role": "user", "content": text}], None, [(1, False)]) for text in "axa"]
     assert [next(iter(found)) for found in template.render_each([jobs[0], jobs[2]])] == ["a", "a"]
     first, failed, last = (found[0] for found in template.render_each(jobs))

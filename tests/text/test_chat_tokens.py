@@ -16,8 +16,7 @@ from tests.text.templates import CONVERSATIONS, LLAMA_2, LLAMA_3, QWEN, SPECIAL_
 from tests.text.test_answer_spans import ANSWERS, chat, conversation
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.prompts import encode_conversation
-from tinylm.jobs.chat.corpus import CHAT_ENCODING, encode_example
-from tinylm.jobs.chat.tokens import ChatTokens
+from tinylm.jobs.chat.corpus import CHAT_ENCODING, ChatTokens, encode_example
 from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import Conversation
 from tinylm.text.chat_template import CHATML

@@ -103,8 +103,8 @@ def test_records_without_a_usable_label_are_errors_before_training(tmp_path: Pat
         ({"text": "x", "label": "\ud800"}, "here: a lone surrogate"),
     ]
     require_errors(lambda record: parse_labelled_text(record, "here", "text"), rows)
-    assert parse_labelled_text({"text": "x", "label": True}, "here", "text").label == "true"
-    assert parse_labelled_text({"text": "x", "label": 3}, "here", "text").label == "3"
+    assert parse_labelled_text({"text": "x", "label": True}, "here", "text") == ("x", "true")
+    assert parse_labelled_text({"text": "x", "label": 3}, "here", "text") == ("x", "3")
     one = write_file(tmp_path / "one.jsonl", "\n".join([JSONL.splitlines()[0]] * 3))
     with pytest.raises(UsageError, match="There is a single label; a classifier needs two or more"):
         loaded(one)
@@ -118,7 +118,7 @@ def test_blanks_around_the_names_and_fields_of_a_csv_file_do_not_count(tmp_path:
     file = write_file(tmp_path / "a.csv", 'text , label\n"good, day", spam\n bad , "ham"\nx,spam \n')
     split = loaded(file)
     assert isinstance(split.corpus, LabelCorpus) and split.corpus.labels == ("ham", "spam")
-    assert [tuple(found) for _, found in split.corpus.labelled_texts()] == [
+    assert [tuple(found) for _, *found in split.corpus.labelled_texts()] == [
         ("good, day", "spam"),
         ("bad", "ham"),
         ("x", "spam"),
@@ -138,7 +138,7 @@ def test_numbers_of_classes_in_parquet_become_their_names(tmp_path: Path) -> Non
 
     split = loaded(written([2, 0, 0, 2], {"info": {"features": features}}))
     assert split.corpus.labels == ("Business", "World") and isinstance(split.corpus, LabelCorpus)
-    assert [label for _, (_, label) in split.corpus.labelled_texts()] == ["Business", "World", "World", "Business"]
+    assert [label for _, _, label in split.corpus.labelled_texts()] == ["Business", "World", "World", "Business"]
     with pytest.raises(UsageError, match=r"row 2: 'label' is 3, and the file names 3 classes"):
         loaded(written([2, 3], {"info": {"features": features}}))
     with pytest.raises(UsageError, match=r"row 2: 'label' is None"):

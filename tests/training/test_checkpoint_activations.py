@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.variants import small
 from tinylm.config.model import ModelConfig
 from tinylm.jobs.masked.task import masked_token
-from tinylm.jobs.pairs.task import sequence_to_sequence
+from tinylm.jobs.pairs.job import sequence_to_sequence
 from tinylm.machine.device import autocast
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests import reference_parts
 from tests.variants import VARIANTS, randomised, small
 from tinylm.config.model import ModelConfig
-from tinylm.jobs.pairs.task import sequence_to_sequence
+from tinylm.jobs.pairs.job import sequence_to_sequence
 from tinylm.text.batches import Batch
 from tinylm.transformer.build import build_model, count_parameters
 from tinylm.transformer.feedforward import RoutedExperts

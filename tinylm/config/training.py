@@ -232,8 +232,8 @@ class TrainingConfig(TrainingSettings):
     objective: a key of JOBS. label_smoothing: weight of the uniform distribution in the target.
     mtp_weight: weight of the loss of the token after the next in the first step; see `tinylm.jobs.text.task`.
     bpe_dropout: probability of undoing a merge of BPE in the first step; see `tinylm.jobs.text.task`.
-    dpo_beta: beta of direct preference optimisation; see `tinylm.jobs.preferences.loss`.
-    teacher_weight: weight of the teachers' distributions in the targets; see `tinylm.jobs.distillation.loss`.
+    dpo_beta: beta of direct preference optimisation; see `tinylm.jobs.preferences.job`.
+    teacher_weight: weight of the teachers' distributions in the targets; see `tinylm.jobs.distillation.job`.
     class_weights: one of CLASS_WEIGHTS; see `tinylm.jobs.labels.loss`.
     batch_size, micro_batch: sequences per optimizer step, and at most per forward pass (on each rank).
     checkpoint_activations: store only the inputs of blocks, and compute other activations again in the backward pass.

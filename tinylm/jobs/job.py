@@ -6,7 +6,7 @@ A job is a row of JOBS (`tinylm.config.jobs`) and a folder in tinylm/jobs, whose
 import functools
 import importlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -60,6 +60,9 @@ class Task(Protocol):
         ...
 
 
+MakeTask = Callable[..., Task]  # see `Job.task`
+
+
 class EvaluationTokens(NamedTuple):
     """An encoded text.
 
@@ -72,33 +75,6 @@ class EvaluationTokens(NamedTuple):
     codes: np.ndarray
     names: Sequence[str] = ()
     document_end: str = ""
-
-
-class MakeTask(Protocol):
-    """Makes the Task of a token folder, a tokenizer, a ModelConfig, a TrainingConfig and, by name, what the objective
-    compares the model with: the `reference` of a job that has one, or the `teachers`.
-
-    Raises UsageError or TinyLMError for a text that is too short, or of which nothing fits the context.
-    """
-
-    def __call__(self, *arguments: Any, **others: Any) -> Task: ...
-
-
-class Excerpt(Protocol):
-    """Returns the beginning of the tokens, (N,), which the report evaluates for a model with so many parameters."""
-
-    def __call__(self, tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray: ...
-
-
-class Baselines(Protocol):
-    """Returns the scores of baselines on the tokens, (N,), by name.
-
-    training: tokens (M,) of the training text; `None` if they cannot be read
-    """
-
-    def __call__(
-        self, tokenizer: Tokenizer, tokens: np.ndarray, training: Tokens | None, reporter: Reporter
-    ) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True)
@@ -133,12 +109,6 @@ class Scoring:
             return text_losses(self.model, batches, of, self.dtype, advance, self.ranks)
 
 
-class Evaluate(Protocol):
-    """A function that computes the metrics of a model. Raises UsageError for a text in which nothing is scored."""
-
-    def __call__(self, scoring: Scoring) -> Evaluation: ...
-
-
 class Reader(Protocol):
     """What reading data asks of a model, which may be a new one.
 
@@ -161,22 +131,30 @@ class Reader(Protocol):
     def adds_tokens(self) -> bool: ...
 
 
+class Baselines(Protocol):
+    """Returns the scores of baselines on the tokens, (N,), by name.
+
+    training: tokens (M,) of the training text; `None` if they cannot be read
+    """
+
+    def __call__(
+        self, tokenizer: Tokenizer, tokens: np.ndarray, training: Tokens | None, reporter: Reporter
+    ) -> dict[str, float]: ...
+
+
 class Job:
     """What a model learns from. The methods here are those of plain text.
 
     corpus: the class of the data
     encoding: from examples of the corpus to the codes in a token folder
     shares_text: whether the records can also be read as texts alone
-    task, evaluate, excerpt, baselines: see the protocols; `baselines` is `None` for a job without any
+    baselines: `None` for a job without any
     compared: name of the metric of `evaluate` that `baselines` also computes
     """
 
     corpus: ClassVar[type[Corpus]] = Corpus
     encoding: ClassVar[Encoding] = TEXT_ENCODING
     shares_text: ClassVar[bool] = True
-    task: ClassVar[MakeTask]
-    evaluate: ClassVar[Evaluate]
-    excerpt: ClassVar[Excerpt] = staticmethod(token_excerpt)
     baselines: ClassVar[Baselines | None] = None
     compared: ClassVar[str] = "bits_per_byte"
 
@@ -225,6 +203,24 @@ class Job:
     def marked_examples(self, tokens: TokenFolder, tokenizer: Tokenizer, number: int) -> tuple[MarkedText, ...]:
         """The first `number` training examples, in parts that count in the loss or not; empty for text without any."""
         return ()
+
+    # Training and evaluation
+
+    def task(self, *arguments: Any, **others: Any) -> Task:
+        """The Task of a token folder, a tokenizer, a ModelConfig, a TrainingConfig and, by name, what the objective
+        compares the model with: the `reference` of a job that has one, or the `teachers`.
+
+        Raises UsageError or TinyLMError for a text that is too short, or of which nothing fits the context.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, scoring: Scoring) -> Evaluation:
+        """The metrics of a model. Raises UsageError for a text in which nothing is scored."""
+        raise NotImplementedError
+
+    def excerpt(self, tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
+        """The beginning of the tokens, (N,), which the report evaluates for a model with so many parameters."""
+        return token_excerpt(tokenizer, tokens, parameters)
 
     # Use
 

@@ -55,7 +55,7 @@ def reopen_part(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *,
 
 
 def reopen_ids(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *, trust_mtime: bool = False) -> Tokens:
-    """As `reopen_part`, but returns token ids in place of codes."""
+    """The token ids of one part: (N,). Arguments and errors are those of `reopen_part`."""
     codes = reopen_part(run, data, tokenizer, part, trust_mtime=trust_mtime)
     codes_per_id = job_on(data.kind).encoding.codes_per_id
     return np.asarray(codes) // codes_per_id if codes_per_id > 1 else codes

@@ -11,45 +11,51 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.run import DataConfig
 from tinylm.config.training import TrainingConfig
 from tinylm.evaluation.result import token_excerpt
-from tinylm.jobs.job import Job, MakeTask
+from tinylm.jobs.job import Job, MakeTask, Scoring, Task
 from tinylm.objectives.loss import Objective, next_token
 from tinylm.planning.sizes import PARTS, Rows, Sizes, fitting_context
 from tinylm.text.batches import Batch
 from tinylm.text.corpus import Corpus
-from tinylm.text.scored_tokens import FIRST, ScoredTokens, scored_evaluation_batches, scored_rows, worth_packing
+from tinylm.text.scored_tokens import (
+    FIRST,
+    ScoredRows,
+    ScoredTokens,
+    packed_width,
+    scored_evaluation_batches,
+    worth_packing,
+)
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 
 
-class ScoredTask:
+class ScoredTask(Task):
     """Predict each scored token of a record from the tokens before it.
 
-    tokens_type: reads the codes of a token folder. packs: whether records can share rows
+    tokens_type: reads the codes of a token folder
     """
 
     tokens_type: type[ScoredTokens] = ScoredTokens
-    packs: bool = True
     validation_objective: Objective = staticmethod(next_token)
 
     def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
         self._smoothing = training.label_smoothing
         self._context = model.context
-        self._packed = training.pack and self.packs
+        self._packed = training.pack and self.tokens_type.packs
         train, self._val = self.tokens_type(tokens.train), self.tokens_type(tokens.val)
         for part, name in ((train, "training"), (self._val, "validation")):
             part.require_examples(model.context, name)
-        rows = scored_rows(train, model.context, self._packed)
-        batches = rows.training_batches(training.batch_size, training.seed)
-        self.batch = batches.batch
-        self.steps_per_epoch = float(batches.batches_per_epoch)
+        rows = ScoredRows(train, model.context, self._packed)
+        self._batches = rows.training_batches(training.batch_size, training.seed)
+        self.steps_per_epoch = float(self._batches.batches_per_epoch)
 
     def objective(self, progress: float) -> Objective:
-        """As `Task.objective`."""
         return functools.partial(next_token, smoothing=self._smoothing)
 
+    def batch(self, number: int) -> Batch:
+        return self._batches.batch(number)
+
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
-        """As `Task.validation_batches`."""
         return scored_evaluation_batches(self._val, self._context, rows, self._packed, max_tokens)
 
 
@@ -58,35 +64,46 @@ class ScoredSizes(Sizes):
 
     def __init__(self, train: ScoredTokens, val: ScoredTokens) -> None:
         self._train, self._val = train, val
+        self._rows = functools.lru_cache(maxsize=2)(functools.partial(ScoredRows, train))  # by context and packing
 
     def choose_context(self, data: DataConfig, context: int, notices: list[str]) -> int:
         """The default, lengthened so that nearly all records fit."""
         return max(context, fitting_context(self._train.lengths - 1, self._val.lengths - 1))
 
     def check_context(self, data: DataConfig, context: int, *, is_new: bool) -> list[str]:
-        """As `Sizes.check_context`. Raises UsageError if no token within the context counts in the loss."""
         named = list(zip(PARTS, (self._train, self._val), strict=True))
         for name, part in named:
             part.require_examples(context, name)
         return [sentence for name, part in named for sentence in part.describe_left_out(context, name)]
 
     def rows(self, data: DataConfig, context: int, pack: bool | None) -> Rows:
-        """As `Sizes.rows`."""
         packed = self._packs(context, pack)
-        rows = scored_rows(self._train, context, packed)
+        rows = self._rows(context, packed)
         return Rows(len(rows), rows.n_tokens / len(rows), rows.width, constant=packed)
 
     def validation_size(self, data: DataConfig, context: int) -> tuple[int, int]:
-        """As `Sizes.validation_size`."""
         return self._val.n_scored, int(np.minimum(self._val.lengths, context).sum())
 
     def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
-        """Whether records share rows."""
         return {"pack": self._packs(context, pack)}
 
     def _packs(self, context: int, pack: bool | None) -> bool:
         """The user's choice, or what is faster for the context."""
-        return worth_packing(self._train, context) if pack is None else bool(pack)
+        return worth_packing(self._train, context) if pack is None else pack and self._train.packs
+
+
+def evaluation_batches(scoring: Scoring, tokens: ScoredTokens) -> Iterator[Batch]:
+    """The batches of the records that can be evaluated, with warnings of those that are cut or left out.
+
+    Raises UsageError if no token within the context is scored.
+    """
+    context = scoring.model.context
+    tokens.require_examples(context, "evaluated")
+    for sentence in tokens.describe_left_out(context, "evaluated"):
+        scoring.reporter.warn(sentence)
+    packed = worth_packing(tokens, context)
+    width = max(int(tokens.inputs(context).max(initial=1)), packed_width(context) if packed else 1)
+    return scored_evaluation_batches(tokens, context, scoring.rows(width), packed)
 
 
 class ScoredJob(Job):
@@ -103,7 +120,6 @@ class ScoredJob(Job):
             yield codes[start:stop].tobytes()
 
     def sizes(self, tokens: TokenFolder, tokenizer: Tokenizer) -> Sizes:
-        """The lengths of the records."""
         return self.sizes_type(self.tokens_type(tokens.train), self.tokens_type(tokens.val))
 
     def excerpt(self, tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:

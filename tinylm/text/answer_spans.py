@@ -4,10 +4,10 @@ import contextlib
 import functools
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 from tinylm.config.run import MAX_TEMPLATE, SpecialTokens
 from tinylm.errors import TinyLMError, UsageError, concerning
@@ -16,32 +16,21 @@ from tinylm.text.chat_template import BEGIN, CHATML, ChatTemplate, Rendering, Re
 from tinylm.text.tokenizer import END_OF_TEXT, LITERAL, Tokenizer
 
 
-class LiteralTokens:
-    """Marks occurrences of `tokens` in texts, except of tokens of a single character."""
+def _with_marks(value: Any, first_characters: re.Pattern[str]) -> Any:
+    """A copy of a JSON value with LITERAL after each character that the pattern matches, also in keys.
 
-    def __init__(self, tokens: Collection[str]) -> None:
-        rests: dict[str, list[str]] = {}
-        for token in tokens:
-            if len(token) > 1:
-                rests.setdefault(token[0], []).append(re.escape(token[1:]))
-        # Matches only the first character of a token, so that overlapping occurrences are all found.
-        firsts = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
-        self._first = re.compile("|".join(firsts)) if firsts else None
-
-    def mark(self, value: Any) -> Any:
-        """Return a copy of a JSON value with LITERAL after the first character of each occurrence, also in keys.
-
-        Raises UsageError for a text that contains LITERAL.
-        """
-        if isinstance(value, str):
-            if LITERAL in value:
-                raise UsageError("The conversation contains U+FDD2, which is not a character; remove it.")
-            return value if self._first is None else self._first.sub(lambda first: first[0] + LITERAL, value)
-        if isinstance(value, Mapping):
-            return {self.mark(key): self.mark(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.mark(item) for item in value]
-        return value
+    Raises UsageError for a text that contains LITERAL.
+    """
+    if isinstance(value, str):
+        if LITERAL in value:
+            raise UsageError("The conversation contains U+FDD2, which is not a character; remove it.")
+        return first_characters.sub(lambda first: first[0] + LITERAL, value)
+    if isinstance(value, Mapping):
+        items = value.items()
+        return {_with_marks(key, first_characters): _with_marks(item, first_characters) for key, item in items}
+    if isinstance(value, (list, tuple)):
+        return [_with_marks(item, first_characters) for item in value]
+    return value
 
 
 def without_marks(text: str) -> str:
@@ -52,8 +41,6 @@ def without_marks(text: str) -> str:
 BATCH = 256  # conversations that are rendered at a time
 BATCH_CHARACTERS = 1 << 18
 _ANSWER = "answer_of_tinylm"  # the answer of a conversation that shows what follows an answer
-
-_Result = TypeVar("_Result")
 
 
 class ScoredText(NamedTuple):
@@ -88,11 +75,11 @@ class ChatFormat:
         errors of `ChatTemplate.render`.
         """
         marked = self._marked(conversation)
-        probe = _probe(marked)
+        probes, names = _probes(marked)
         job = RenderJob(marked.messages, marked.tools, [(len(marked.messages), True)])
-        (rendering,), *probed = self.template.render_each([job, *probe.jobs])
+        (rendering,), *probed = self.template.render_each([job, *probes])
         text = unmarked(text_of(rendering))[0]
-        _require_written(probe, probed)
+        _require_written(names, probed)
         return text
 
     def render(self, conversation: Conversation) -> ScoredText:
@@ -113,32 +100,38 @@ class ChatFormat:
         follow.
         """
         for batch in _batches(conversations):
-            requests = [self._located(conversation, self._request, conversation) for conversation in batch]
-            answers = self.template.render_each([job for request in requests for job in request.jobs])
+            requests = []
+            for conversation in batch:
+                with _located(conversation):
+                    requests.append(self._request(conversation))
+            found = iter(self.template.render_each([job for request in requests for job in request.jobs]))
             for request in requests:
-                renderings = list(itertools.islice(answers, len(request.jobs)))
-                yield self._located(request.source, self._scored, request, *renderings)
-
-    def _located(self, conversation: Conversation, function: Callable[..., _Result], *args: Any) -> _Result:
-        """The result of a function, whose errors get the location of the conversation."""
-        try:
-            return function(*args)
-        except TinyLMError as error:
-            if str(error).startswith(conversation.location):
-                raise
-            raise UsageError(f"{conversation.location}: {error}") from error
+                renderings, *probed = itertools.islice(found, len(request.jobs))
+                with _located(request.source):
+                    scored = self._scored(request, renderings, probed)
+                yield scored
 
     def _marked(self, conversation: Conversation) -> Conversation:
         """A copy of the conversation in which the names of control tokens are marked."""
-        literal = self._literal
-        messages = tuple({**literal.mark(message), "role": message["role"]} for message in conversation.messages)
-        return replace(conversation, messages=messages, tools=literal.mark(conversation.tools))
+        messages = tuple(
+            {**_with_marks(message, self._literal), "role": message["role"]} for message in conversation.messages
+        )
+        return replace(conversation, messages=messages, tools=_with_marks(conversation.tools, self._literal))
 
     @functools.cached_property
-    def _literal(self) -> LiteralTokens:
-        return LiteralTokens(self.control_tokens)
+    def _literal(self) -> re.Pattern[str]:
+        """A pattern of the first character of each occurrence of a control token, so that overlapping ones are found.
 
-    def _request(self, source: Conversation) -> "_SpanRequest":
+        Tokens of a single character are left out.
+        """
+        rests: dict[str, list[str]] = {}
+        for token in self.control_tokens:
+            if len(token) > 1:
+                rests.setdefault(token[0], []).append(re.escape(token[1:]))
+        firsts = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
+        return re.compile("|".join(firsts) or "(?!)")
+
+    def _request(self, source: Conversation) -> "_Request":
         """What to render to find the scored text of a conversation."""
         conversation = self._marked(source)
         blocks = self.template.marks_answers
@@ -153,26 +146,26 @@ class ChatFormat:
             wanted = [index for index in answers if index not in scored]
         elif blocks and scored == answers:
             wanted = None
-        # The text before each answer, and that with the answer.
-        prefixes = [prefix for index in wanted or () for prefix in ((index, not blocks), (index + 1, False))]
-        whole = (len(conversation.messages), False)
-        job = RenderJob(conversation.messages, conversation.tools, [whole, *prefixes], len(prefixes) if blocks else 2)
-        probe = _probe(conversation)
-        return _SpanRequest(source, conversation, wanted, [job, *probe.jobs], probe)
+        prefixes = [(len(conversation.messages), False)]
+        for index in wanted or ():
+            prefixes += [(index, not blocks), (index + 1, False)]  # the text before the answer, and that with it
+        probes, names = _probes(conversation)
+        jobs = [RenderJob(conversation.messages, conversation.tools, prefixes), *probes]
+        return _Request(source, conversation, wanted, jobs, names)
 
-    def _scored(self, request: "_SpanRequest", renderings: list[Rendering], *probed: list[Rendering]) -> ScoredText:
+    def _scored(self, request: "_Request", renderings: list[Rendering], probed: list[list[Rendering]]) -> ScoredText:
         """The text and the scored spans, by the renderings of a request."""
         rendered = text_of(renderings[0])
         text, spans = unmarked(rendered)
         if not text:
             raise UsageError("The chat template renders no text.")
-        _require_written(request.probe, probed)
+        _require_written(request.names, probed)
         if request.answers is not None:
             blocks, spans = spans, []
-            for index, before, after in zip(request.answers, renderings[1::2], renderings[2::2], strict=False):
+            for index, before, after in zip(request.answers, renderings[1::2], renderings[2::2], strict=True):
                 if self.template.marks_answers:
-                    first = _text(rendered, before).count(BEGIN) if index else 0
-                    spans += blocks[first : _text(rendered, after).count(BEGIN)]
+                    first = text_of(before, rendered).count(BEGIN) if index else 0
+                    spans += blocks[first : text_of(after, rendered).count(BEGIN)]
                 else:
                     spans.append(self._span_of(request, index, text, before, after))
         if self.train_on == "all":
@@ -180,11 +173,11 @@ class ChatFormat:
             spans = [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
         return ScoredText(text, [span for span in spans if span])
 
-    def _span_of(self, request: "_SpanRequest", index: int, text: str, before: Rendering, after: Rendering) -> range:
+    def _span_of(self, request: "_Request", index: int, text: str, before: Rendering, after: Rendering) -> range:
         """The span of the answer at `index` in the text, by the renderings before it and with it."""
         if isinstance(before, TinyLMError):
-            before = self._opening(request, index, _text(text, after), before)
-        prompt, answered = _text(text, before), _text(text, after)
+            before = self._opening(request, index, text_of(after, text), before)
+        prompt, answered = text_of(before, text), text_of(after, text)
         if not answered.startswith(prompt):
             self._raise_changed(request.source, index, prompt, answered, "message {} is its answer")
         if not text.startswith(answered):
@@ -195,7 +188,7 @@ class ChatFormat:
             answer = stripped
         return range(len(prompt), len(prompt) + len(answer))
 
-    def _opening(self, request: "_SpanRequest", index: int, answered: str, error: TinyLMError) -> int:
+    def _opening(self, request: "_Request", index: int, answered: str, error: TinyLMError) -> int:
         """The length of the text before an answer, for a template that does not render the messages before it alone,
         such as none. There, the answer follows the only occurrence of the generation prompt.
 
@@ -216,9 +209,8 @@ class ChatFormat:
         at = next((i for i, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), len(found))
         before, after = (without_marks(text[at : at + 40]) for text in (expected, found))
         raise UsageError(
-            f"{conversation.location}: the chat template renders the beginning of this conversation differently when "
-            f"{when.format(index + 1)}: {before!r} becomes {after!r}. So its answers cannot be found; "
-            f"{self._advice(conversation)}"
+            f"the chat template renders the beginning of this conversation differently when {when.format(index + 1)}: "
+            f"{before!r} becomes {after!r}. So its answers cannot be found; {self._advice(conversation)}"
         )
 
     def _advice(self, conversation: Conversation) -> str:
@@ -235,8 +227,13 @@ class ChatFormat:
 
     def ordinary_text(self, text: str) -> Iterator[str]:
         """Yield the non-empty parts of a rendered text between special tokens, without marks."""
-        parts = token_pattern(self.special_tokens).split(text) if self.special_tokens else [text]
-        return map(without_marks, filter(None, parts))
+        return map(without_marks, filter(None, self._special.split(text)))
+
+    @functools.cached_property
+    def _special(self) -> re.Pattern[str]:
+        """A pattern of special tokens; where several match, of the longest."""
+        longest_first = sorted(self.special_tokens, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     @functools.cached_property
     def end_token(self) -> str | None:
@@ -257,21 +254,28 @@ class ChatFormat:
         return text[spans[-1].start : spans[-1].stop] if spans else ""
 
 
-class _SpanRequest(NamedTuple):
+class _Request(NamedTuple):
     """A conversation, as it is read and as it is rendered (marked and cut), with the jobs that render it.
 
-    answers: the messages whose spans are wanted; `None` for all `{% generation %}` blocks.
+    answers: the messages whose spans are wanted; `None` for all `{% generation %}` blocks. names: see `_probes`.
     """
 
     source: Conversation
     conversation: Conversation
     answers: list[int] | None
     jobs: list[RenderJob]
-    probe: "_Probe"
+    names: dict[str, str]
 
 
-def _text(whole: str, rendering: Rendering) -> str:
-    return whole[:rendering] if isinstance(rendering, int) else text_of(rendering)
+@contextlib.contextmanager
+def _located(conversation: Conversation) -> Iterator[None]:
+    """Context manager whose errors get the location of the conversation."""
+    try:
+        yield
+    except TinyLMError as error:
+        if str(error).startswith(conversation.location):
+            raise
+        raise UsageError(f"{conversation.location}: {error}") from error
 
 
 def _batches(conversations: Iterable[Conversation]) -> Iterator[list[Conversation]]:
@@ -288,58 +292,42 @@ def _batches(conversations: Iterable[Conversation]) -> Iterator[list[Conversatio
         yield batch
 
 
-class _Probe(NamedTuple):
-    """Shows whether a template writes tools and calls: without them, an answer of a call alone would be an empty text.
+def _probes(conversation: Conversation) -> tuple[list[RenderJob], dict[str, str]]:
+    """A job that shows whether a template writes tools and calls, in which each has a new name, and a phrase for
+    messages by each of these names. No job without calls and tools.
 
-    jobs: the conversation with a new name for each call and each tool; no job without calls and tools. names: a phrase
-    for messages by each of these names.
+    Without this, an answer of a call alone would be an empty text.
     """
-
-    jobs: list[RenderJob]
-    names: dict[str, str]
-
-
-def _probe(conversation: Conversation) -> _Probe:
     names: dict[str, str] = {}
 
-    def renamed(entries: Sequence[Any], phrase: str) -> list[Any]:
-        return [_with_name(entry, names, phrase) for entry in entries]
+    def renamed(entry: dict[str, Any], phrase: str) -> dict[str, Any]:
+        if isinstance(entry.get("function"), dict):
+            return {**entry, "function": renamed(entry["function"], phrase)}
+        if not isinstance(entry.get("name"), str):
+            return entry
+        name = f"name_{len(names)}_of_tinylm"
+        names[name] = phrase
+        return {**entry, "name": name}
 
-    messages = [
-        {**message, "tool_calls": renamed(message["tool_calls"], f"the tool calls of message {number}")}
-        if message.get("tool_calls")
-        else message
-        for number, message in enumerate(conversation.messages, start=1)
-    ]
-    tools = None if conversation.tools is None else renamed(conversation.tools, "the tools")
-    return _Probe([RenderJob(messages, tools, [(len(messages), False)])] if names else [], names)
-
-
-def _with_name(entry: dict[str, Any], names: dict[str, str], phrase: str) -> dict[str, Any]:
-    """A tool or a call with a new name, which is added to `names`; as it is if it has no name."""
-    if isinstance(entry.get("function"), dict):
-        return {**entry, "function": _with_name(entry["function"], names, phrase)}
-    if not isinstance(entry.get("name"), str):
-        return entry
-    name = f"name_{len(names)}_of_tinylm"
-    names[name] = phrase
-    return {**entry, "name": name}
+    messages = []
+    for number, message in enumerate(conversation.messages, start=1):
+        if message.get("tool_calls"):
+            calls = [renamed(call, f"the tool calls of message {number}") for call in message["tool_calls"]]
+            message = {**message, "tool_calls": calls}
+        messages.append(message)
+    tools = None if conversation.tools is None else [renamed(tool, "the tools") for tool in conversation.tools]
+    return [RenderJob(messages, tools, [(len(messages), False)])] if names else [], names
 
 
-def _require_written(probe: _Probe, probed: Sequence[list[Rendering]]) -> None:
-    """Raise UsageError if a new name is not in the text that was rendered for a probe."""
+def _require_written(names: Mapping[str, str], probed: Iterable[list[Rendering]]) -> None:
+    """Raise UsageError if a new name is not in the text that was rendered for the job of `_probes`."""
     for (rendering,) in probed:
         text = text_of(rendering)
-        for name, phrase in probe.names.items():
+        for name, phrase in names.items():
             if name not in text:
                 raise UsageError(
                     f"The chat template does not write {phrase}. Choose a `chat_template` that does, or leave them out."
                 )
-
-
-def token_pattern(tokens: Collection[str]) -> re.Pattern[str]:
-    """A pattern that matches any of the tokens; where several match, the longest. `tokens` must not be empty."""
-    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
 
 
 CHATML_NAME = "chatml"
@@ -373,11 +361,6 @@ def template_tokens(source: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_TOKEN.findall(source)))
 
 
-def template_values(special: SpecialTokens) -> dict[str, str]:
-    """The special tokens by their variable names in templates, as in transformers."""
-    return {"bos_token": special.bos or "", "eos_token": special.end_of_text, "pad_token": special.pad or ""}
-
-
 def chat_format(
     source: str, tokenizer: Tokenizer | None = None, train_on: str = "assistant", *, extended: bool = False
 ) -> ChatFormat:
@@ -394,4 +377,5 @@ def chat_format(
     if tokenizer is None or extended:
         new = [token for token in template_tokens(source) if token not in tokens]
         tokens, control = (*tokens, *new), (*control, *new)
-    return ChatFormat(ChatTemplate(source, template_values(special)), tokens, train_on, control)
+    names = {"bos_token": special.bos or "", "eos_token": special.end_of_text, "pad_token": special.pad or ""}
+    return ChatFormat(ChatTemplate(source, names), tokens, train_on, control)

@@ -79,8 +79,12 @@ def parse_conversation(record: Any, location: str) -> Conversation:
     asked = [message["content"] for message in messages if message["role"] == "user"]
     if "prompt" not in used and "prompt" in record and record["prompt"] not in asked:
         raise UsageError(f"{location}: 'prompt' is none of the user's messages; leave it out, or make it one of them.")
+    tools = record.get("tools", [])
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise UsageError(f"{location}: 'tools' is {describe_value(tools)}; it must be a list of objects.")
+    _require_usable_values(tools, location)
     unused = tuple(key for key in record if key not in (*used, "system", "tools"))
-    return Conversation(tuple(messages), _tools(record.get("tools"), location), location, unused)
+    return Conversation(tuple(messages), tuple(tools) or None, location, unused)
 
 
 def _entries_of(record: dict[str, Any], location: str) -> tuple[Any, tuple[str, ...]]:
@@ -129,7 +133,13 @@ def parse_message(entry: Any, location: str) -> dict[str, Any]:
         )
     entry = {key: value for key, value in entry.items() if value is not None}
     if "from" in entry and "role" not in entry:
-        entry = _from_sharegpt(entry, location)
+        name = entry.pop("from")
+        role = SHAREGPT_ROLES.get(name, name) if isinstance(name, str) else name
+        if role not in ROLES:
+            names = ", ".join((*ROLES, *SHAREGPT_ROLES))
+            raise UsageError(f"{location}: 'from' is {describe_value(name)}; it must be one of: {names}.")
+        content = {"content": entry.pop("value")} if "value" in entry else {}
+        entry = {"role": role, **content, **entry}
     role = entry.get("role")
     if not isinstance(role, str) or role not in ROLES:
         found = "is missing" if "role" not in entry else f"is {describe_value(role)}"
@@ -157,15 +167,6 @@ def parse_message(entry: Any, location: str) -> dict[str, Any]:
     return {**entry, "content": content}
 
 
-def _from_sharegpt(entry: dict[str, Any], location: str) -> dict[str, Any]:
-    name = entry.pop("from")
-    role = SHAREGPT_ROLES.get(name, name) if isinstance(name, str) else name
-    if role not in ROLES:
-        names = ", ".join((*ROLES, *SHAREGPT_ROLES))
-        raise UsageError(f"{location}: 'from' is {describe_value(name)}; it must be one of: {names}.")
-    return {"role": role, **({"content": entry.pop("value")} if "value" in entry else {}), **entry}
-
-
 def _calls(value: Any, location: str) -> list[Any]:
     """The calls of a message, without nulls beside their arguments. Raises UsageError for a call without a name."""
     calls = [] if value is None else value
@@ -185,15 +186,6 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
-def _tools(value: Any, location: str) -> tuple[dict[str, Any], ...] | None:
-    if value is None or value == []:
-        return None
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise UsageError(f"{location}: 'tools' is {describe_value(value)}; it must be a list of objects.")
-    _require_usable_values(value, location)
-    return tuple(value)
-
-
 def _require_usable_values(values: Any, location: str) -> None:
     """Raise UsageError for JSON values with a lone surrogate in a text, or nested more than MAX_NESTING levels deep."""
     level = [values]
@@ -201,14 +193,12 @@ def _require_usable_values(values: Any, location: str) -> None:
         for text in level:
             if isinstance(text, str):
                 require_encodable(text, location)
-        level = [entry for value in level for entry in _entries(value)]
+        level = [
+            entry
+            for value in level
+            if isinstance(value, dict | list)
+            for entry in ([*value, *value.values()] if isinstance(value, dict) else value)
+        ]
         if not level:
             return
     raise UsageError(f"{location}: its values are nested more than {MAX_NESTING} levels deep; flatten them.")
-
-
-def _entries(value: Any) -> list[Any]:
-    """The entries of a JSON value, with the keys of an object."""
-    if isinstance(value, dict):
-        return [*value.keys(), *value.values()]
-    return value if isinstance(value, list) else []

@@ -5,8 +5,6 @@ and memory.
 """
 
 import contextlib
-import functools
-import itertools
 import json
 import os
 import re
@@ -16,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +24,7 @@ from tinylm.errors import TinyLMError, UsageError
 Message = Mapping[str, Any]  # role, content, and other keys that the template uses
 
 # Limits of the renderings of a conversation. The processor time is enough for hundreds of messages with published
-# templates that nest two loops over all messages, and for more than 10,000 messages with all others.
+# templates that nest two loops over all messages, and for 10,000 messages with all others.
 SECONDS = 10.0  # of processor time
 SECONDS_PER_BYTE = 5e-6  # added for each byte of the conversation as JSON
 SECONDS_PER_PREFIX = 0.01  # added for each rendering of a part of the conversation
@@ -60,38 +58,45 @@ _CREATE_NEW_PROCESS_GROUP = 0x200  # Windows
 
 
 class RenderJob(NamedTuple):
-    """A conversation to render.
+    """What to render of a conversation: prefixes, each a number of the first messages and `add_generation_prompt`.
 
-    prefixes: what to render, each a number of the first messages and `add_generation_prompt`.
-    texts: after this many texts that are no prefix of the first one, the other renderings are left out.
+    If there are several prefixes, the first has all messages.
     """
 
     messages: Sequence[Message]
     tools: Sequence[Any] | None
     prefixes: Sequence[tuple[int, bool]]
-    texts: int = 0
 
 
 # A rendering: its text, with BEGIN and END around answers; its length, if it is a prefix of the first rendering of the
-# job; or why there is none.
+# job; or why there is none, after which there are no others if it is the first.
 Rendering = str | int | TinyLMError
+
+
+def text_of(rendering: Rendering, first: str = "") -> str:
+    """The text of a rendering. first: the first one of its job. Raises the error if there is none."""
+    if isinstance(rendering, TinyLMError):
+        raise rendering
+    return first[:rendering] if isinstance(rendering, int) else rendering
 
 
 class ChatTemplate:
     """A chat template. It is compiled, and its process started, when it is first rendered.
 
     special: texts of the tokenizer's special tokens by their names in templates: bos_token, eos_token, pad_token.
+    seconds: limit of the processor time, to which more is added by the size of a conversation.
     marks_answers: whether the source has `{% generation %}` blocks.
 
     Raises TinyLMError for a source of more than MAX_TEMPLATE characters.
     """
 
-    def __init__(self, source: str, special: Mapping[str, str] | None = None) -> None:
+    def __init__(self, source: str, special: Mapping[str, str] | None = None, seconds: float = SECONDS) -> None:
         if len(source) > MAX_TEMPLATE:
             raise TinyLMError(f"The chat template has {len(source)} characters; it can have at most {MAX_TEMPLATE}.")
         self.source = source
         self.special = dict(special or {})
         self.marks_answers = "endgeneration" in source
+        self._seconds = seconds
         self._process: _Process | None = None
         self._lock = threading.Lock()
 
@@ -106,26 +111,17 @@ class ChatTemplate:
         ((rendering,),) = self.render_each([RenderJob(messages, tools, [(len(messages), add_generation_prompt)])])
         return unmarked(text_of(rendering))[0]
 
-    def marked(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> tuple[str, list[range]]:
-        """The text of a conversation, and the ranges of its characters that come from `{% generation %}` blocks.
-
-        Raises UsageError and TinyLMError as `render` does.
-        """
-        ((rendering,),) = self.render_each([RenderJob(messages, tools, [(len(messages), False)])])
-        return unmarked(text_of(rendering))
-
-    def render_each(self, jobs: Sequence[RenderJob]) -> Iterator[list[Rendering]]:
-        """Yield the renderings of each job, in the order of its prefixes.
+    def render_each(self, jobs: Sequence[RenderJob]) -> list[list[Rendering]]:
+        """The renderings of each job, in the order of its prefixes.
 
         Raises TinyLMError if the source is not a Jinja template, or if its process cannot be started.
         """
         requests = [self._request(job) for job in jobs]
-        answers = self._answers([request for request in requests if isinstance(request, _RenderJobs)])
-        for request in requests:
-            if isinstance(request, TinyLMError):
-                yield [request]
-            else:
-                yield [self._rendering(value) for value in next(answers)]
+        answers = iter(self._answers([request for request in requests if isinstance(request, _Request)]))
+        return [
+            [request] if isinstance(request, TinyLMError) else [self._rendering(value) for value in next(answers)]
+            for request in requests
+        ]
 
     def compile(self) -> None:
         """Compile the template before it is first rendered. Raises the errors of `render_each`."""
@@ -134,10 +130,10 @@ class ChatTemplate:
 
     def _running(self) -> "_Process":
         if self._process is None or not self._process.usable:
-            self._process = _Process(self.source)
+            self._process = _Process(self.source, self._seconds)
         return self._process
 
-    def _request(self, job: RenderJob) -> "_RenderJobs | TinyLMError":
+    def _request(self, job: RenderJob) -> "_Request | TinyLMError":
         """The job as JSON with its limits, or why it cannot be rendered."""
         values = {**self.special, "messages": job.messages, "tools": job.tools, "documents": None}
         try:
@@ -147,27 +143,27 @@ class ChatTemplate:
         if not text.isascii() and (found := _INVALID.search(text)):
             return UsageError(f"The conversation contains U+{ord(found[0]):04X}, which is not a character; remove it.")
         size = len(text.encode())
-        seconds = SECONDS + SECONDS_PER_BYTE * size + SECONDS_PER_PREFIX * len(job.prefixes)
+        seconds = self._seconds + SECONDS_PER_BYTE * size + SECONDS_PER_PREFIX * len(job.prefixes)
         characters = MAX_TEXT + TEXT_PER_BYTE * size
-        others = {"prefixes": job.prefixes, "texts": job.texts, "seconds": seconds, "characters": characters}
-        return _RenderJobs(f'{json.dumps(others)[:-1]}, "values": {text}}}', seconds, characters)
+        limits = {"prefixes": job.prefixes, "seconds": seconds, "characters": characters}
+        return _Request(f'{json.dumps(limits)[:-1]}, "values": {text}}}', seconds, characters)
 
-    def _answers(self, requests: Sequence["_RenderJobs"]) -> Iterator[list[Any]]:
-        """Yield the answer to each request. If the process ends, they are sent again one by one."""
+    def _answers(self, requests: Sequence["_Request"]) -> list[list[Any]]:
+        """The answer to each request. If the process ends, they are sent again one by one."""
         if not requests:
-            return
+            return []
         seconds = max(request.seconds for request in requests)
         text = f"[{','.join(request.text for request in requests)}]"
         try:
             with self._lock:
                 answers = self._running().ask(text, seconds, sum(request.characters for request in requests))
-            if not isinstance(answers, list) or len(answers) != len(requests) or not all(answers):
-                raise _EndedError("its process answers nonsense")
+            if isinstance(answers, list) and len(answers) == len(requests) and all(answers):
+                return answers
+            raise _EndedError("its process answers nonsense")
         except _EndedError as error:
-            answers = [[["failed", str(error)]]]
-            if len(requests) > 1:
-                answers = itertools.chain.from_iterable(self._answers([request]) for request in requests)
-        yield from answers
+            if len(requests) == 1:
+                return [[["failed", str(error)]]]
+        return [answer for request in requests for answer in self._answers([request])]
 
     def _rendering(self, value: Any) -> Rendering:
         match value:
@@ -182,7 +178,7 @@ class ChatTemplate:
         return value
 
 
-class _RenderJobs(NamedTuple):
+class _Request(NamedTuple):
     """A job as JSON, its limit of processor time, and that of the characters of all its renderings."""
 
     text: str
@@ -200,7 +196,7 @@ class _Process:
     Raises TinyLMError if it cannot be started, or if `source` is not a Jinja template.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, seconds: float) -> None:
         own_group: dict[str, Any] = {"start_new_session": True}  # Ctrl-C in a terminal does not reach it
         if os.name == "nt":
             own_group = {"creationflags": _CREATE_NEW_PROCESS_GROUP}
@@ -217,9 +213,9 @@ class _Process:
             raise TinyLMError(f"Cannot start a process that renders the chat template: {error.strerror}.") from error
         self._owner = os.getpid()
         self._end = weakref.finalize(self, _end, self._child, self._owner)
-        first = json.dumps({"source": source, "marks": (BEGIN, END), "seconds": SECONDS})
+        first = json.dumps({"source": source, "marks": (BEGIN, END), "seconds": seconds})
         try:
-            problem = self.ask(first, SECONDS, MAX_TEXT)
+            problem = self.ask(first, seconds, MAX_TEXT)
         except _EndedError as error:
             problem = ["failed", str(error)]
         if problem is not None:
@@ -271,20 +267,6 @@ def _end(child: "subprocess.Popen[bytes]", owner: int) -> None:
         with contextlib.suppress(OSError):  # what was not yet sent
             stream.close()
     child.wait()
-
-
-@functools.lru_cache(maxsize=1000)
-def is_named(key: str, source: str) -> bool:
-    """Whether the source of a template has the name of a key of messages."""
-    return re.search(rf"\b{re.escape(key)}\b", source) is not None
-
-
-def text_of(rendering: Rendering) -> str:
-    """The text of a rendering that is not a number. Raises the error if there is none."""
-    if isinstance(rendering, TinyLMError):
-        raise rendering
-    assert isinstance(rendering, str)
-    return rendering
 
 
 def unmarked(text: str) -> tuple[str, list[range]]:

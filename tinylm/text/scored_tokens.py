@@ -6,7 +6,6 @@ which is trained on as a whole, is a record, or several that are compared, as th
 """
 
 import bisect
-import functools
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -33,12 +32,14 @@ class ScoredTokens:
     """The records in an array of codes. The first token of a record is not scored, whatever its flag.
 
     lengths: (N,), tokens of each record. first_scored: (N,), index of its first scored token; its length if no
-    token is scored. n_scored: number of scored tokens. batch_type: of the batches of `ScoredRows`.
+    token is scored. n_scored: number of scored tokens. batch_type: of the batches of `ScoredRows`. packs: whether
+    records can share rows.
 
     Raises TinyLMError if a non-empty array does not begin with the first token of a record.
     """
 
     batch_type: ClassVar[type[Batch]] = Batch
+    packs: ClassVar[bool] = True
 
     def __init__(self, tokens: Tokens) -> None:
         codes = np.asarray(tokens)
@@ -78,10 +79,6 @@ class ScoredTokens:
         """The number of input tokens of each record, (N,): all but the last token, and at most `context`."""
         return np.minimum(self.lengths - 1, context)
 
-    def row_width(self, context: int, packed: bool) -> int:
-        """The number of tokens in the longest row of a batch."""
-        return max(int(self.inputs(context).max(initial=1)), _packed_width(context) if packed else 1)
-
     def has_target(self, context: int) -> np.ndarray:
         """Whether each record has a scored token in its first `context` + 1 tokens, (N,)."""
         return (self.first_scored < self.lengths) & (self.first_scored <= context)
@@ -115,7 +112,7 @@ class ScoredRows:
         examples = tokens.examples(context) if examples is None else examples
         self._has_segments = packed or examples.shape[1] > 1
         sizes = self._inputs[examples].sum(axis=1)  # (M,)
-        self.width = max(int(sizes.max()), _packed_width(context)) if packed else int(sizes.max())
+        self.width = max(int(sizes.max()), packed_width(context)) if packed else int(sizes.max())
         rows = pack(np.arange(len(sizes)), sizes, self.width) if packed else [[index] for index in range(len(sizes))]
         self.rows = [examples[row].ravel() for row in rows]
         self.lengths = np.array([self._inputs[row].sum() for row in self.rows])
@@ -156,16 +153,17 @@ class ScoredRows:
         )
 
 
-def _packed_width(context: int) -> int:
+def packed_width(context: int) -> int:
+    """The least width of packed rows."""
     return min(context, MIN_PACKED_ROW)
 
 
 def worth_packing(tokens: ScoredTokens, context: int) -> bool:
     """Whether a packed row holds enough examples to be faster than one example per row."""
     sizes = tokens.inputs(context)[tokens.examples(context)].sum(axis=1)
-    if not len(sizes):
+    if not tokens.packs or not len(sizes):
         return False
-    return max(int(sizes.max()), _packed_width(context)) >= MIN_PACKED_EXAMPLES * float(sizes.mean())
+    return max(int(sizes.max()), packed_width(context)) >= MIN_PACKED_EXAMPLES * float(sizes.mean())
 
 
 def pack(indices: np.ndarray, lengths: np.ndarray, width: int) -> list[np.ndarray]:
@@ -194,12 +192,6 @@ def pack(indices: np.ndarray, lengths: np.ndarray, width: int) -> list[np.ndarra
             bisect.insort(rooms, room - length)
         by_room[room - length].append(number)
     return [np.array(row) for row in rows]
-
-
-@functools.lru_cache(maxsize=2)
-def scored_rows(tokens: ScoredTokens, context: int, packed: bool) -> ScoredRows:
-    """The rows of all examples, cached for the plan and the task. At least one must be usable."""
-    return ScoredRows(tokens, context, packed)
 
 
 def scored_evaluation_batches(

@@ -11,13 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinylm.config.model import ModelConfig
 from tinylm.config.run import DataConfig, RunConfig
-from tinylm.config.training import TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.evaluation.result import Evaluation
 from tinylm.jobs.job import Reader, Scoring
-from tinylm.jobs.scored import ScoredJob, ScoredSizes, ScoredTask
+from tinylm.jobs.scored import ScoredJob, ScoredSizes, ScoredTask, evaluation_batches
 from tinylm.objectives.loss import LanguageModel, Loss, Objective
 from tinylm.reporter import Reporter
 from tinylm.text.batches import Batch
@@ -25,8 +23,7 @@ from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Corpus, CorpusStats, RecordCorpus, scan_stream
 from tinylm.text.parallel_encoding import Encoding, record_batches
 from tinylm.text.readers import records
-from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED, ScoredTokens, scored_evaluation_batches
-from tinylm.text.token_files import TokenFolder
+from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED, ScoredTokens
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.attention import valid_tokens
 
@@ -96,12 +93,13 @@ def squared_error(model: LanguageModel, batch: Batch) -> Loss:
     return Loss(errors.sum(), len(errors), errors.new_zeros(()))
 
 
-class Regression(ScoredTask):
+class NumberTokens(ScoredTokens):
     packs = False
-    validation_objective: Objective = staticmethod(squared_error)
 
-    def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
-        super().__init__(tokens, tokenizer, model, training)
+
+class Regression(ScoredTask):
+    tokens_type = NumberTokens
+    validation_objective: Objective = staticmethod(squared_error)
 
     def objective(self, progress: float) -> Objective:
         return squared_error
@@ -111,7 +109,7 @@ def evaluate(scoring: Scoring) -> Evaluation:
     def both(network: LanguageModel, batch: Batch) -> Tensor:
         return torch.stack([numbers_of(batch), predict(network, batch)], dim=1)
 
-    batches = scored_evaluation_batches(ScoredTokens(scoring.text.codes), scoring.model.context, 8, packed=False)
+    batches = evaluation_batches(scoring, NumberTokens(scoring.text.codes))
     found = scoring.values(batches, both, None, "texts", columns=(2,)).astype(np.float64)
     errors = ((found[:, 0] - found[:, 1]) ** 2).sum()
     r2 = 1 - errors / ((found[:, 0] - found[:, 0].mean()) ** 2).sum()
@@ -124,15 +122,13 @@ class NumberSizes(ScoredSizes):
     def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
         return {}
 
-    def _packs(self, context: int, pack: bool | None) -> bool:
-        return False
-
 
 class RegressionJob(ScoredJob):
     """Predict a number for each text."""
 
     corpus = NumberCorpus
     encoding = Encoding(record_batches, encode, CODES_PER_ID, PARTS * PARTS)
+    tokens_type = NumberTokens
     sizes_type = NumberSizes
     task = Regression
     evaluate = staticmethod(evaluate)

@@ -1,26 +1,23 @@
-"""A corpus of conversations, each rendered by a chat template into a document, and its encoding.
-
-Token ids have flags for scored tokens and for the first token of a conversation: in an array of codes, a token is
-4 id + 2 scored + first, where `first` marks the first token of a conversation.
-"""
+"""A corpus of conversations, each rendered by a chat template into a document, and its encoding."""
 
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
+from tinylm.errors import UsageError
 from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import KEYS, Conversation, parse_conversation
-from tinylm.text.chat_template import is_named
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import CorpusStats, RecordCorpus, Stream, scan_stream
 from tinylm.text.parallel_encoding import Encoding, record_batches
 from tinylm.text.readers import is_parquet, parquet_columns, records
-from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED
+from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED, ScoredTokens
 from tinylm.text.tokenizer import LITERAL, Tokenizer
 
 MAX_NOTED_KEYS = 100
@@ -49,7 +46,6 @@ class ChatCorpus(RecordCorpus):
 
     @property
     def rendering(self) -> ChatFormat:
-        """See `Corpus.rendering`."""
         return self.chat
 
     def written_by_template(self, alphabet: str, unknown: str) -> str:
@@ -67,11 +63,17 @@ class ChatCorpus(RecordCorpus):
         Records with a message that `drop_unknown` leaves empty are skipped. Raises UsageError as `parse` and `records`
         do.
         """
+        source = self.chat.template.source
         for file in self.files:
             for location, record in records(file, self.encoding, self.keys, progress):
                 kept: list[Conversation] = []
                 for conversation in self.parse(record, location):
-                    self._note_keys(conversation)
+                    noted = {"role", "content", "weight", *conversation.unused, *self._unused}
+                    others = sorted(set().union(*conversation.messages) - noted)
+                    unnamed = [key for key in others if not re.search(rf"\b{re.escape(key)}\b", source)]
+                    for key in (*conversation.unused, *unnamed):
+                        if len(self._unused) < MAX_NOTED_KEYS:
+                            self._unused[key] = None
                     known = conversation if self.drop_unknown is None else conversation.map_contents(self.drop_unknown)
                     kept += [] if known is None else [known]
                 if len(kept) == self.documents_per_record:
@@ -83,14 +85,6 @@ class ChatCorpus(RecordCorpus):
     def parse(cls, record: Any, location: str) -> tuple[Conversation, ...]:
         """The `documents_per_record` conversations of a JSON value. Errors as for `parse_conversation`."""
         return (parse_conversation(record, location),)
-
-    def _note_keys(self, conversation: Conversation) -> None:
-        for key in conversation.unused:
-            if len(self._unused) < MAX_NOTED_KEYS:
-                self._unused[key] = None
-        for key in sorted(set().union(*conversation.messages) - {"role", "content", "weight"} - self._unused.keys()):
-            if len(self._unused) < MAX_NOTED_KEYS and not is_named(key, self.chat.template.source):
-                self._unused[key] = None
 
     @property
     def unused_keys(self) -> list[str]:
@@ -106,11 +100,8 @@ class ChatCorpus(RecordCorpus):
         return self.chat.render_each(self.conversations(progress))
 
     def selected_examples(self, selected: Iterable[bool]) -> Iterator[ScoredText]:
-        """As `RecordCorpus.selected_examples`; other conversations are not rendered."""
+        # Other conversations are not rendered
         return self.chat.render_each(itertools.compress(self.conversations(), selected))
-
-    def _drop_unknown(self, parts: Iterable[str]) -> Iterable[str]:
-        return parts if self.drop_unknown is None else map(self.drop_unknown, parts)
 
     def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
         for example in self.examples(progress):
@@ -128,7 +119,8 @@ class ChatCorpus(RecordCorpus):
                 spans = [(span.start, span.stop) for span in example.spans]
                 digest.update(json.dumps([example.text, spans]).encode())
                 self._with_literal_tokens.append(LITERAL in example.text)
-                yield from filter(None, self._drop_unknown(chat.ordinary_text(example.text)))
+                parts = chat.ordinary_text(example.text)
+                yield from parts if self.drop_unknown is None else filter(None, map(self.drop_unknown, parts))
 
         stats = scan_stream(stream())
         return replace(stats, documents=len(self._with_literal_tokens), fingerprint=digest.hexdigest())
@@ -153,9 +145,38 @@ def encode_example(example: ScoredText, tokenizer: Tokenizer) -> np.ndarray:
     return codes
 
 
-def _encode_examples(examples: list[ScoredText], tokenizer: Tokenizer) -> np.ndarray:
-    """The codes of a batch, (N,) of uint32."""
+def _encode_batch(examples: list[ScoredText], tokenizer: Tokenizer) -> np.ndarray:
     return np.concatenate([encode_example(example, tokenizer) for example in examples])
 
 
-CHAT_ENCODING = Encoding(record_batches, _encode_examples, CODES_PER_ID, has_special=True)
+CHAT_ENCODING = Encoding(record_batches, _encode_batch, CODES_PER_ID, has_special=True)
+
+
+class ChatTokens(ScoredTokens):
+    """The conversations in an array of codes."""
+
+    def require_examples(self, context: int, name: str) -> None:
+        if self.has_target(context).any():
+            return
+        if (self.first_scored == self.lengths).all():
+            raise UsageError(f"Nothing is scored in the {name} conversations: none has an answer of the assistant.")
+        least = int(self.first_scored[self.first_scored < self.lengths].min())
+        raise UsageError(
+            f"No {name} conversation has a scored token within the context of {context} tokens; the first scored "
+            f"token comes after {least} others."
+        )
+
+    def describe_left_out(self, context: int, name: str) -> list[str]:
+        sentences = []
+        unscored = int((self.first_scored == self.lengths).sum())
+        if unscored:
+            sentences.append(
+                f"{unscored:,} of {len(self):,} {name} conversations are left out: nothing in them is scored."
+            )
+        if cut := int((self.lengths - 1 > context).sum()):
+            lost = len(self) - unscored - int(self.has_target(context).sum())
+            sentences.append(
+                f"{cut:,} of {len(self):,} {name} conversations are cut to the context of {context} tokens (the "
+                f"longest has {self.lengths.max() - 1}); {lost:,} of them lose all answers and are left out."
+            )
+        return sentences

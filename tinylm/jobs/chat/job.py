@@ -1,5 +1,6 @@
 """The job of conversations."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -7,19 +8,17 @@ import numpy as np
 
 from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import describe_value
-from tinylm.evaluation.result import token_excerpt
-from tinylm.jobs.chat.corpus import CHAT_ENCODING, ChatCorpus
-from tinylm.jobs.chat.evaluation import evaluate_chat
-from tinylm.jobs.chat.tokens import ChatTokens, marked_examples
-from tinylm.jobs.job import Evaluate, MakeTask, MarkedText, Reader
-from tinylm.jobs.scored import ScoredJob, ScoredTask
+from tinylm.evaluation.result import Evaluation, token_excerpt
+from tinylm.jobs.chat.corpus import CHAT_ENCODING, ChatCorpus, ChatTokens
+from tinylm.jobs.job import MakeTask, MarkedText, Reader, Scoring
+from tinylm.jobs.scored import ScoredJob, ScoredTask, evaluation_batches
+from tinylm.objectives.loss import next_token_losses
 from tinylm.reporter import Reporter, counted
 from tinylm.text.answer_spans import chat_format, read_template
 from tinylm.text.chat_template import CHATML
 from tinylm.text.corpus import Corpus
 from tinylm.text.recognition import conversation_keys
 from tinylm.text.scored_tokens import ScoredTokens
-from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.source import TextSource
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
@@ -33,6 +32,20 @@ class ChatTask(ScoredTask):
     tokens_type = ChatTokens
 
 
+def evaluate_chat(scoring: Scoring) -> Evaluation:
+    """Loss of the model on the scored tokens of conversations with its confidence interval, and bits per character and
+    byte of their text.
+
+    Those longer than the context are cut, with a warning. Raises UsageError if no token within the context is scored.
+    """
+    tokens = ChatTokens(scoring.text.codes)
+    batches = evaluation_batches(scoring, tokens)
+    scored = tokens.scored_ids(scoring.model.context)
+    losses = scoring.losses(batches, next_token_losses, len(scored), "tokens")
+    interval = losses.shuffled_groups().interval("conversations", scoring.reporter)
+    return losses.total.of_text(*scoring.tokenizer.decoded_size(scored), **interval)
+
+
 class ChatJob(ScoredJob):
     """A decoder predicts the answers of conversations."""
 
@@ -41,11 +54,8 @@ class ChatJob(ScoredJob):
     encoding = CHAT_ENCODING
     shares_text = False
     task: ClassVar[MakeTask] = ChatTask
-    evaluate: ClassVar[Evaluate] = staticmethod(evaluate_chat)
-
-    def excerpt(self, tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
-        """The first tokens."""
-        return token_excerpt(tokenizer, tokens, parameters)
+    excerpt = staticmethod(token_excerpt)
+    evaluate = staticmethod(evaluate_chat)
 
     def recognises(self, corpora: Sequence[Corpus], reporter: Reporter) -> bool:
         """Whether the first file that has conversations has those of this kind."""
@@ -83,12 +93,21 @@ class ChatJob(ScoredJob):
         return {"train_on": corpus.chat.train_on}
 
     def describe(self, config: RunConfig, data: DataConfig) -> str:
-        """The number of conversations."""
         return counted(data.documents, "conversation")
 
     def marked_examples(self, tokens: TokenFolder, tokenizer: Tokenizer, number: int) -> tuple[MarkedText, ...]:
-        """The first `number` training conversations, split into text that counts in the loss and text that does not."""
-        return marked_examples(self.tokens_type(tokens.train), tokenizer, number)
+        """The first `number` training conversations, split into text that counts in the loss and text that does not.
+
+        Raises TinyLMError if the `tokenizers` library fails.
+        """
+        train, examples = self.tokens_type(tokens.train), []
+        for index in range(min(number, len(train))):
+            ids, scored = train.tokens(index)
+            scored[:1] = False  # the first token is never a target
+            edges = [0, *(np.flatnonzero(np.diff(scored)) + 1), len(ids)]
+            parts = ((tokenizer.decode_with_special(ids[a:b]), bool(scored[a])) for a, b in itertools.pairwise(edges))
+            examples.append(tuple(parts))
+        return tuple(examples)
 
 
 JOB = ChatJob()

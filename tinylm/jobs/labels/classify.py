@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tinylm.jobs.labels.corpus import encode_labelled_text
-from tinylm.jobs.labels.loss import pooling_of
+from tinylm.jobs.labels.corpus import LabelTokens, encode_labelled_text
+from tinylm.jobs.labels.loss import label_logits, pooling_of
 from tinylm.machine.device import autocast
-from tinylm.text.scored_tokens import ids_of
+from tinylm.text.scored_tokens import ScoredRows
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Transformer
 
@@ -30,6 +30,7 @@ class Classified:
     cut: bool
 
 
+@torch.inference_mode()
 def classify_texts(
     model: Transformer, tokenizer: Tokenizer, labels: Sequence[str], texts: Sequence[str], dtype: str
 ) -> list[Classified]:
@@ -39,13 +40,20 @@ def classify_texts(
 
     Raises UsageError for characters without an id.
     """
-    encoded = [ids_of(encode_labelled_text(text, 0, tokenizer))[:-1] for text in texts]
-    cut = [len(ids) > model.context for ids in encoded]
-    encoded = [ids[: model.context] for ids in encoded]
-    probabilities = np.zeros((len(texts), len(labels)))
-    for rows in _batches(np.array([len(ids) for ids in encoded])):
-        probabilities[rows] = _probabilities(model, [encoded[row] for row in rows], dtype)
-    return [_classified(labels, *pair) for pair in zip(probabilities, cut, strict=True)]
+    if not texts:
+        return []
+    tokens = LabelTokens(np.concatenate([encode_labelled_text(text, 0, tokenizer) for text in texts]))
+    rows = ScoredRows(tokens, model.context, packed=False, examples=np.arange(len(texts))[:, np.newaxis])
+    pool, found = pooling_of(model), {}
+    for numbers in _batches(rows.lengths):
+        with autocast(model.device.type, dtype):
+            logits, _ = label_logits(model, rows.batch(numbers).to(model.device), pool)
+        probabilities = logits.double().softmax(dim=1).tolist()
+        for number, of_text in zip(numbers.tolist(), probabilities, strict=True):
+            by_label = dict(zip(labels, of_text, strict=True))
+            best = max(by_label, key=by_label.__getitem__)
+            found[number] = Classified(best, by_label[best], by_label, bool(tokens.lengths[number] - 1 > model.context))
+    return [found[number] for number in range(len(texts))]
 
 
 def _batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
@@ -58,23 +66,3 @@ def _batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
             stop += 1
         yield order[start:stop]
         start = stop
-
-
-@torch.inference_mode()
-def _probabilities(model: Transformer, texts: Sequence[np.ndarray], dtype: str) -> np.ndarray:
-    """The probabilities of the labels of each text, (B, C)."""
-    lengths = torch.tensor([len(ids) for ids in texts])
-    ids = torch.zeros(len(texts), int(lengths.max()), dtype=torch.long)
-    for row, text in enumerate(texts):
-        ids[row, : len(text)] = torch.from_numpy(text.astype(np.int64))
-    ids, lengths = ids.to(model.device), lengths.to(model.device)
-    pool = pooling_of(model)
-    with autocast(model.device.type, dtype):
-        logits = model.logits(pool(model(ids, lengths=lengths).hidden, lengths))
-    return logits.double().softmax(dim=1).cpu().numpy()
-
-
-def _classified(labels: Sequence[str], probabilities: np.ndarray, cut: bool) -> Classified:
-    best = int(probabilities.argmax())
-    by_label = dict(zip(labels, probabilities.tolist(), strict=True))
-    return Classified(labels[best], by_label[labels[best]], by_label, cut)

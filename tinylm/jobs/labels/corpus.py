@@ -41,13 +41,6 @@ MAX_LISTED = 20  # labels in a message
 
 
 class LabelledText(NamedTuple):
-    """A text and its label."""
-
-    text: str
-    label: str
-
-
-class NumberedText(NamedTuple):
     """A text and the number of its label."""
 
     text: str
@@ -62,11 +55,10 @@ class LabelCorpus(RecordCorpus):
     min_split: ClassVar[float] = 50  # a classifier is judged by texts that it has not seen
 
     def has_records(self, file: Path) -> bool:
-        """All files have."""
         return True
 
-    def labelled_texts(self, progress: Progress = no_progress) -> Iterator[tuple[str, LabelledText]]:
-        """Yield the location and the content of each record; those that `drop_unknown` leaves empty are skipped.
+    def labelled_texts(self, progress: Progress = no_progress) -> Iterator[tuple[str, str, str]]:
+        """Yield the location, text and label of each record. Those that `drop_unknown` leaves empty are skipped.
 
         Raises UsageError as `parse_labelled_text` and `_records`.
         """
@@ -74,18 +66,18 @@ class LabelCorpus(RecordCorpus):
             for location, record in self._records(file, (self.text_key, LABEL_KEY), progress):
                 text, label = parse_labelled_text(record, location, self.text_key)
                 if known := text if self.drop_unknown is None else self.drop_unknown(text):
-                    yield location, LabelledText(known, label)
+                    yield location, known, label
                 else:
                     self._leave_out(location)
 
-    def examples(self, progress: Progress = no_progress) -> Iterator[NumberedText]:
+    def examples(self, progress: Progress = no_progress) -> Iterator[LabelledText]:
         """Yield the texts with the numbers of their labels. Raises UsageError for one that is not in `labels`."""
         numbers = {label: number for number, label in enumerate(self.labels)}
-        for location, (text, label) in self.labelled_texts(progress):
+        for location, text, label in self.labelled_texts(progress):
             if label not in numbers:
                 known = ", ".join(self.labels)[:200]
                 raise UsageError(f"{location}: the label {label!r} is not one of the model's ({known}); correct it.")
-            yield NumberedText(text, numbers[label])
+            yield LabelledText(text, numbers[label])
 
     def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
         for text, _ in self.examples(progress):
@@ -107,7 +99,7 @@ class LabelCorpus(RecordCorpus):
         return replace(stats, fingerprint=hashlib.sha256(identity.encode()).hexdigest())
 
 
-def parse_labelled_text(record: Any, location: str, text_key: str) -> LabelledText:
+def parse_labelled_text(record: Any, location: str, text_key: str) -> tuple[str, str]:
     """The text and the label of a JSON object; an integer, true and false are labels as well.
 
     Raises UsageError, with the location, for anything else, and for several labels of one text.
@@ -129,7 +121,7 @@ def parse_labelled_text(record: Any, location: str, text_key: str) -> LabelledTe
         raise UsageError(f"{location}: the label has {len(name):,} characters; it can have at most {MAX_LABEL}.")
     if not text:
         raise UsageError(f"{location}: the text under {text_key!r} is empty; leave the record out.")
-    return LabelledText(text, require_encodable(name, location))
+    return text, require_encodable(name, location)
 
 
 def has_labels(file: Path, encoding: str, text_key: str) -> bool:
@@ -156,7 +148,7 @@ def with_labels(corpora: Sequence[LabelCorpus], given: Sequence[str]) -> list[La
     found: set[str] = set()
     for corpus in () if given else corpora:
         try:
-            for _, (_, label) in corpus.labelled_texts():
+            for _, _, label in corpus.labelled_texts():
                 found.add(label)
                 if len(found) > MAX_LABELS:
                     raise UsageError(
@@ -165,15 +157,12 @@ def with_labels(corpora: Sequence[LabelCorpus], given: Sequence[str]) -> list[La
                     )
         except BadFilesError as error:
             raise corpus.bad_files_error(str(error)) from None
-    labels = tuple(given) or tuple(sorted(found, key=_natural_order))
+    # Numbers by their values, before other texts
+    in_order = sorted(found, key=lambda label: (0, len(label), label) if label.isdecimal() else (1, 0, label))
+    labels = tuple(given or in_order)
     require(len(labels) != 1, "There is a single label; a classifier needs two or more.")
     check_labels(labels)
     return [replace(corpus, labels=labels) for corpus in corpora]
-
-
-def _natural_order(label: str) -> tuple[int, int, str]:
-    """A key that sorts numbers by their values, before other texts."""
-    return (0, len(label), label) if label.isdecimal() else (1, 0, label)
 
 
 def encode_labelled_text(text: str, label: int, tokenizer: Tokenizer) -> np.ndarray:
@@ -189,7 +178,7 @@ def encode_labelled_text(text: str, label: int, tokenizer: Tokenizer) -> np.ndar
     return codes
 
 
-def _encode_batch(examples: list[NumberedText], tokenizer: Tokenizer) -> np.ndarray:
+def _encode_batch(examples: list[LabelledText], tokenizer: Tokenizer) -> np.ndarray:
     return np.concatenate([encode_labelled_text(*example, tokenizer) for example in examples])
 
 
@@ -202,14 +191,14 @@ class LabelTokens(ScoredTokens):
     A text that is longer than a context is cut at its end, and keeps its label.
     """
 
+    packs = False
+
     def tokens(self, index: int, inputs: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """As `ScoredTokens.tokens`: the first `inputs` tokens, and the label."""
         ids, scored = super().tokens(index)
         kept = len(ids) - 1 if inputs is None else inputs
         return np.append(ids[:kept], ids[-1:]), np.append(scored[:kept], scored[-1:])
 
     def has_target(self, context: int) -> np.ndarray:
-        """As `ScoredTokens.has_target`: all texts have one."""
         return self.lengths > 1
 
     def numbers(self) -> np.ndarray:
@@ -224,7 +213,6 @@ class LabelTokens(ScoredTokens):
             raise TinyLMError("The encoded text is damaged: it has an id or a label that the model does not have.")
 
     def describe_left_out(self, context: int, name: str) -> list[str]:
-        """Sentences about texts that are cut. name: such as "training"."""
         cut = int((self.lengths - 1 > context).sum())
         if not cut:
             return []

@@ -1,6 +1,5 @@
 """Evaluation of a classifier: accuracy, macro F1 and the confusion table, with intervals."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ from tinylm.evaluation.result import MIN_UNITS, SEED, Evaluation, percentile_int
 from tinylm.jobs.job import Scoring
 from tinylm.jobs.labels.corpus import LabelTokens
 from tinylm.jobs.labels.loss import label_logits, labels_of, pooling_of
+from tinylm.jobs.scored import evaluation_batches
 from tinylm.objectives.loss import LanguageModel
 from tinylm.text.batches import Batch
-from tinylm.text.scored_tokens import scored_evaluation_batches
 
 F1_RESAMPLES = 2000
 
@@ -26,41 +25,30 @@ def evaluate_classification(scoring: Scoring) -> Evaluation:
 
     The text has the codes of `tinylm.jobs.labels.corpus`.
     """
-    model, reporter = scoring.model, scoring.reporter
-    tokens, context = LabelTokens(scoring.text.codes), model.context
-    for sentence in tokens.describe_left_out(context, "evaluated"):
-        reporter.warn(sentence)
-    pool = pooling_of(model)
-    labels: list[np.ndarray] = []
-    assert model.output is not None
-    n_labels = len(model.output.weight)
+    pool, n_labels = pooling_of(scoring.model), len(scoring.model.output.weight)
 
     def scores(network: LanguageModel, batch: Batch) -> Tensor:
-        """-log p(label), and the number of the likeliest label: (B, 2)."""
+        """-log p(label), the label and the likeliest one: (B, 3)."""
         logits, _ = label_logits(network, batch, pool)
-        nats = F.cross_entropy(logits, labels_of(batch), reduction="none")
-        return torch.stack([nats, logits.argmax(dim=1).to(nats)], dim=1)
+        labels = labels_of(batch)
+        nats = F.cross_entropy(logits, labels, reduction="none")
+        return torch.stack([nats, labels.to(nats), logits.argmax(dim=1).to(nats)], dim=1)
 
-    def counted(batches: Iterator[Batch]) -> Iterator[Batch]:
-        for batch in batches:
-            labels.append(labels_of(batch).numpy())
-            yield batch
-
-    rows = scoring.rows(tokens.row_width(context, packed=False))
-    batches = scored_evaluation_batches(tokens, context, rows, packed=False)
-    found = scoring.values(counted(batches), scores, len(tokens), "texts", columns=(2,))
-    truth, predicted = np.concatenate(labels), found[:, 1].astype(np.int64)
+    tokens = LabelTokens(scoring.text.codes)
+    batches = evaluation_batches(scoring, tokens)
+    found = scoring.values(batches, scores, len(tokens), "texts", columns=(3,))
+    truth, predicted = found[:, 1:].astype(np.int64).T
     nats = TextLosses(found[:, 0], np.ones(len(found), np.int64))
     confusion = np.bincount(truth * n_labels + predicted, minlength=n_labels**2).reshape(n_labels, n_labels)
     return Evaluation(
         unit="nats per text",
         loss=nats.total.loss,
-        tokens=int(tokens.inputs(context).sum()),
+        tokens=int(tokens.inputs(scoring.model.context).sum()),
         texts=len(truth),
         accuracy=float((truth == predicted).mean()),
         macro_f1=float(macro_f1(confusion[None])[0]),
         confusion=tuple(map(tuple, confusion.tolist())),
-        **nats.shuffled_groups().interval("texts", reporter),
+        **nats.shuffled_groups().interval("texts", scoring.reporter),
         **mean_interval("accuracy", truth == predicted),
         **_f1_interval(confusion),
     )

@@ -41,11 +41,7 @@ class LabelSizes(ScoredSizes):
     min_steps_per_epoch = 16
 
     def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
-        """As `Sizes.settings`."""
         return {"label_smoothing": 0.1}
-
-    def _packs(self, context: int, pack: bool | None) -> bool:
-        return False
 
 
 class LabelsJob(ScoredJob):
@@ -60,7 +56,6 @@ class LabelsJob(ScoredJob):
     evaluate = staticmethod(evaluate_classification)
 
     def accepted_keys(self, text_key: str) -> frozenset[str]:
-        """A text and a label."""
         return frozenset((text_key, LABEL_KEY))
 
     def recognises(self, corpora: Sequence[Corpus], reporter: Reporter) -> bool:
@@ -111,7 +106,6 @@ class LabelsJob(ScoredJob):
         return (codes[:-size] for codes in super().record_ids(tokens, corpus, end_of_text_id))
 
     def describe(self, config: RunConfig, data: DataConfig) -> str:
-        """The number of labels."""
         return counted(len(config.labels), "label")
 
 

@@ -31,7 +31,6 @@ class Classification(ScoredTask):
     """
 
     tokens_type = LabelTokens
-    packs = False
 
     def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
         super().__init__(tokens, tokenizer, model, training)
@@ -50,7 +49,6 @@ class Classification(ScoredTask):
         )
 
     def objective(self, progress: float) -> Objective:
-        """As `Task.objective`."""
         return self._objective
 
 

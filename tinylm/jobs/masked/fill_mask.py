@@ -13,13 +13,6 @@ from tinylm.transformer.architectures import Encoder
 DEFAULT_CANDIDATES = 5
 
 
-class Prediction(NamedTuple):
-    """The most likely tokens for one mask, most likely first, with their probabilities."""
-
-    tokens: list[int]
-    probabilities: list[float]
-
-
 class MaskCandidate(NamedTuple):
     """The text of a token predicted for a mask, with the token's probability."""
 
@@ -60,11 +53,11 @@ def fill_mask(model: Encoder, tokenizer: Tokenizer, prompt: str, candidates: int
     predictions = predict_masks(
         model, ids, tokenizer.mask_id, candidates or DEFAULT_CANDIDATES, exclude=[tokenizer.end_of_text_id]
     )
-    most_likely = (prediction.tokens[0] for prediction in predictions)
+    most_likely = (candidates_of_mask[0][0] for candidates_of_mask in predictions)
     text = tokenizer.decode([next(most_likely) if token == tokenizer.mask_id else token for token in ids])
     masks = [
-        [MaskCandidate(tokenizer.decode([token]), probability) for token, probability in zip(*prediction, strict=True)]
-        for prediction in predictions
+        [MaskCandidate(tokenizer.decode([token]), probability) for token, probability in candidates_of_mask]
+        for candidates_of_mask in predictions
     ]
     return FilledPrompt(prompt, text, masks)
 
@@ -72,8 +65,9 @@ def fill_mask(model: Encoder, tokenizer: Tokenizer, prompt: str, candidates: int
 @torch.inference_mode()
 def predict_masks(
     model: Encoder, ids: Sequence[int], mask_id: int, candidates: int, exclude: Sequence[int] = ()
-) -> list[Prediction]:
-    """The `candidates` most likely tokens for each `mask_id` in `ids` (at most the context), in order.
+) -> list[list[tuple[int, float]]]:
+    """The `candidates` most likely tokens for each `mask_id` in `ids` (at most the context), in order, with their
+    probabilities, the most likely first.
 
     The mask token and the ids in `exclude` are not predicted; the probabilities of all other tokens add up to 1.
     """
@@ -83,7 +77,4 @@ def predict_masks(
     excluded = list({mask_id, *exclude})
     logits[:, excluded] = -torch.inf
     best = logits.softmax(dim=-1).topk(min(candidates, logits.shape[-1] - len(excluded)))  # (N, K)
-    return [
-        Prediction(tokens, probabilities)
-        for tokens, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+    return [[*zip(*row, strict=True)] for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)]

@@ -8,6 +8,7 @@ import torch
 
 from tinylm.config.model import ModelConfig
 from tinylm.config.training import TrainingConfig
+from tinylm.jobs.job import Task
 from tinylm.objectives.loss import LanguageModel, Loss, Objective, scored_loss
 from tinylm.text.batches import Batch, Windows, evaluation_batches
 from tinylm.text.sharded_tokens import Tokens
@@ -36,23 +37,6 @@ def mask_tokens(
     return np.where(randomised, rng.integers(0, vocab_size, ids.shape), inputs), selected
 
 
-class MaskedWindows:
-    """Training batches of the windows of `Windows`, masked at random. Batch number n depends only on the seed and n."""
-
-    def __init__(
-        self, tokens: Tokens, context: int, batch_size: int, seed: int, end_id: int, mask_id: int, vocab_size: int
-    ) -> None:
-        self._windows = Windows(tokens, context, batch_size, seed, end_id)
-        self._seed = seed
-        self._mask_id = mask_id
-        self._vocab_size = vocab_size
-
-    def batch(self, number: int) -> Batch:
-        """Batch number `number`: ids, targets (the original ids) and mask of (batch_size, context)."""
-        rng = np.random.Generator(np.random.PCG64([self._seed, number, self._mask_id]))
-        return _masked_batch(self._windows.batch(number).ids.numpy(), rng, self._mask_id, self._vocab_size)
-
-
 def masked_evaluation_batches(
     tokens: Tokens, context: int, rows: int, mask_id: int, vocab_size: int, max_tokens: int | None = None
 ) -> Iterator[Batch]:
@@ -63,21 +47,12 @@ def masked_evaluation_batches(
     """
     number = 0
     for batch in evaluation_batches(tokens, context, rows, max_tokens=max_tokens):
-        parts = []
+        masked = []
         for row in batch.ids.numpy():
-            parts.append(_masked_batch(row[None], np.random.Generator(np.random.PCG64([number])), mask_id, vocab_size))
+            masked.append(mask_tokens(row, np.random.Generator(np.random.PCG64([number])), mask_id, vocab_size))
             number += 1
-        assert all(part.mask is not None for part in parts)
-        yield Batch(
-            torch.cat([part.ids for part in parts]),
-            torch.cat([part.targets for part in parts]),
-            torch.cat([part.mask for part in parts if part.mask is not None]),
-        )
-
-
-def _masked_batch(ids: np.ndarray, rng: np.random.Generator, mask_id: int, vocab_size: int) -> Batch:
-    inputs, selected = mask_tokens(ids, rng, mask_id, vocab_size)
-    return Batch(torch.from_numpy(inputs), torch.from_numpy(ids), torch.from_numpy(selected))
+        inputs, selected = (torch.from_numpy(np.stack(arrays)) for arrays in zip(*masked, strict=True))
+        yield Batch(inputs, batch.ids, selected)
 
 
 def masked_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
@@ -85,25 +60,27 @@ def masked_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> 
     return scored_loss(model, model(batch.ids), batch, smoothing)
 
 
-class MaskedToken:
+class MaskedToken(Task):
     """Predict the tokens at masked positions from the corrupted window of `model.context` tokens."""
 
     validation_objective: Objective = staticmethod(masked_token)
 
     def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
-        self._smoothing = training.label_smoothing
-        self._val = tokens.val
-        self._context = model.context
+        self._smoothing, self._seed = training.label_smoothing, training.seed
+        self._val, self._context = tokens.val, model.context
         self._masking = {"mask_id": tokenizer.mask_id, "vocab_size": tokenizer.vocab_size}
-        self.batch = MaskedWindows(
-            tokens.train, model.context, training.batch_size, training.seed, tokenizer.end_of_text_id, **self._masking
-        ).batch
+        end = tokenizer.end_of_text_id
+        self._windows = Windows(tokens.train, model.context, training.batch_size, training.seed, end)
         self.steps_per_epoch = len(tokens.train) / (training.batch_size * model.context)
 
     def objective(self, progress: float) -> Objective:
-        """As `Task.objective`."""
         return functools.partial(masked_token, smoothing=self._smoothing)
 
+    def batch(self, number: int) -> Batch:
+        ids = self._windows.batch(number).ids
+        rng = np.random.Generator(np.random.PCG64([self._seed, number, self._masking["mask_id"]]))
+        inputs, selected = mask_tokens(ids.numpy(), rng, **self._masking)
+        return Batch(torch.from_numpy(inputs), ids, torch.from_numpy(selected))
+
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
-        """As `Task.validation_batches`."""
         return masked_evaluation_batches(self._val, self._context, rows, **self._masking, max_tokens=max_tokens)

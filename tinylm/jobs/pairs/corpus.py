@@ -72,20 +72,19 @@ class PairCorpus(Corpus):
         else:
             for number, line in numbered_lines(chunks, display_name(file)):
                 location = f"{display_name(file)}, line {number}"
-                yield location, _from_tsv(line, location)
+                sides = [side.strip() for side in line.removesuffix("\r").split("\t")]
+                if len(sides) != 2 or not all(sides):
+                    tabs = f"{len(sides) - 1} tabs" if len(sides) != 1 else "no tab"
+                    raise UsageError(
+                        f"{location}: expected a source, a tab and a target, but found "
+                        f"{'an empty side' if len(sides) == 2 else tabs}; correct the line."
+                    )
+                yield location, Pair(*sides)
 
     def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
         for pair in self.pairs(progress):
             yield "", [pair.source]
             yield "", [pair.target]
-
-
-def _from_tsv(line: str, location: str) -> Pair:
-    parts = [part.strip() for part in line.removesuffix("\r").split("\t")]
-    if len(parts) != 2 or not all(parts):
-        problem = "an empty side" if len(parts) == 2 else f"{len(parts) - 1} tabs" if len(parts) != 1 else "no tab"
-        raise UsageError(f"{location}: expected a source, a tab and a target, but found {problem}; correct the line.")
-    return Pair(*parts)
 
 
 def _from_record(record: Any, location: str) -> Pair:

@@ -6,20 +6,27 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from torch import Tensor
 
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import MAX_FLOPS, MAX_TOKENS, Evaluation, token_excerpt
 from tinylm.jobs.job import Scoring
 from tinylm.jobs.pairs.corpus import PairTokens, pair_evaluation_batches
-from tinylm.jobs.pairs.task import sequence_to_sequence_losses
 from tinylm.jobs.pairs.translate import SOURCES_PER_BATCH, search_targets
 from tinylm.machine.device import DTYPES
+from tinylm.objectives.loss import LanguageModel, target_losses
 from tinylm.reporter import Reporter
+from tinylm.text.batches import Batch
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
 
 SACREBLEU_MISSING = "BLEU and chrF need sacrebleu: pip install sacrebleu"
+
+
+def sequence_to_sequence_losses(model: LanguageModel, batch: Batch) -> Tensor:
+    """-log p(target | source, targets before it) of each scored target in nats, (N,), row by row."""
+    return target_losses(model, model(batch.ids, batch.source, batch.source_lengths, batch.mask), batch)
 
 
 def evaluate_pairs(scoring: Scoring) -> Evaluation:

@@ -1,18 +1,24 @@
-"""The job of pairs, and their sizes for planning."""
+"""The job of pairs: an encoder-decoder predicts a target, given its source."""
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from tinylm.config.model import ModelConfig
 from tinylm.config.run import DataConfig, RunConfig
-from tinylm.jobs.job import Job
-from tinylm.jobs.pairs.corpus import PairCorpus, PairTokens
+from tinylm.config.training import TrainingConfig
+from tinylm.errors import UsageError
+from tinylm.jobs.job import Job, Task
+from tinylm.jobs.pairs.corpus import PairCorpus, PairTokens, pair_evaluation_batches
 from tinylm.jobs.pairs.evaluation import baseline_bleu, evaluate_pairs, pair_excerpt
-from tinylm.jobs.pairs.task import SequenceToSequence
 from tinylm.jobs.pairs.translate import translate
+from tinylm.objectives.loss import LanguageModel, Loss, Objective, scored_loss
 from tinylm.planning.recipes import DropoutRule
 from tinylm.planning.sizes import PARTS, Rows, Sizes, fitting_context
 from tinylm.reporter import counted
+from tinylm.text.batches import Batch
 from tinylm.text.corpus import Corpus
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
@@ -20,34 +26,57 @@ from tinylm.text.tokenizer import Tokenizer
 LABEL_SMOOTHING = 0.1  # Vaswani et al. 2017, section 5.4
 
 
-class PairContexts(NamedTuple):
-    """The context lengths that the training pairs and the validation pairs need, (N,) each."""
+def sequence_to_sequence(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
+    """-sum log p(target | source, targets before it) over the scored targets, with teacher forcing."""
+    return scored_loss(model, model(batch.ids, batch.source, batch.source_lengths, batch.mask), batch, smoothing)
 
-    train: np.ndarray
-    val: np.ndarray
 
-    @classmethod
-    def from_tokens(cls, tokens: TokenFolder, end_of_text_id: int) -> "PairContexts":
-        """The context lengths that the pairs in a token folder need. Raises TinyLMError as `PairTokens` does."""
-        return cls(*(PairTokens(part, end_of_text_id).contexts for part in (tokens.train, tokens.val)))
+class SequenceToSequence(Task):
+    """Predict each token of a target from the source and the target tokens before it."""
+
+    validation_objective: Objective = staticmethod(sequence_to_sequence)
+
+    def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
+        self._smoothing = training.label_smoothing
+        self._context = model.context
+        self._val = PairTokens(tokens.val, tokenizer.end_of_text_id)
+        train = PairTokens(tokens.train, tokenizer.end_of_text_id)
+        for part, pairs in (("training", train), ("validation", self._val)):
+            if not len(pairs.fitting(model.context)):
+                raise UsageError(
+                    f"No {part} pair fits the context of {model.context} tokens; the shortest needs "
+                    f"{pairs.contexts.min()}."
+                )
+        self._batches = train.training_batches(model.context, training.batch_size, training.seed)
+        self.steps_per_epoch = float(self._batches.batches_per_epoch)
+
+    def objective(self, progress: float) -> Objective:
+        return functools.partial(sequence_to_sequence, smoothing=self._smoothing)
+
+    def batch(self, number: int) -> Batch:
+        return self._batches.batch(number)
+
+    def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
+        return pair_evaluation_batches(self._val, self._context, rows, max_tokens)
 
 
 class PairSizes(Sizes):
-    """Pairs; those longer than the context are left out."""
+    """Pairs; those longer than the context are left out.
+
+    train, val: (N,) and (M,), the context that each pair needs.
+    """
 
     dropout = DropoutRule(per_epoch=1 / 500, minimum=0.04, maximum=0.3)  # decisions 008 and 040
 
-    def __init__(self, contexts: PairContexts) -> None:
-        self._contexts = contexts
+    def __init__(self, train: np.ndarray, val: np.ndarray) -> None:
+        self._train, self._val = train, val
 
     def choose_context(self, data: DataConfig, context: int, notices: list[str]) -> int:
-        """A context that fits nearly all pairs."""
-        return fitting_context(*self._contexts)
+        return fitting_context(self._train, self._val)
 
     def check_context(self, data: DataConfig, context: int, *, is_new: bool) -> list[str]:
-        """As `Sizes.check_context`. If no pair fits, the task raises an error."""
         sentences = []
-        for name, part in zip(PARTS, self._contexts, strict=True):
+        for name, part in zip(PARTS, (self._train, self._val), strict=True):
             left_out = int((part > context).sum())
             if left_out:
                 sentences.append(
@@ -57,18 +86,14 @@ class PairSizes(Sizes):
         return sentences
 
     def rows(self, data: DataConfig, context: int, pack: bool | None) -> Rows:
-        """As `Sizes.rows`."""
-        train = self._contexts.train
-        fitting = int((train <= context).sum())
-        longest = 2 * min(int(train.max()), context)  # source and target
+        fitting = int((self._train <= context).sum())
+        longest = 2 * min(int(self._train.max()), context)  # source and target
         return Rows(fitting, data.train_tokens / data.train_pairs, longest, constant=False)
 
     def validation_size(self, data: DataConfig, context: int) -> tuple[int, int]:
-        """As `Sizes.validation_size`: about half of a pair is its target."""
-        return data.val_tokens // 2, data.val_tokens
+        return data.val_tokens // 2, data.val_tokens  # about half of a pair is its target
 
     def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
-        """As `Sizes.settings`."""
         return {"label_smoothing": LABEL_SMOOTHING}
 
 
@@ -88,11 +113,9 @@ class PairsJob(Job):
         return {"train_pairs": len(PairTokens(tokens.train, tokenizer.end_of_text_id))}
 
     def sizes(self, tokens: TokenFolder, tokenizer: Tokenizer) -> Sizes:
-        """The context that each pair needs."""
-        return PairSizes(PairContexts.from_tokens(tokens, tokenizer.end_of_text_id))
+        return PairSizes(*(PairTokens(part, tokenizer.end_of_text_id).contexts for part in (tokens.train, tokens.val)))
 
     def describe(self, config: RunConfig, data: DataConfig) -> str:
-        """The number of pairs for training."""
         return counted(data.train_pairs, "pair")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tinylm.errors import UsageError
 from tinylm.generation.engine import sample_seed
-from tinylm.generation.generation_config import BeamSearchConfig, GenerationConfig, PromptPolicy, is_sampled
+from tinylm.generation.generation_config import BeamSearchConfig, GenerationConfig, is_sampled
 from tinylm.generation.prompts import Prompt, drop_unknown
 from tinylm.generation.sampler import Sampler
 from tinylm.generation.text_generator import Sample
@@ -54,13 +54,13 @@ class ConditionedDecoder:
         return self._model.device
 
     def make_cache(self, batch: int, length: int, starts: Any | None = None) -> list[Cache]:
-        """See `NextTokenModel.make_cache`. Also replaces the cross-attention caches by empty ones."""
+        """Empty caches; those for cross-attention are kept here."""
         self._cross_cache = self._model.make_cross_cache()
         return self._model.make_cache(batch, length, starts)
 
     @torch.inference_mode()
     def last_logits(self, ids: Any, cache: Sequence[Cache] | None) -> Tensor:
-        """See `NextTokenModel.last_logits`: (B, T) -> (B, V)."""
+        """(B, T) -> (B, V)."""
         ids = torch.as_tensor(ids, device=self.device).expand(len(self._memory.hidden), -1)  # (B, T)
         output = self._model.decode(ids, self._memory, cache, self._cross_cache if cache else None)
         return self._model.logits(output.hidden[:, -1])
@@ -215,14 +215,21 @@ def translate(
     """
     config, sampled = prompt.config, is_sampled(prompt.config)
     texts = prompt.text.split("\n") if prompt.text or prompt.location else []
-    names = _source_names(prompt, len(texts))
+    where = f" of {prompt.location}" if prompt.location else ""
+    names = [f"Source {number}{where}" for number in range(1, len(texts) + 1)]
+    if prompt.location and len(texts) == 1:
+        names = [prompt.location]
     lines = [
         drop_unknown(text.strip(), tokenizer, config, name, reporter).strip()
         for text, name in zip(texts, names, strict=True)
     ]
     sources = [[int(i) for i in tokenizer.encode(line)] for line in lines]
     for name, source in zip(names, sources, strict=True):
-        _check_length(name, source, model.context, config, reporter)
+        if len(source) + 1 > model.context:
+            message = f"{name} has {len(source)} tokens, more than the {model.context - 1} that fit the context"
+            if config.strict:
+                raise UsageError(f"{message}; shorten it, or leave out `strict` to use its first tokens.")
+            reporter.warn(f"{message}: only the first are used.")
     sources = [source[: model.context - 1] for source in sources]
     if sampled:
         reporter.note(f"Seed {config.seed}.")
@@ -241,25 +248,6 @@ def translate(
         score = None if math.isnan(target.score) else target.score
         seed = sample_seed(config.seed, first_stream + number) if sampled else config.seed
         yield Sample(line, text, len(target.tokens) + target.ended, seed, reason, score)
-
-
-def _source_names(prompt: Prompt, count: int) -> list[str]:
-    """The names of the sources of a prompt in messages."""
-    if prompt.location and count == 1:
-        return [prompt.location]
-    where = f" of {prompt.location}" if prompt.location else ""
-    return [f"Source {number}{where}" for number in range(1, count + 1)]
-
-
-def _check_length(name: str, source: list[int], context: int, policy: PromptPolicy, reporter: Reporter) -> None:
-    """Warn about a source that, with its end-of-text token, is longer than the context. Raises UsageError instead if
-    the policy is strict.
-    """
-    if len(source) + 1 > context:
-        message = f"{name} has {len(source)} tokens, more than the {context - 1} that fit the context"
-        if policy.strict:
-            raise UsageError(f"{message}; shorten it, or leave out `strict` to use its first tokens.")
-        reporter.warn(f"{message}: only the first are used.")
 
 
 def search_targets(

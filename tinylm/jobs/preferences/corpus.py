@@ -71,14 +71,12 @@ class PreferenceTokens(ScoredTokens):
         return 2 * np.flatnonzero(usable)[:, np.newaxis] + np.arange(2)
 
     def require_examples(self, context: int, name: str) -> None:
-        """As `ScoredTokens.require_examples`."""
         if not len(self.examples(context)):
             raise UsageError(
                 f"No {name} preference has two different answers that begin within the context of {context} tokens."
             )
 
     def describe_left_out(self, context: int, name: str) -> list[str]:
-        """Sentences about preferences that are cut or left out. name: such as "training"."""
         sentences = []
         total, lengths = len(self) // 2, self.lengths.reshape(-1, 2).max(axis=1)
         equal = self._first_difference > lengths.max(initial=0)
@@ -111,12 +109,11 @@ class PreferenceCorpus(ChatCorpus):
 
     @classmethod
     def has_keys_of(cls, keys: set[str]) -> bool:
-        """As `ChatCorpus.has_keys_of`. A long first object may have further keys than those that were read."""
+        # A long first object may have further keys than those that were read
         return keys.issuperset(ANSWERS) or (not keys.isdisjoint(ANSWERS) and keys.isdisjoint(CHAT_KEYS))
 
     @classmethod
     def parse(cls, record: Any, location: str) -> tuple[Conversation, ...]:
-        """As `parse_preference`."""
         return parse_preference(record, location)
 
 

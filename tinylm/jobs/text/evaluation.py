@@ -2,7 +2,7 @@
 
 import bisect
 import itertools
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from tinylm.evaluation.result import (
 )
 from tinylm.jobs.job import EvaluationTokens, Scoring
 from tinylm.objectives.loss import next_token_losses
-from tinylm.reporter import Reporter
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
@@ -43,16 +42,30 @@ def evaluate_text(scoring: Scoring) -> Evaluation:
         raise UsageError(
             f"The text has fewer than 2 tokens ({len(tokens)}), and the first is not scored; give more text."
         )
+
+    # The loss of each token
     batches = evaluation_batches(tokens, length, scoring.rows(length), config.stride)
     losses = scoring.values(batches, next_token_losses, len(tokens) - 1, "tokens")
     result = EvaluationLoss(float(losses.sum(dtype=np.float64)), len(losses))
-    evaluation = result.of_text(*tokenizer.decoded_size(tokens[1:], text.document_end))
+    fields: dict[str, Any] = {}
+
+    # Its interval
     edges = document_edges(tokens, tokenizer.end_of_text_id)
-    evaluation = _with_interval(evaluation, losses, edges, scoring.reporter)
+    units = choose_units(_loss_indices(edges))
+    interval = ratio_interval(sums_between(losses, units.edges), np.diff(units.edges))
+    if interval is None:
+        shortest = MIN_UNITS * MIN_BLOCK
+        scoring.reporter.note(
+            f"The text is too short for a confidence interval of the loss, which needs {shortest} tokens."
+        )
+    else:
+        resampled = units.describe(len(edges) - 1, "tokens")
+        scoring.reporter.note(f"95 % interval of the loss: bootstrap of {resampled}.")
+        fields = {"loss_low": interval.low, "loss_high": interval.high, "resampled": resampled}
+
     if config.by_document:
-        documents = _document_losses(tokenizer, text, losses, edges)
-        evaluation = replace(evaluation, documents=documents)
-    return evaluation
+        fields["documents"] = _document_losses(tokenizer, text, losses, edges)
+    return result.of_text(*tokenizer.decoded_size(tokens[1:], text.document_end), **fields)
 
 
 def document_edges(tokens: np.ndarray, end_of_text_id: int) -> np.ndarray:
@@ -75,19 +88,6 @@ def sums_between(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
 def _loss_indices(edges: np.ndarray) -> np.ndarray:
     """Convert indices of tokens to indices of losses: the first token has no loss."""
     return np.maximum(edges - 1, 0)
-
-
-def _with_interval(evaluation: Evaluation, losses: np.ndarray, edges: np.ndarray, reporter: Reporter) -> Evaluation:
-    units = choose_units(_loss_indices(edges))
-    interval = ratio_interval(sums_between(losses, units.edges), np.diff(units.edges))
-    if interval is None:
-        reporter.note(
-            f"The text is too short for a confidence interval of the loss, which needs {MIN_UNITS * MIN_BLOCK} tokens."
-        )
-        return evaluation
-    resampled = units.describe(len(edges) - 1, "tokens")
-    reporter.note(f"95 % interval of the loss: bootstrap of {resampled}.")
-    return replace(evaluation, loss_low=interval.low, loss_high=interval.high, resampled=resampled)
 
 
 def _document_losses(
@@ -119,7 +119,7 @@ MAX_BYTES_SCORED = 50_000  # of plain text; a limit in tokens would give models 
 
 
 def text_excerpt(tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
-    """As `token_excerpt`, but with at most MAX_BYTES_SCORED bytes of text."""
+    """The tokens of `token_excerpt`, of at most MAX_BYTES_SCORED bytes of text."""
     return first_bytes(tokenizer, token_excerpt(tokenizer, tokens, parameters), MAX_BYTES_SCORED)
 
 

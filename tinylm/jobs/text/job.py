@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from tinylm.errors import UsageError
-from tinylm.jobs.job import Baselines, Evaluate, Job, MakeTask
+from tinylm.jobs.job import Baselines, Job, MakeTask
 from tinylm.jobs.text.baselines import baseline_bits_per_byte
 from tinylm.jobs.text.evaluation import evaluate_text, text_excerpt
 from tinylm.jobs.text.task import NextToken
@@ -55,7 +55,7 @@ class TextJob(Job):
     """A decoder predicts the next token of a text."""
 
     task: ClassVar[MakeTask] = NextToken
-    evaluate: ClassVar[Evaluate] = staticmethod(evaluate_text)
+    evaluate = staticmethod(evaluate_text)
     excerpt = staticmethod(text_excerpt)
     baselines: ClassVar[Baselines | None] = staticmethod(baseline_bits_per_byte)
 

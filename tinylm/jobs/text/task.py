@@ -7,6 +7,7 @@ import torch
 
 from tinylm.config.model import ModelConfig
 from tinylm.config.training import TrainingConfig
+from tinylm.jobs.job import Task
 from tinylm.objectives.loss import (
     LanguageModel,
     Loss,
@@ -27,7 +28,7 @@ MTP_END = 0.6  # decision 039: progress from which only the next token is predic
 BPE_DROPOUT_END = 0.6  # decision 044: progress from which the text is encoded as usual
 
 
-class NextToken:
+class NextToken(Task):
     """Predict each token from the tokens before it, in windows of `model.context` tokens.
 
     The token after the next counts with `mtp_weight`, which falls linearly to 0 at MTP_END. Merges of BPE are undone
@@ -43,13 +44,11 @@ class NextToken:
         self._merges = torch.from_numpy(tokenizer.merges())
         self._val = tokens.val
         self._context = model.context
-        self.batch = Windows(
-            tokens.train, model.context, training.batch_size, training.seed, tokenizer.end_of_text_id
-        ).batch
+        end = tokenizer.end_of_text_id
+        self._batches = Windows(tokens.train, model.context, training.batch_size, training.seed, end)
         self.steps_per_epoch = len(tokens.train) / (training.batch_size * model.context)
 
     def objective(self, progress: float) -> Objective:
-        """As `Task.objective`."""
         objective: Objective = functools.partial(next_token, smoothing=self._smoothing)
         second_weight = self._mtp_weight * (1 - progress / MTP_END)
         if second_weight > 0:
@@ -61,6 +60,8 @@ class NextToken:
         self._merges = self._merges.to(batch.ids.device)
         return objective(model, undo_merges(batch, self._merges, rate))
 
+    def batch(self, number: int) -> Batch:
+        return self._batches.batch(number)
+
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
-        """As `Task.validation_batches`."""
         return evaluation_batches(self._val, self._context, rows, max_tokens=max_tokens)

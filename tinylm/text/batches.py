@@ -19,51 +19,6 @@ from tinylm.errors import TinyLMError
 from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.sharded_tokens import Tokens
 
-ROUNDS = 12  # of the Feistel network; with 8, some orders of five items are measurably more frequent (decision 027)
-
-
-class Permutation:
-    """A permutation of range(n) that depends on `key`, in constant memory.
-
-    A generalised Feistel network (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains") permutes the pairs
-    (left, right) of range(a) x range(b), where a * b is the smallest such product at or above n with a = ceil(sqrt(n)).
-    Values of n or more are permuted again until they are below n (cycle walking).
-    """
-
-    def __init__(self, n: int, key: Sequence[int]) -> None:
-        """n: at least 1, below 2^62. key: non-negative integers."""
-        self._n = np.uint64(n)
-        columns = math.isqrt(n - 1) + 1
-        self._sizes = (np.uint64(columns), np.uint64(-(-n // columns)))
-        self._keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
-
-    def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """The elements at `indices`, which are in range(n): (N,) -> (N,) of int64."""
-        values = self._permute_pairs(np.asarray(indices).astype(np.uint64))
-        while len(outside := np.flatnonzero(values >= self._n)):
-            values[outside] = self._permute_pairs(values[outside])
-        return values.astype(np.int64)
-
-    def _permute_pairs(self, values: np.ndarray) -> np.ndarray:
-        """One pass of the Feistel network: (N,) -> (N,) of uint64, both below a * b."""
-        a, b = self._sizes
-        left: np.ndarray = values // b
-        right: np.ndarray = values % b
-        for number, key in enumerate(self._keys):
-            if number % 2 == 0:
-                left = (left + _hash(right, key) % a) % a
-            else:
-                right = (right + _hash(left, key) % b) % b
-        return left * b + right
-
-
-def _hash(values: np.ndarray, key: np.uint64) -> np.ndarray:
-    """The finalizer of SplitMix64 (Steele et al. 2014) of `values + key` modulo 2^64: (N,) -> (N,) of uint64."""
-    values = values + key  # arrays of uint64 wrap around
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -153,10 +108,10 @@ FEW_WINDOWS = 100  # fewer go round the text: the tokens outside of windows with
 class Windows:
     """Training batches of windows of `context` tokens that do not overlap.
 
-    Each epoch starts at a random offset and has every window once, in pseudo-random order. A text of few windows is a
-    ring, which `end_id` closes: windows begin everywhere and have every token, and the text follows its end-of-text
-    token. Batch number n depends only on the seed and n, so a resumed run continues with the same batches. Memory does
-    not depend on the number of windows. Raises TinyLMError for fewer than `context` + 1 tokens.
+    Each epoch starts at a random offset and has every window once, in random order. A text of few windows is a ring,
+    which `end_id` closes: windows begin everywhere and have every token, and the text follows its end-of-text token.
+    Batch number n depends only on the seed and n, so a resumed run continues with the same batches. The order takes
+    four bytes per window (decision 027). Raises TinyLMError for fewer than `context` + 1 tokens.
     """
 
     def __init__(self, tokens: Tokens, context: int, batch_size: int, seed: int, end_id: int) -> None:
@@ -175,7 +130,7 @@ class Windows:
         else:
             self.windows_per_epoch = math.ceil(self._ring / context)  # of which two may overlap
             self._tokens = np.resize(np.append(tokens[: len(tokens)].astype(np.int64), end_id), self._ring + context)
-        self._epoch = functools.lru_cache(maxsize=2)(self._epoch_order)
+        self._epoch = functools.lru_cache(maxsize=1)(self._epoch_order)
 
     def batch(self, number: int) -> Batch:
         """Batch number `number`: ids and targets of (batch_size, context)."""
@@ -184,21 +139,19 @@ class Windows:
         while first < stop:  # a batch may contain the end of an epoch, or several epochs
             epoch, position = divmod(first, self.windows_per_epoch)
             count = min(stop - first, self.windows_per_epoch - position)
-            starts.append(self._starts(epoch, np.arange(position, position + count)))
+            offset, order = self._epoch(epoch)
+            starts.append(offset + order[position : position + count].astype(np.int64) * self._context)
             first += count
-        return windows_at(self._tokens, np.concatenate(starts), self._context)
+        rows = np.concatenate(starts)
+        return windows_at(self._tokens, rows if self._ring is None else rows % self._ring, self._context)
 
-    def _starts(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """The index of the first token of the windows at `positions` in the order of an epoch: (N,) -> (N,)."""
-        offset, order = self._epoch(epoch)
-        starts = offset + order(positions) * self._context
-        return starts if self._ring is None else starts % self._ring
-
-    def _epoch_order(self, epoch: int) -> tuple[int, Permutation]:
-        """The index of the first token of an epoch, and the order of its windows."""
+    def _epoch_order(self, epoch: int) -> tuple[int, np.ndarray]:
+        """The index of the first token of an epoch, and the order of its windows, (windows_per_epoch,)."""
         rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
         offset = int(rng.integers(0, self._context + 1 if self._ring is None else self._ring))
-        return offset, Permutation(self.windows_per_epoch, [self._seed, epoch])
+        order = np.arange(self.windows_per_epoch, dtype=np.min_scalar_type(self.windows_per_epoch))
+        rng.shuffle(order)
+        return offset, order
 
 
 def evaluation_batches(

@@ -217,8 +217,8 @@ def decoded_chunks(file: Path, encoding: str, progress: Progress) -> Generator[s
             if isinstance(error, UnicodeDecodeError):  # UTF-16 without a byte-order mark raises a plain UnicodeError
                 location = f"byte 0x{error.object[error.start]:02X} at {location}"
             raise BadFilesError(
-                f"{name} is not valid {encoding.upper()} ({location}). If it is text in another encoding, name it with "
-                "`encoding`; leave binary files out."
+                f"{name} is not valid {encoding.upper()} ({location}). If it looks right in another encoding, such as "
+                "cp1252, cp1251, gb18030 or shift_jis, name that with `encoding`; leave binary files out."
             ) from None
         require_encodable(text, f"{name}, from offset {start}")  # UTF-7 can have lone surrogates
         offset += len(data)

@@ -64,7 +64,7 @@ class TokenTexts(dict[int, bytes]):
     def __missing__(self, i: int) -> bytes:
         tokenizer, token = self._tokenizer, self._tokenizer.decoded_token(i)
         if token is None:
-            self[i] = tokenizer.decode_with_special([i]).encode()
+            self[i] = tokenizer.decode([i], skip_special_tokens=False).encode()
         elif tokenizer.token_bytes is not None:
             self[i] = tokenizer.token_bytes[i]
         elif self._falls_back and BYTE_TOKEN.fullmatch(token):

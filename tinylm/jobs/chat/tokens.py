@@ -52,6 +52,9 @@ def marked_examples(tokens: ScoredTokens, tokenizer: Tokenizer, number: int) -> 
         ids, scored = tokens.tokens(index)
         scored[:1] = False  # the first token is never a target
         edges = [0, *(np.flatnonzero(np.diff(scored)) + 1), len(ids)]
-        parts = ((tokenizer.decode_with_special(ids[a:b]), bool(scored[a])) for a, b in itertools.pairwise(edges))
+        parts = (
+            (tokenizer.decode(ids[a:b], skip_special_tokens=False), bool(scored[a]))
+            for a, b in itertools.pairwise(edges)
+        )
         examples.append(tuple(parts))
     return tuple(examples)

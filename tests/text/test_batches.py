@@ -202,7 +202,7 @@ def test_a_line_is_a_source_and_a_target_which_are_two_documents_of_a_stream_tha
     corpus = write_pairs(tmp_path / "p.tsv", tsv(PAIRS))
     assert documents_of(corpus.stream()) == [text for pair in PAIRS for text in pair]
     split = split_corpus([corpus], 0.5)
-    halves = [documents_of(stream) for stream in (split.train_stream(), split.val_stream())]
+    halves = [documents_of(stream) for stream in map(split.stream, ("train", "val"))]
     assert split.val_records == 2
     pairs = [pair for half in halves for pair in zip(half[::2], half[1::2], strict=True)]
     assert sorted(pairs) == sorted(PAIRS) and len(halves[1]) == 4

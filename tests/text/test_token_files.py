@@ -383,7 +383,7 @@ def test_an_interrupted_run_says_that_it_will_continue_if_its_text_is_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     split = split_of(write_file(tmp_path / "text.txt", "\n".join(DOCUMENTS)))
-    monkeypatch.setattr(SplitCorpus, "train_stream", lambda split: interrupted(47))
+    monkeypatch.setattr(SplitCorpus, "stream", lambda split, part: interrupted(47))
     caplog.set_level(logging.INFO)
     for shard_tokens in (1 << 20, 1000):
         assert caplog.messages == []

@@ -50,9 +50,6 @@ MAX_CHECKED_BYTES = 1 << 30  # of files that are read to their ends after an err
 Stream = Iterator[str | None]  # chunks of text, and `None` between two documents
 
 
-def _no_name(name: str) -> None: ...
-
-
 @dataclass(frozen=True)
 class Corpus:
     """Text files in a fixed order, and how they are read.
@@ -88,7 +85,7 @@ class Corpus:
     min_split: ClassVar[float] = math.inf  # records of which a part is for validation, however short the text is
     languages: ClassVar[int] = 1  # that each record has, so that a vocabulary needs room for all
 
-    def stream(self, progress: Progress = no_progress, started: Callable[[str], None] = _no_name) -> Stream:
+    def stream(self, progress: Progress = no_progress, started: Callable[[str], None] | None = None) -> Stream:
         """Yield the text of all files in order: after this class's `scan`, from memory if it is short enough.
 
         `progress` receives the number of bytes read from the disk, and `started` the name of each document before its
@@ -98,20 +95,20 @@ class Corpus:
         compressed data, for invalid JSON, for records without a text and, unless the `format` is jsonl, for those with
         a key that is refused.
         """
-        if self._kept and progress is no_progress and started is _no_name:
+        if self._kept and progress is no_progress and started is None:
             return iter(self._kept)
         self._counts.clear()
 
         def chunks() -> Stream:
             for name, document in self._documents(progress):
                 yield None
-                is_named = False
+                begun = started
                 for chunk in document:
                     if self.drop_unknown is not None:
                         chunk = self.drop_unknown(chunk)
-                    if chunk and not is_named:
-                        started(name)
-                        is_named = True
+                    if chunk and begun is not None:
+                        begun(name)
+                        begun = None
                     yield chunk
 
         return joined(chunks())
@@ -140,7 +137,7 @@ class Corpus:
         yield decoder.decode("", final=True)
 
     def _records(self, file: Path, columns: Sequence[str], progress: Progress) -> Iterator[tuple[str, Any]]:
-        """As `records`. Unless the `format` is jsonl, raises UsageError for keys that are refused beside texts."""
+        """The `records` of a file. Unless the `format` is jsonl, raises UsageError for keys refused beside texts."""
         refused = {} if self.format == "jsonl" else refused_in_texts(self.text_key)
         for location, record in records(file, self.encoding, columns, progress, tuple(refused)):
             if isinstance(record, dict):

@@ -230,15 +230,14 @@ _worker_tokenizer: list[Tokenizer] = []  # in a worker: its tokenizer, which is 
 
 def _start_worker(tokenizer: Tokenizer) -> None:
     _worker_tokenizer.append(tokenizer)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent ends, even by SIGKILL, after which no work arrives."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    parent.join()
-    os._exit(1)
+
+    def end_with_parent() -> None:  # even by SIGKILL, after which no work arrives
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _encode_in_worker(encode: Encode, content: Any, dtype: type[np.generic]) -> np.ndarray:

@@ -224,8 +224,8 @@ class Tokenizer:
             return self._encode_by_library(text)
         encoded = []
         for part in self._split_long_words(text):
-            ids = self._gigatoken.encode(part)
-            encoded.append(self._encode_by_library(part) if ids is None else ids)
+            fast = self._gigatoken.encode(part)
+            encoded.append(self._encode_by_library(part) if fast is None else fast)
         return np.concatenate(encoded)
 
     def _split_long_words(self, text: str) -> Iterator[str]:

@@ -66,7 +66,7 @@ def choose_tokenizer(
             limit = min(limit, max(MIN_BPE_SAMPLE, int(seconds * SAMPLE_PER_SECOND)))
 
         def train() -> Tokenizer:
-            sample = sample_for_tokenizer(split.train_stream(), split.train_characters, limit)
+            sample = sample_for_tokenizer(split.stream("train"), split.train_characters, limit)
             with reporter.counting("training the tokenizer", None, "seconds") as advance:
                 return train_bpe(sample, size, special, advance)
 

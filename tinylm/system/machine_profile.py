@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,11 +168,14 @@ def usable_cores() -> int:
         return os.cpu_count() or 1
 
 
-def physical_cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Number of physical cores that this process may use; `usable_cores()` if the topology cannot be read."""
+def physical_cores(topology: Path = Path("/sys/devices/system/cpu"), logical: Iterable[int] | None = None) -> int:
+    """Number of physical cores that this process may use; `usable_cores()` if the topology cannot be read.
+
+    logical: numbers of the logical cores, by default those that this process may use
+    """
     cores = set()
     try:
-        for number in os.sched_getaffinity(0):
+        for number in os.sched_getaffinity(0) if logical is None else logical:
             folder = topology / f"cpu{number}" / "topology"
             cores.add(tuple((folder / name).read_text() for name in ("physical_package_id", "core_id")))
     except (AttributeError, OSError):

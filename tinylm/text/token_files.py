@@ -195,6 +195,7 @@ def encode_to_folder(
     encoding: Encoding = TEXT_ENCODING,
     mapped: bool = True,
     resumable: bool = False,
+    shard_tokens: int = SHARD_TOKENS,
 ) -> TokenFolder:
     """Encode both parts into the token folder `folder`, which is created atomically, or open it if it is valid.
 
@@ -234,7 +235,7 @@ def encode_to_folder(
                     while first is not None or not records:  # one empty shard for a part without ids
                         rest = encoded if first is None else itertools.chain([first], encoded)
                         path = unfinished / shard_name(part, len(records))
-                        records.append(_write_shard(path, rest, dtype, progress))
+                        records.append(_write_shard(path, rest, dtype, progress, shard_tokens))
                         if resumable:
                             write_text(index, json.dumps({**head, **shards}))
                         first = next(encoded, None)
@@ -317,7 +318,11 @@ def remove_stale(folder: Path) -> None:
 
 
 def _write_shard(
-    path: Path, encoded: Iterator[tuple[np.ndarray, int]], dtype: type[np.generic], progress: Progress
+    path: Path,
+    encoded: Iterator[tuple[np.ndarray, int]],
+    dtype: type[np.generic],
+    progress: Progress,
+    shard_tokens: int,
 ) -> dict[str, Any]:
     """Write one shard of the ids of `encoded`: pairs of a batch's ids, (N,), and its number of characters.
 
@@ -334,7 +339,7 @@ def _write_shard(
                 count += len(ids)
                 batches += 1
                 progress(characters)
-                if count >= SHARD_TOKENS:
+                if count >= shard_tokens:
                     break
             file.flush()
             os.fsync(file.fileno())

@@ -1,7 +1,7 @@
 """Choose the tokenizer of a new model: train one on the training text, or load a tokenizer.json."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tinylm.errors import UsageError, concerning
@@ -35,6 +35,7 @@ def choose_tokenizer(
     vocab_size: int | None,
     seconds: float | None = None,
     reporter: Reporter = SilentReporter(),  # noqa: B008, has no state
+    train_bpe: Callable[..., Tokenizer] = train_bpe,
 ) -> Tokenizer:
     """Train or load a tokenizer: "auto", "char", "bpe", or the path of a tokenizer.json.
 

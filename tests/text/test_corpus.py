@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from tests.text.corpora import documents_of, read_documents, require_errors, write_file
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.text import corpus as corpus_module
 from tinylm.text.compression import CHUNK_BYTES
-from tinylm.text.corpus import Corpus, find_corpus, rechunk, scan_stream, slice_stream
+from tinylm.text.corpus import MAX_KEPT_CHARACTERS, Corpus, find_corpus, rechunk, scan_stream, slice_stream
 
 BOM = "\ufeff"
 
@@ -73,11 +72,11 @@ def test_a_byte_order_mark_is_removed_only_at_the_start(encoding: str, tmp_path:
 
 
 @pytest.mark.parametrize("format", ["text", "lines"])
-def test_a_text_that_fits_in_memory_is_read_once(format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "one\ntwo\n" * 20_000
-    expected = [text] if format == "text" else text.split()
-    for limit, kept in ((len(text) // 3, False), (200 * len(text), True)):
-        monkeypatch.setattr(corpus_module, "MAX_KEPT_CHARACTERS", limit)
+def test_a_text_that_fits_in_memory_is_read_once(format: str, tmp_path: Path) -> None:
+    for kept in (True, False):
+        line = "one two" * 1000
+        text = f"{line}\n" * (10 if kept else MAX_KEPT_CHARACTERS // len(line) + 1)
+        expected = [text] if format == "text" else text.splitlines()
         corpus = find_corpus([str(write_file(tmp_path / "a.txt", text))], format=format)
         assert documents_of(corpus.stream()) == expected
         corpus.scan()

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -101,6 +101,8 @@ class Batch:
         # Fields that cannot be `None` have a tensor here.
         return type(self)(*(None if tensor is None else function(tensor) for tensor in tensors))  # type: ignore[arg-type]
 
+
+T = TypeVar("T")
 
 FEW_WINDOWS = 100  # fewer go round the text: the tokens outside of windows within it would be a part that is missed
 
@@ -274,15 +276,13 @@ def _split(examples: np.ndarray, size: int) -> list[np.ndarray]:
     return [examples[start : start + size] for start in range(0, len(examples), size)]
 
 
-T = TypeVar("T")
-
-
 def prefetch(
     batch: Callable[[int], Batch], device: torch.device, ranks: Ranks = ONE_RANK
 ) -> Callable[[int], tuple[Batch, Batch]]:
     """A function that returns the batch with a given number, and the part of it that this rank computes.
 
-    For a CUDA device, a `BatchPrefetcher` makes both, and the part is in pinned memory.
+    For a CUDA device, the part is in pinned memory, and a thread makes the next batch while a step is computed. An
+    error of batch n is raised by the call for n.
     """
 
     def load(number: int) -> tuple[Batch, Batch]:
@@ -290,21 +290,17 @@ def prefetch(
         part = ranks.part(whole)
         return whole, part.pin_memory() if device.type == "cuda" else part
 
-    return BatchPrefetcher(load) if device.type == "cuda" else load
+    return load_ahead(load) if device.type == "cuda" else load
 
 
-class BatchPrefetcher(Generic[T]):
-    """Returns `batch(number)`, and calls `batch(number + 1)` in a thread for the next call.
+def load_ahead(load: Callable[[int], T]) -> Callable[[int], T]:
+    """A function that returns `load(number)`, and calls `load(number + 1)` in a thread for the next call."""
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
+    loaded: dict[int, Future[T]] = {}
 
-    The result depends only on the number, if that of `batch` does. An error of `batch(number)` is raised by the call
-    with this number.
-    """
+    def call(number: int) -> T:
+        nonlocal loaded
+        loaded = {n: loaded.get(n) or thread.submit(load, n) for n in (number, number + 1)}
+        return loaded[number].result()
 
-    def __init__(self, batch: Callable[[int], T]) -> None:
-        self._batch = batch
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
-        self._made: dict[int, Future[T]] = {}
-
-    def __call__(self, number: int) -> T:
-        self._made = {n: self._made.get(n) or self._thread.submit(self._batch, n) for n in (number, number + 1)}
-        return self._made[number].result()
+    return call

@@ -261,8 +261,7 @@ class Tokenizer:
     @functools.cached_property
     def control_tokens(self) -> tuple[str, ...]:
         """The added tokens that are special."""
-        added = self._library.get_added_tokens_decoder().values()
-        return tuple(token.content for token in added if token.special)
+        return tuple(self._special_tokens.values())
 
     def encode_with_special(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Encode a text in which special tokens are recognised, such as one that a chat template rendered.
@@ -366,12 +365,13 @@ class Tokenizer:
 
     def decoded_token(self, i: int) -> str | None:
         """The token of an id, as the decoder receives it; `None` for a special token and for an id without a token."""
-        return None if i in self._special_ids else self._library.id_to_token(i)
+        return None if i in self._special_tokens else self._library.id_to_token(i)
 
     @functools.cached_property
-    def _special_ids(self) -> frozenset[int]:
+    def _special_tokens(self) -> dict[int, str]:
+        """The special tokens by their ids."""
         added = self._library.get_added_tokens_decoder()
-        return frozenset(i for i, token in added.items() if token.special)
+        return {i: token.content for i, token in added.items() if token.special}
 
     def decoded_size(self, ids: Sequence[int] | np.ndarray, document_end: str = "") -> tuple[int, int]:
         """The number of characters and of UTF-8 bytes that the ids, (N,), decode to, where each end-of-text id stands

@@ -154,29 +154,24 @@ def _find_in_folder(folder: Path, rules: FileRules, skipped: list[SkippedFile]) 
             skip(Path(parent), RUNS)  # its JSON files are not training text
             folders.clear()
             continue
-        for path in [Path(parent, name) for name in folders]:
-            if is_excluded(path, folder, rules.exclude):
-                skip(path, EXCLUDED)
-            elif path.name.startswith("."):
-                skip(path, HIDDEN)
-            elif path.is_symlink():
-                skip(path, LINKS)
-            else:
-                continue
-            folders.remove(path.name)
-        for path in [Path(parent, name) for name in names]:
-            entries[path] = None
+        entries |= {Path(parent, name): None for name in names}
+        subfolders = set(folders)
+        for path in [Path(parent, name) for name in (*folders, *names)]:
             try:
                 if is_excluded(path, folder, rules.exclude):
                     skip(path, EXCLUDED)
                 elif path.name.startswith("."):
                     skip(path, HIDDEN)
+                elif path.name in subfolders:
+                    if path.is_symlink():
+                        skip(path, LINKS)
                 elif not stat.S_ISREG(path.stat().st_mode):
                     skip(path, SPECIAL)
             except FileNotFoundError:
                 skip(path, LINKS)
             except OSError as error:
                 cannot_read(error)
+        folders[:] = [name for name in folders if Path(parent, name) not in entries]
 
     # The files by their content
     entries = {path: entry or _skip_by_content(folder, path, rules) for path, entry in sorted(entries.items())}

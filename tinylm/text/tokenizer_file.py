@@ -78,20 +78,8 @@ def _is_flag_or_null(value: Any) -> bool:
     return value is None or isinstance(value, bool)
 
 
-def _is_short_string(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_SHORT_STRING
-
-
-def _is_character(value: Any) -> bool:
-    return isinstance(value, str) and len(value) == 1
-
-
-def _is_token(value: Any) -> bool:
-    return isinstance(value, str) and 1 <= len(value) <= MAX_TOKEN
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < MAX_IDS
+def _is_string(minimum: int, maximum: int) -> Check:
+    return lambda value: isinstance(value, str) and minimum <= len(value) <= maximum
 
 
 def _is_count(minimum: int, maximum: int) -> Check:
@@ -112,6 +100,10 @@ def _is_object(**fields: Check) -> Check:
         and value.keys() == fields.keys()
         and all(is_valid(value[name]) for name, is_valid in fields.items())
     )
+
+
+_is_short_string, _is_character, _is_token = _is_string(0, MAX_SHORT_STRING), _is_string(1, 1), _is_string(1, MAX_TOKEN)
+_is_id = _is_count(0, MAX_IDS - 1)
 
 
 def _is_pattern(value: Any) -> bool:
@@ -146,7 +138,8 @@ def _is_template_tokens(value: Any) -> bool:
 
 _BEHAVIOR = _is_one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 _REPLACE: Fields = {"pattern": _is_pattern, "content": _is_short_string}
-_BYTE_LEVEL: Fields = {"add_prefix_space": _is_flag, "trim_offsets": _is_flag, "use_regex": _is_flag}
+_BYTE_LEVEL: Fields = dict.fromkeys(("add_prefix_space", "trim_offsets", "use_regex"), _is_flag)
+_BERT: Fields = dict.fromkeys(("sep", "cls"), _is_processor_token)
 _METASPACE: Fields = {
     "replacement": _is_character,
     "add_prefix_space": _is_flag_or_null,  # in older files
@@ -157,26 +150,17 @@ _METASPACE: Fields = {
 # The accepted steps and their fields. Excluded on purpose: Precompiled, a binary table that the library does not check,
 # and CTC, a decoder for speech.
 NORMALIZERS: dict[str, Fields] = {
+    **{name: {} for name in ("ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "StripAccents")},
     "BertNormalizer": {
-        "clean_text": _is_flag,
-        "handle_chinese_chars": _is_flag,
+        **dict.fromkeys(("clean_text", "handle_chinese_chars", "lowercase"), _is_flag),
         "strip_accents": _is_flag_or_null,
-        "lowercase": _is_flag,
     },
-    "ByteLevel": {},
-    "Lowercase": {},
-    "NFC": {},
-    "NFD": {},
-    "NFKC": {},
-    "NFKD": {},
-    "Nmt": {},
     "Prepend": {"prepend": _is_short_string},
     "Replace": _REPLACE,
     "Strip": {"strip_left": _is_flag, "strip_right": _is_flag},
-    "StripAccents": {},
 }
 PRE_TOKENIZERS: dict[str, Fields] = {
-    "BertPreTokenizer": {},
+    **{name: {} for name in ("BertPreTokenizer", "UnicodeScripts", "Whitespace", "WhitespaceSplit")},
     "ByteLevel": _BYTE_LEVEL,
     "CharDelimiterSplit": {"delimiter": _is_character},
     "Digits": {"individual_digits": _is_flag},
@@ -184,30 +168,20 @@ PRE_TOKENIZERS: dict[str, Fields] = {
     "Metaspace": _METASPACE,
     "Punctuation": {"behavior": _BEHAVIOR},
     "Split": {"pattern": _is_pattern, "behavior": _BEHAVIOR, "invert": _is_flag},
-    "UnicodeScripts": {},
-    "Whitespace": {},
-    "WhitespaceSplit": {},
 }
 POST_PROCESSORS: dict[str, Fields] = {
-    "BertProcessing": {"sep": _is_processor_token, "cls": _is_processor_token},
+    "BertProcessing": _BERT,
     "ByteLevel": _BYTE_LEVEL,
-    "RobertaProcessing": {
-        "sep": _is_processor_token,
-        "cls": _is_processor_token,
-        "trim_offsets": _is_flag,
-        "add_prefix_space": _is_flag,
-    },
+    "RobertaProcessing": {**_BERT, "trim_offsets": _is_flag, "add_prefix_space": _is_flag},
     "TemplateProcessing": {
-        "single": _is_list(_is_template_item, 0, 64),
-        "pair": _is_list(_is_template_item, 0, 64),
+        **dict.fromkeys(("single", "pair"), _is_list(_is_template_item, 0, 64)),
         "special_tokens": _is_template_tokens,
     },
 }
 DECODERS: dict[str, Fields] = {
+    **{name: {} for name in ("ByteFallback", "Fuse")},
     "BPEDecoder": {"suffix": _is_short_string},
-    "ByteFallback": {},
     "ByteLevel": _BYTE_LEVEL,
-    "Fuse": {},
     "Metaspace": _METASPACE,
     "Replace": _REPLACE,
     # The library reads out of bounds for a token shorter than `stop`.
@@ -259,22 +233,16 @@ def _validate_step(component: str, step: dict[str, Any], accepted: dict[str, Fie
     for field in step.keys() & fields.keys():
         if not fields[field](step[field]):
             raise ValueError(f"its {component} {name} has an unsupported {field}: {short_repr(step[field])}")
-    if name == "TemplateProcessing":
-        _check_template(step)
-    return {"type": name, **{field: step[field] for field in fields if field in step}}
-
-
-def _check_template(step: dict[str, Any]) -> None:
-    """Raise ValueError for templates on which the library panics: with undefined tokens, or with a second text in
-    `single`.
-    """
-    defined = step.get("special_tokens", {})
-    for name in ("single", "pair"):
-        for item in step.get(name, ()):
-            if "SpecialToken" in item and item["SpecialToken"]["id"] not in defined:
-                raise ValueError(f"the template {name!r} of its post-processor uses a token that it does not define")
-            if name == "single" and item.get("Sequence", {}).get("id") == "B":
+    # The library panics on templates with tokens that are not defined, and with a second text in `single`.
+    for template in ("single", "pair") if name == "TemplateProcessing" else ():
+        for item in step.get(template, ()):
+            if "SpecialToken" in item and item["SpecialToken"]["id"] not in step.get("special_tokens", {}):
+                raise ValueError(
+                    f"the template {template!r} of its post-processor uses a token that it does not define"
+                )
+            if template == "single" and item.get("Sequence", {}).get("id") == "B":
                 raise ValueError("the template 'single' of its post-processor has a second text")
+    return {"type": name, **{field: step[field] for field in fields if field in step}}
 
 
 def _check_growth(component: str, steps: Iterable[dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.text.corpora import documents_of, read_documents, require_errors, write_file
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.compression import CHUNK_BYTES
-from tinylm.text.corpus import MAX_KEPT_CHARACTERS, Corpus, find_corpus, rechunk, scan_stream, slice_stream
+from tinylm.text.corpus import Corpus, find_corpus, rechunk, scan_stream, slice_stream
 
 BOM = "\ufeff"
 
@@ -69,23 +69,6 @@ def test_a_byte_order_mark_is_removed_only_at_the_start(encoding: str, tmp_path:
     assert len(f"{mark}{first}".encode(encoding)) == CHUNK_BYTES
     file = write_file(tmp_path / "c.txt", f"{mark}{first}{BOM}b".encode(encoding))
     assert read_documents(file, encoding=encoding) == [f"{first}{BOM}b"]
-
-
-@pytest.mark.parametrize("format", ["text", "lines"])
-def test_a_text_that_fits_in_memory_is_read_once(format: str, tmp_path: Path) -> None:
-    for kept in (True, False):
-        line = "one two" * 1000
-        text = f"{line}\n" * (10 if kept else MAX_KEPT_CHARACTERS // len(line) + 1)
-        expected = [text] if format == "text" else text.splitlines()
-        corpus = find_corpus([str(write_file(tmp_path / "a.txt", text))], format=format)
-        assert documents_of(corpus.stream()) == expected
-        corpus.scan()
-        (tmp_path / "a.txt").unlink()
-        if kept:
-            assert documents_of(corpus.stream()) == expected == documents_of(corpus.stream())
-        else:
-            with pytest.raises(UsageError):
-                list(corpus.stream())
 
 
 def reported_offset(file: Path, encoding: str = "utf-8") -> int:

@@ -26,7 +26,7 @@ from tinylm.reporter import LogReporter, SilentReporter
 from tinylm.system.cache_directory import cache_root
 from tinylm.text.answer_spans import template_tokens
 from tinylm.text.chat_template import CHATML
-from tinylm.text.corpus import MAX_KEPT_CHARACTERS, Corpus, find_corpus
+from tinylm.text.corpus import Corpus, find_corpus
 from tinylm.text.source import TextSource
 from tinylm.text.split import split_corpus
 from tinylm.text.token_files import TokenFolder
@@ -61,8 +61,7 @@ def drawn(records: int, number: int) -> list[int]:
 def test_validation_records_are_drawn_from_all_of_the_text(name: str, tmp_path: Path) -> None:
     """Regression: they were the last tenth, such as the last facts of a list. Of a few documents, it is the end."""
     for records, number in ((10, 1), (47, 4), (200, 20)):
-        length = MAX_KEPT_CHARACTERS // records if records == 200 else 1  # then it is read in several passes
-        texts = [f"text {index} {'x' * length}" for index in range(records)]
+        texts = [f"text {index}" for index in range(records)]
         content = [json.dumps({"text": text}) if name == "a.jsonl" else text for text in texts]
         file = write_file(tmp_path / name, "\n".join(content) + "\n")
         split = split_corpus([find_corpus([str(file)], format="lines" if name == "a.txt" else "auto")], 0.1)

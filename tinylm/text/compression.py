@@ -18,6 +18,7 @@ CHUNK_BYTES = 1 << 20
 STANDARD_INPUT = "-"  # a path that stands for it
 SPOOL_FILE = "standard input"  # name of the file that standard input is copied to
 _SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
+_SIGNATURES = {"gzip": b"\x1f\x8b\x08", "xz": b"\xfd7zXZ\0", "Zstandard": b"\x28\xb5\x2f\xfd"}  # and that of bzip2
 # `zstandard.decompressobj` cannot limit the size of its output; 1 KiB of input expands to at most 32 MiB.
 _ZSTANDARD_INPUT_BYTES = 1 << 10
 
@@ -79,16 +80,9 @@ def decompressed_chunks(
 
 
 def _detect_compression(head: bytes) -> str | None:
-    """The compression whose signature the first bytes of a file have, or `None`."""
-    if head.startswith(b"\x1f\x8b\x08"):
-        return "gzip"
     if head.startswith(b"BZh") and head[4:10] in (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90"):
         return "bzip2"
-    if head.startswith(b"\xfd7zXZ\0"):
-        return "xz"
-    if head.startswith(b"\x28\xb5\x2f\xfd"):
-        return "Zstandard"
-    return None
+    return next((name for name, signature in _SIGNATURES.items() if head.startswith(signature)), None)
 
 
 def _decompress(raw: BufferedReader, compression: str | None, chunk_bytes: int) -> Iterator[bytes]:

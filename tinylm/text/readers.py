@@ -282,10 +282,9 @@ def _array_elements(chunks: Iterator[str], name: str) -> Iterator[tuple[str, Any
     while True:
         at = _BLANK.match(text, at).end()  # type: ignore[union-attr]  # matches the empty string
         if at == len(text):
-            more = next(chunks, None)
-            if more is None:
+            text, at = next(chunks, ""), 0
+            if not text:
                 raise BadFilesError(f"{name}: its JSON array has no closing bracket (']'); the file may be incomplete.")
-            text, at = more, 0
         elif text[at] == "]" and (expects_comma or not number):
             break
         elif expects_comma:

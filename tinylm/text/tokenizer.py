@@ -10,7 +10,7 @@ import json
 import random
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -216,27 +216,21 @@ class Tokenizer:
         if self._table is not None:
             codes = code_points(text)
             known = codes < len(self._table)
-            ids = self._table[np.where(known, codes, 0)]
-            if not known.all() or (ids < 0).any():
+            character_ids = self._table[np.where(known, codes, 0)]
+            if not known.all() or (character_ids < 0).any():
                 raise UsageError(f"Unknown characters: {describe_characters(self.unknown_characters(text))}.")
-            return ids.astype(np.uint32)
+            return character_ids.astype(np.uint32)
         if self._gigatoken is None:
             return self._encode_by_library(text)
-        encoded = []
-        for part in self._split_long_words(text):
-            fast = self._gigatoken.encode(part)
-            encoded.append(self._encode_by_library(part) if fast is None else fast)
-        return np.concatenate(encoded)
-
-    def _split_long_words(self, text: str) -> Iterator[str]:
-        """Yield parts of at most MAX_ENCODED_WORD characters, which end at safe split points, except in a long word."""
-        start = 0
-        while len(text) - start > MAX_ENCODED_WORD:
+        encoded, start = [np.zeros(0, dtype=np.uint32)], 0
+        while start < len(text):
             part = text[start : start + MAX_ENCODED_WORD]
-            part = part[: self.safe_split_point(part) or len(part)]
-            yield part
+            if start + len(part) < len(text):  # cut at a safe split point, or else in a long word
+                part = part[: self.safe_split_point(part) or len(part)]
+            ids = self._gigatoken.encode(part)
+            encoded.append(self._encode_by_library(part) if ids is None else ids)
             start += len(part)
-        yield text[start:]
+        return np.concatenate(encoded)
 
     def _encode_by_library(self, text: str) -> np.ndarray:
         return np.array(self._encoding(self._library, text).ids, dtype=np.uint32)

@@ -5,6 +5,7 @@ Also the thread that makes the next batch while a GPU computes a step.
 
 import bisect
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -171,21 +172,14 @@ def evaluation_batches(
     if max_tokens is not None and max_tokens < n_targets:
         starts = stride * np.linspace(0, len(starts) - 1, max(1, max_tokens // stride)).astype(int)
     full = bisect.bisect_right(starts, n_targets - context)  # number of full windows
-    for first in range(0, full, batch_size):
-        rows = np.array(starts[first : min(first + batch_size, full)])
-        yield _mask_overlap(windows_at(tokens, rows, context), rows, context - stride)
-    for start in starts[full:]:
-        row = np.array([start])
-        yield _mask_overlap(windows_at(tokens, row, n_targets - start), row, context - stride)
-
-
-def _mask_overlap(batch: Batch, starts: np.ndarray, overlap: int) -> Batch:
-    """Exclude the first `overlap` targets of every window but that at token 0; the previous window scores them."""
-    if not overlap:
-        return batch
-    mask = torch.ones(batch.targets.shape, dtype=torch.bool)
-    mask[torch.from_numpy(starts > 0), :overlap] = False
-    return Batch(batch.ids, batch.targets, mask)
+    groups = (np.array(starts[first : min(first + batch_size, full)]) for first in range(0, full, batch_size))
+    for rows in itertools.chain(groups, (np.array([start]) for start in starts[full:])):
+        batch = windows_at(tokens, rows, min(context, n_targets - int(rows[0])))
+        if stride < context:  # the previous window scores the first targets, unless there is none
+            mask = torch.ones(batch.targets.shape, dtype=torch.bool)
+            mask[torch.from_numpy(rows > 0), : context - stride] = False
+            batch = replace(batch, mask=mask)
+        yield batch
 
 
 def windows_at(tokens: Tokens, starts: np.ndarray, context: int) -> Batch:

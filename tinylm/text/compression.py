@@ -98,57 +98,32 @@ def _decompress(raw: BufferedReader, compression: str | None, chunk_bytes: int) 
         case "xz":
             yield from _decompress_streams(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), chunk_bytes)
         case _:
-            yield from _decompress_streams(raw, _ZstandardFrame, _ZSTANDARD_INPUT_BYTES)
+            import zstandard
+
+            new_decompressor = zstandard.ZstdDecompressor().decompressobj
+            try:
+                yield from _decompress_streams(raw, new_decompressor, _ZSTANDARD_INPUT_BYTES)
+            except zstandard.ZstdError as error:
+                raise ValueError(str(error)) from None
 
 
 def _decompress_streams(raw: BufferedReader, new_decompressor: Callable[[], Any], size: int) -> Iterator[bytes]:
     """Decompress concatenated compressed streams, `size` bytes of input and (except Zstandard) of output at a time.
 
     `cat` and parallel compressors write such files. `new_decompressor` returns an object with the interface of
-    bz2.BZ2Decompressor. BZ2File and LZMAFile are not used, since they ignore a damaged second stream.
+    bz2.BZ2Decompressor, or that of Zstandard, which cannot limit its output. BZ2File and LZMAFile ignore a damaged
+    second stream, and `zstandard.stream_reader` an incomplete frame.
     """
     data = raw.read(size)
     while data:
         stream = new_decompressor()
+        limit = (size,) if hasattr(stream, "needs_input") else ()
         while not stream.eof:
-            if stream.needs_input and not data and not (data := raw.read(size)):
+            if (not limit or stream.needs_input) and not data and not (data := raw.read(size)):
                 raise EOFError
-            chunk, data = stream.decompress(data, size), b""
+            chunk, data = stream.decompress(data, *limit), b""
             if chunk:
                 yield chunk
         data = stream.unused_data.lstrip(b"\0")  # xz pads with zeros
         while not data and (more := raw.read(size)):
             data = more.lstrip(b"\0")
-
-
-class _ZstandardFrame:
-    """The decompressor of one Zstandard frame, with the interface of bz2.BZ2Decompressor.
-
-    `zstandard.ZstdDecompressor.stream_reader` is not used, since it does not report an incomplete frame.
-    """
-
-    needs_input = True
-
-    def __init__(self) -> None:
-        import zstandard
-
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._error = zstandard.ZstdError
-
-    @property
-    def eof(self) -> bool:
-        return bool(self._frame.eof)
-
-    @property
-    def unused_data(self) -> bytes:
-        return bytes(self._frame.unused_data)
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Decompress all of `data`. Raises ValueError for damaged data.
-
-        `max_length` is ignored; the caller bounds the output by the size of `data`.
-        """
-        try:
-            return bytes(self._frame.decompress(data))
-        except self._error as error:
-            raise ValueError(str(error)) from None

@@ -25,10 +25,10 @@ from tinylm.objectives.loss import next_token_losses
 from tinylm.reporter import LogReporter
 from tinylm.system.ranks import ONE_RANK
 from tinylm.text.scored_tokens import ScoredRows
-from tinylm.text.tokenizer import train_bpe, train_char
+from tinylm.text.tokenizer import MASK, train_bpe, train_char
 from tinylm.transformer.build import build_model
 
-TOKENIZER = train_char("abcdefghij").with_mask_token()
+TOKENIZER = train_char("abcdefghij").with_special_tokens([MASK])
 SIZE = TOKENIZER.vocab_size
 CONTEXT = 32
 

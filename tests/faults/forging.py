@@ -239,7 +239,7 @@ def forge_tokens(rng: random.Random, run: Path, outside: Path) -> Forgery:
         for number, (piece, one) in enumerate(zip(pieces, records, strict=True)):
             file = run / "tokens" / (f"{part}-{number:05}.bin" if number else f"{part}.bin")
             file.write_bytes(piece)
-            one |= {"sha256": hashlib.sha256(piece).hexdigest(), "changed": file.stat().st_mtime_ns}
+            one |= {"sha256": hashlib.sha256(piece).hexdigest()}
         index[part] = records if shards > 1 else record
         (run / "tokens/tokens.json").write_text(json.dumps(index))
         values = json.loads((run / "config.json").read_text())

@@ -17,7 +17,7 @@ from tinylm.jobs.job import load_job
 from tinylm.jobs.text import task as tasks
 from tinylm.text.batches import Batch, undo_merges
 from tinylm.text.token_files import TokenFolder
-from tinylm.text.tokenizer import train_bpe, train_char
+from tinylm.text.tokenizer import MASK, train_bpe, train_char
 from tinylm.transformer.build import build_model
 
 SETTINGS: dict[str, Any] = {"batch_size": 2, "micro_batch": 2, "lr": 0.1, "min_lr": 0.0, "warmup": 0.0}
@@ -120,7 +120,7 @@ def test_merges_are_undone_with_the_given_probability_on_average() -> None:
 @pytest.mark.parametrize("objective", JOBS)
 def test_the_objective_of_a_task_computes_the_loss_of_its_batches(objective: str) -> None:
     architecture = JOBS[objective].architectures[0]
-    tokenizer = train_char("abc").with_mask_token()
+    tokenizer = train_char("abc").with_special_tokens([MASK])
     sides: dict[str, Any] = {"encoder_layers": 1} if architecture == "encoder-decoder" else {}
     if JOBS[objective].has_labels:
         sides = {"labels": ("a", "b"), "tie": False}

@@ -42,7 +42,7 @@ def only_file() -> Path:
     return file
 
 
-def test_recorded_values_are_read_exactly_and_others_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_values_are_read_exactly_and_others_are_measured_again() -> None:
     reported = Reported()
     assert entry().get(lambda: VALUES, reported) == VALUES
     assert entry().get(never, reported) == VALUES
@@ -53,8 +53,6 @@ def test_recorded_values_are_read_exactly_and_others_are_measured_again(monkeypa
     assert entry(processor="b").get(lambda: AGAIN) == AGAIN
     assert Measurement("speeds", {"processor": "a"}, {"fast": (1.0, 3.0)}).get(lambda: AGAIN) == {"fast": 2.0}
     assert entry().get(never) == VALUES
-    monkeypatch.setattr(module, "FORMAT", module.FORMAT + 1)
-    assert entry().get(lambda: AGAIN) == AGAIN
 
 
 def with_values(**values: object) -> Callable[[dict[str, object]], str]:
@@ -69,6 +67,7 @@ DAMAGE: list[Callable[[dict[str, object]], str]] = [
     lambda record: "[]",
     lambda record: json.dumps({**record, "values": []}),
     lambda record: json.dumps({**record, "format": "1"}),
+    lambda record: json.dumps({**record, "format": module.FORMAT + 1}),
     lambda record: json.dumps({**record, "identity": {"processor": "b"}}),
     lambda record: json.dumps({**record, "values": {"fast": 1234.5}}),
     with_values(more=1.0),
@@ -168,24 +167,26 @@ def test_of_two_measurements_without_file_locks_the_first_recorded_one_is_used(m
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="needs /proc/cpuinfo")
-def test_the_processor_has_the_name_that_the_system_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processor_has_the_name_that_the_system_gives_it() -> None:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     named = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
     found = identify_processor()
     assert found == identify_processor() == json.loads(json.dumps(found))
     assert {found["model name"]} == named or not named
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
-    assert identify_processor()["cores"] == 3
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        assert identify_processor()["cores"] == 1
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
-def test_two_threads_of_one_core_are_one_physical_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_of_one_core_are_one_physical_core(tmp_path: Path) -> None:
     for number, (package, core) in enumerate([(0, 0), (0, 1), (1, 0), (0, 0), (0, 1), (1, 0)]):
         folder = tmp_path / f"cpu{number}" / "topology"
         folder.mkdir(parents=True)
         (folder / "physical_package_id").write_text(f"{package}\n")
         (folder / "core_id").write_text(f"{core}\n")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3, 5}, raising=False)
-    assert physical_cores(tmp_path) == 3
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
-    assert physical_cores(tmp_path) == 1
-    assert physical_cores(tmp_path / "absent") == usable_cores() == 2  # without a description
+    assert physical_cores(tmp_path, {0, 1, 2, 3, 5}) == 3
+    assert physical_cores(tmp_path, {0, 3}) == 1
+    assert physical_cores(tmp_path / "absent") == usable_cores()  # without a description

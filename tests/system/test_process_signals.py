@@ -153,11 +153,10 @@ def test_a_signal_that_was_ignored_at_start_stays_ignored(number: int, tmp_path:
     assert "went on" in result.stdout
 
 
-def test_an_interruptible_call_returns_its_result_and_raises_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruptible_call_returns_its_result_and_raises_its_error() -> None:
     waits: list[int] = []
-    monkeypatch.setattr(process_signals, "WAIT_SECONDS", 0.01)
-    slept = process_signals.interruptible(lambda: time.sleep(0.1) or threading.current_thread(), waits.append)
-    assert slept is not threading.main_thread() and waits
+    slept = process_signals.interruptible(lambda: time.sleep(1.5) or threading.current_thread(), waits.append)
+    assert slept is not threading.main_thread() and waits == [1]
     with pytest.raises(ZeroDivisionError):
         process_signals.interruptible(lambda: 1 / 0)
 

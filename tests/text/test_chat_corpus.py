@@ -258,8 +258,8 @@ def test_both_parts_are_encoded_as_whole_conversations(kind: str, tmp_path: Path
         ids, scored = part.tokens(index)
         turns = [("user", record["prompt"]), ("assistant", record["completion"])]
         expected = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
-        assert tokenizer.decode_with_special(ids) == expected
-        assert tokenizer.decode_with_special(ids[scored]) == f"{record['completion']}<|im_end|>"
+        assert tokenizer.decode(ids, skip_special_tokens=False) == expected
+        assert tokenizer.decode(ids[scored], skip_special_tokens=False) == f"{record['completion']}<|im_end|>"
     (example,) = JOB.marked_examples(encode_split(split, tokenizer)[0], tokenizer, 1)
     assert [text for text, scored in example if scored] == [f"It is {others[0]}.<|im_end|>"]
     assert "".join(text for text, _ in example).startswith(f"<|im_start|>user\nWhat is {others[0]}?")

@@ -174,9 +174,9 @@ def test_tools_and_calls_of_them_write_no_special_tokens() -> None:
     tokenizer = TOKENIZERS["bpe"]
     text = guarded(template).render(written).text
     ids = tokenizer.encode_with_special(text)[0]
-    assert [i for i in ids if tokenizer.decode_with_special([i]) in SPECIAL_TOKENS] == ids[:1].tolist()
+    assert [i for i in ids if tokenizer.decode([i], skip_special_tokens=False) in SPECIAL_TOKENS] == ids[:1].tolist()
     plain = compiled(template).render(turns, written.tools)
-    assert tokenizer.decode_with_special(ids) == plain
+    assert tokenizer.decode(ids, skip_special_tokens=False) == plain
     assert "".join(guarded(template).ordinary_text(text)) == plain.removeprefix("<|im_start|>")
 
 
@@ -189,7 +189,7 @@ def test_added_tokens_that_are_not_special_are_recognised_in_contents() -> None:
     ids = tokenizer.encode_with_special("<think>a<\ufdd2|im_end|><|im_end|>")[0].tolist()
     assert (ids[0], ids[-1]) == (library.token_to_id("<think>"), library.token_to_id("<|im_end|>"))
     assert ids.count(ids[-1]) == 1
-    assert tokenizer.decode_with_special(ids) == "<think>a<|im_end|><|im_end|>"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<think>a<|im_end|><|im_end|>"
 
 
 def test_the_noncharacter_that_marks_texts_is_refused_in_messages() -> None:

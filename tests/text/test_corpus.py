@@ -17,17 +17,13 @@ from hypothesis import strategies as st
 
 from tests.text.corpora import documents_of, read_documents, require_errors, write_file
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.text import corpus as corpus_module
 from tinylm.text.compression import CHUNK_BYTES
 from tinylm.text.corpus import Corpus, find_corpus, rechunk, scan_stream, slice_stream
 
 BOM = "\ufeff"
 
 
-def test_a_file_is_read_in_its_encoding_also_if_a_character_is_in_two_chunks(tmp_path: Path) -> None:
-    text = "Größe\n\n  ünd é\n"
-    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "cp1252"):
-        assert read_documents(write_file(tmp_path / "a.txt", text.encode(encoding)), encoding=encoding) == [text]
+def test_a_character_may_be_in_two_chunks(tmp_path: Path) -> None:
     for shift in (-3, -2, -1, 0):
         text = "a" * (CHUNK_BYTES + shift) + "漢👩é" * 3
         file = write_file(tmp_path / "a.txt", text)
@@ -70,23 +66,6 @@ def test_a_byte_order_mark_is_removed_only_at_the_start(encoding: str, tmp_path:
     assert len(f"{mark}{first}".encode(encoding)) == CHUNK_BYTES
     file = write_file(tmp_path / "c.txt", f"{mark}{first}{BOM}b".encode(encoding))
     assert read_documents(file, encoding=encoding) == [f"{first}{BOM}b"]
-
-
-@pytest.mark.parametrize("format", ["text", "lines"])
-def test_a_text_that_fits_in_memory_is_read_once(format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "one\ntwo\n" * 20_000
-    expected = [text] if format == "text" else text.split()
-    for limit, kept in ((len(text) // 3, False), (200 * len(text), True)):
-        monkeypatch.setattr(corpus_module, "MAX_KEPT_CHARACTERS", limit)
-        corpus = find_corpus([str(write_file(tmp_path / "a.txt", text))], format=format)
-        assert documents_of(corpus.stream()) == expected
-        corpus.scan()
-        (tmp_path / "a.txt").unlink()
-        if kept:
-            assert documents_of(corpus.stream()) == expected == documents_of(corpus.stream())
-        else:
-            with pytest.raises(UsageError):
-                list(corpus.stream())
 
 
 def reported_offset(file: Path, encoding: str = "utf-8") -> int:

@@ -93,8 +93,10 @@ def test_preferences_are_found_split_in_pairs_and_encoded_with_scored_answers(tm
     train, val = PreferenceTokens(tokens.train), PreferenceTokens(tokens.val)
     assert (data.kind, len(train), len(val)) == ("preferences", 32, 8)
     ids, scored = val.tokens(1)
-    assert tokenizer.decode_with_special(ids[scored]) in {f"no {i}<|im_end|>" for i in range(20)}
-    prompts = [tokenizer.decode_with_special(ids[~scored]) for ids, scored in map(train.tokens, range(32))]
+    assert tokenizer.decode(ids[scored], skip_special_tokens=False) in {f"no {i}<|im_end|>" for i in range(20)}
+    prompts = [
+        tokenizer.decode(ids[~scored], skip_special_tokens=False) for ids, scored in map(train.tokens, range(32))
+    ]
     assert prompts[::2] == prompts[1::2] and len(set(prompts)) == 16
 
 

@@ -16,8 +16,8 @@ from tinylm.errors import UsageError
 from tinylm.jobs.pairs.corpus import PairCorpus
 from tinylm.jobs.reading import ModelReader, load_text
 from tinylm.reporter import LogReporter
-from tinylm.text import readers
 from tinylm.text.corpus import find_corpus
+from tinylm.text.readers import MAX_FIELD
 from tinylm.text.recognition import conversation_keys
 from tinylm.text.source import TextSource
 
@@ -55,15 +55,15 @@ def test_a_column_of_a_csv_file_holds_the_texts(name: str, separator: str, tmp_p
     assert read_documents(tmp_path / "text.csv") == ["a", "b"]  # this column needs no name
 
 
-def test_a_malformed_row_is_an_error_with_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MAX_FIELD", 1000)
+def test_a_malformed_row_is_an_error_with_file_and_line(tmp_path: Path) -> None:
+    line = "x" * 9999 + "\n"
     rows = [
         ("a,b\n1,2\n3\n", "line 3: it has 1 fields, but the first line has 2"),
         ("a,b\n1,2\n\n3,4,5\n", "line 4: it has 3 fields"),
         ('a,b\n"1" x,2\n', "from line 2: invalid CSV"),
         ('a,b\n1,"2\n3,4\n', r"from line 2: invalid CSV \(unexpected end of data\)"),
-        ("a,b\n1," + "x" * 2000 + "\n", r"from line 2: invalid CSV \(field larger than"),
-        ('a,b\n1,"' + "x\n" * 2000 + '"\n', r"from line 2: invalid CSV \(field larger than"),
+        ("a,b\n1," + "x" * (MAX_FIELD + 1) + "\n", "line 2: longer than 16,777,216 characters; split it"),
+        ('a,b\n1,"' + line * (MAX_FIELD // len(line) + 1) + '"\n', r"from line 2: invalid CSV \(field larger than"),
     ]
     require_errors(
         lambda content: read_documents(write_file(tmp_path / "a.csv", content), text_key="b"),

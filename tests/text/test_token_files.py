@@ -1,6 +1,7 @@
 """Token files, in one or several shards, compared with the ids of the library, and the resumption of an encoding."""
 
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,12 +26,11 @@ from hypothesis import strategies as st
 from tests.shell import ROOT, child_process, default_signals
 from tests.text.corpora import split_of, write_file
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.jobs import encoding
 from tinylm.jobs.encoding import encode_text
 from tinylm.reporter import LogReporter
 from tinylm.system.cache_directory import private_folder
 from tinylm.text import parallel_encoding, sharded_tokens, token_files
-from tinylm.text.parallel_encoding import TextBatch, encode_in_memory
+from tinylm.text.parallel_encoding import TEXT_ENCODING, TextBatch, encode_batches, encode_in_memory, text_batches
 from tinylm.text.sharded_tokens import ShardedTokens
 from tinylm.text.split import SplitCorpus
 from tinylm.text.token_files import TokenFolder, encode_to_folder, shard_name
@@ -43,11 +44,9 @@ ALPHABET = "".join(sorted(set("".join(DOCUMENTS + VAL))))
 BPE, CHARACTERS = train_bpe(DOCUMENTS, 280), train_char(ALPHABET)
 
 
-@pytest.fixture(autouse=True)
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards of 1,000 ids, in batches of 200 characters."""
-    monkeypatch.setattr(token_files, "SHARD_TOKENS", 1000)
-    monkeypatch.setattr(parallel_encoding, "BATCH_CHARACTERS", 200)
+# Batches of 200 characters, in shards of 1,000 ids.
+SMALL = TEXT_ENCODING._replace(batches=functools.partial(text_batches, size=200))
+SHARD_TOKENS = 1000
 
 
 def stream(documents: list[str] = DOCUMENTS, chunk: int = 300) -> Iterator[str | None]:
@@ -72,7 +71,8 @@ def encoded(
     folder: Path, train: Iterator[str | None] | None = None, tokenizer: Tokenizer = BPE, resumable: bool = True
 ) -> TokenFolder:
     parts = {"train": stream() if train is None else train, "val": stream(VAL)}
-    return encode_to_folder(folder, KEY, parts.__getitem__, tokenizer, lambda size: None, resumable=resumable)
+    options: Any = {"encoding": SMALL, "resumable": resumable, "shard_tokens": SHARD_TOKENS}
+    return encode_to_folder(folder, KEY, parts.__getitem__, tokenizer, lambda size: None, **options)
 
 
 def not_encoded(folder: Path, tokenizer: Tokenizer = BPE) -> TokenFolder:
@@ -199,16 +199,15 @@ def test_a_flipped_bit_in_a_token_folder_never_changes_a_token(tmp_path: Path) -
         file.write_bytes(content)
 
 
-def test_an_id_outside_the_vocabulary_is_refused_at_any_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder is forged: its index has the hash of the changed file. The ids are checked in chunks of four."""
-    monkeypatch.setattr(token_files, "CHECK_CHUNK", 4)
+def test_an_id_outside_the_vocabulary_is_refused_at_any_place(tmp_path: Path) -> None:
+    """The folder is forged: its index has the hash of the changed file. The ids are checked in chunks."""
     tokenizer = train_char("abc")
-    documents = {"train": "abc", "val": "abcabcab"}
+    documents = {"train": "abc", "val": "abc" * (token_files.CHECK_CHUNK // 3 + 2)}
     encode_to_folder(tmp_path / "t", KEY, lambda part: iter([documents[part]]), tokenizer, lambda size: None)
     file, index = tmp_path / "t" / "val.bin", tmp_path / "t" / "tokens.json"
     before, record = file.read_bytes(), index.read_text()
-    assert len(before) == 8
-    for place in range(8):
+    assert len(before) > token_files.CHECK_CHUNK
+    for place in (0, token_files.CHECK_CHUNK - 1, token_files.CHECK_CHUNK, len(before) - 1):
         after = before[:place] + bytes([tokenizer.vocab_size]) + before[place + 1 :]
         file.write_bytes(after)
         index.write_text(record.replace(*(hashlib.sha256(content).hexdigest() for content in (before, after))))
@@ -379,17 +378,23 @@ def test_an_interrupted_encoding_continues_after_its_last_complete_shard_or_star
         assert contents(encoded(folder)) == EXPECTED, change
 
 
+class Interrupted(SplitCorpus):
+    """A text of any length whose reading is interrupted."""
+
+    def stream(self, part: str) -> Iterator[str | None]:
+        return interrupted(47)
+
+
 def test_an_interrupted_run_says_that_it_will_continue_if_its_text_is_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     split = split_of(write_file(tmp_path / "text.txt", "\n".join(DOCUMENTS)))
-    monkeypatch.setattr(SplitCorpus, "train_stream", lambda split: interrupted(47))
     caplog.set_level(logging.INFO)
-    for shard_tokens in (1 << 20, 1000):
+    for characters in (token_files.SHARD_TOKENS - 1, token_files.SHARD_TOKENS):
         assert caplog.messages == []
-        monkeypatch.setattr(encoding, "SHARD_TOKENS", shard_tokens)
+        stats = replace(split.stats, characters=characters)
         with pytest.raises(KeyboardInterrupt):
-            encode_text(split, BPE, tmp_path / "run", LogReporter())
+            encode_text(Interrupted(split.corpora, (stats,), 1, 0.5), BPE, tmp_path / "run", LogReporter())
     assert caplog.messages == ["Complete token files are kept: the same command continues the encoding."]
 
 
@@ -427,10 +432,8 @@ def test_a_lock_file_deleted_while_locked_permits_one_writer(tmp_path: Path, mon
     third[0].close()
 
 
-def test_the_ids_do_not_depend_on_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ids_do_not_depend_on_the_number_of_processes() -> None:
     """Once gigatoken has given other ids than the library on a sample, no process uses it."""
-    monkeypatch.setattr(parallel_encoding, "usable_cores", lambda: 2)
-    monkeypatch.setattr(parallel_encoding, "PROCESSES_FROM", 1)  # processes encode all but the first batch
     checked = Tokenizer(tokenizers.Tokenizer.from_str(BPE.to_str()))
     assert checked._gigatoken is not None
     checked._gigatoken.usable = False
@@ -438,34 +441,35 @@ def test_the_ids_do_not_depend_on_the_number_of_processes(monkeypatch: pytest.Mo
     assert copy._gigatoken is not None and not copy._gigatoken.usable
     assert (copy.sha256, copy.encoder) == (checked.sha256, checked.encoder)
     for tokenizer in (BPE, checked):
-        assert encode_in_memory(stream(), tokenizer).tolist() == ids_by_the_library(tokenizer)
+        batches = SMALL.batches(stream(), tokenizer)  # processes encode all but the first
+        encoded = encode_batches(batches, SMALL.encode, tokenizer, np.uint16, workers=2, processes_from=1)
+        assert np.concatenate([ids for ids, _ in encoded]).tolist() == ids_by_the_library(tokenizer)
     assert not multiprocessing.active_children()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-def test_a_killed_process_is_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_process_is_an_error_and_not_a_hang() -> None:
     class Deadly:
         """Ends the process that receives it, as the out-of-memory killer does."""
 
         def __reduce__(self) -> Any:
             return signal.raise_signal, (signal.SIGKILL,)
 
-    monkeypatch.setattr(parallel_encoding, "PROCESSES_FROM", 1)
-    batches = iter([TextBatch(Deadly(), 1)] * 3)
+    batches = iter([TextBatch(["text"], 1), *[TextBatch(Deadly(), 1)] * 3])
     with pytest.raises(TinyLMError, match="was killed, probably because memory ran out"):
-        list(parallel_encoding._encode_by_processes(batches, len, BPE, np.uint16, 1))
+        list(encode_batches(batches, SMALL.encode, BPE, np.uint16, workers=2, processes_from=1))
     assert not multiprocessing.active_children()
 
 
 # It has no guard of its main module: new processes do not import it, which would start it again.
 SCRIPT = """
-import sys, time
+import functools, sys, time
 from pathlib import Path
-from tests.text.test_token_files import BPE, KEY, stream
+from tests.text.test_token_files import BPE, KEY, SMALL, stream
 from tinylm.system.process_signals import run_with_signal_handlers
 from tinylm.text import parallel_encoding, token_files
-parallel_encoding.PROCESSES_FROM, parallel_encoding.usable_cores = 1, lambda: 2
-parallel_encoding.BATCH_CHARACTERS, token_files.SHARD_TOKENS = 200, 1000
+by_processes = functools.partial(parallel_encoding.encode_batches, workers=2, processes_from=1)
+token_files.encode_batches = by_processes
 
 def endless():
     while True:
@@ -475,7 +479,8 @@ def endless():
         print("more", flush=True)
 
 def encode():
-    token_files.encode_to_folder(Path(sys.argv[1]), KEY, lambda part: endless(), BPE, lambda n: None, resumable=True)
+    options = {"encoding": SMALL, "resumable": True, "shard_tokens": 1000}
+    token_files.encode_to_folder(Path(sys.argv[1]), KEY, lambda part: endless(), BPE, lambda n: None, **options)
 
 run_with_signal_handlers(encode)
 """

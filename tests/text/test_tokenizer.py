@@ -85,11 +85,15 @@ def test_the_word_cache_of_gigatoken_is_reset_after_a_number_of_characters(monke
     tokenizer = train_bpe([SAMPLE], 400)
     created: list[str] = []
     create = gigatoken.Tokenizer.from_json
-    monkeypatch.setattr(gigatoken_bpe, "RESET_AFTER", 100)
     monkeypatch.setattr(gigatoken.Tokenizer, "from_json", lambda file: created.append(file) or create(file))
-    for text in ("cat " * 20, "dog " * 20, "hat " * 20, "cat"):
+    number = gigatoken_bpe.RESET_AFTER // 4
+    for text in ("cat " * 20, "hat " * 20):
         assert tokenizer.encode(text).tolist() == library_ids(BPE_LIBRARY, text)
+        dog, ids = library_ids(BPE_LIBRARY, " dog"), tokenizer.encode(" dog" * number)
+        assert ids.tolist() == dog * number
     assert len(created) == 2
+    assert tokenizer.encode("cat").tolist() == library_ids(BPE_LIBRARY, "cat")
+    assert len(created) == 3
 
 
 def faulty_gigatoken(monkeypatch: pytest.MonkeyPatch, encode: Callable[[str], list[int]]) -> Tokenizer:
@@ -189,20 +193,17 @@ def test_bpe_may_be_split_before_white_space_and_after_letters_or_digits() -> No
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_a_word_is_encoded_in_parts_of_bounded_length(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_word_is_encoded_in_parts_of_bounded_length(fast: bool) -> None:
     """gigatoken holds the interpreter lock for 24 s on a word of 16 million letters. Other text is split at spaces."""
-    monkeypatch.setattr(tokenizer_module, "MAX_ENCODED_WORD", 100)
-    tokenizer = train_bpe([SAMPLE], 400)
-    if not fast:
-        monkeypatch.setattr(tokenizer._gigatoken, "encode", lambda text: None)
-    word = "theword" * 50
-    parts = [word[start : start + 100] for start in range(0, len(word), 100)]
-    expected = [i for part in parts for i in library_ids(library_of(tokenizer), part)]
+    tokenizer, limit = train_bpe([SAMPLE], 400), tokenizer_module.MAX_ENCODED_WORD
+    assert tokenizer._gigatoken is not None
+    tokenizer._gigatoken.usable = fast
+    word = "theword" * (limit // 6)
+    expected = [i for part in (word[:limit], word[limit:]) for i in library_ids(BPE_LIBRARY, part)]
     assert (tokenizer.encode(word).tolist(), tokenizer.decode(expected)) == (expected, word)
-    expected = library_ids(library_of(tokenizer), SAMPLE)
-    assert tokenizer.encode(SAMPLE).tolist() == expected
-    monkeypatch.setattr(tokenizer_module, "LONG_TEXT", 10)  # encoded without the interpreter lock
-    for ids in (tokenizer._encode_by_library(SAMPLE), tokenizer.encode_with_special(SAMPLE)[0]):
+    text = SAMPLE * ((limit if fast else tokenizer_module.LONG_TEXT) // len(SAMPLE) + 1)
+    expected = library_ids(BPE_LIBRARY, text)
+    for ids in (tokenizer.encode(text), tokenizer.encode_with_special(text)[0]):
         assert ids.tolist() == expected
 
 
@@ -214,15 +215,16 @@ def test_ids_have_the_character_and_byte_counts_of_their_text(text: str) -> None
         assert tokenizer.decoded_size(ids) == (len(decoded), len(decoded.encode()))
 
 
-def test_a_character_counts_its_utf8_bytes_and_the_end_of_text_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_character_counts_its_utf8_bytes_and_the_end_of_text_counts_nothing() -> None:
     of_bytes = train_bpe([""], 257)
     sizes = [of_bytes.decoded_size([i]) for i in library_ids(library_of(of_bytes), "é漢👩a")]
     assert sizes == [(characters, 1) for characters in (1, 0, 1, 0, 0, 1, 0, 0, 0, 1)]
     tokenizer = train_char("aé漢👩")
     assert [tokenizer.decoded_size([i]) for i in range(5)] == [(0, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
     assert (BPE.decoded_size([BPE.end_of_text_id]), BPE.decoded_size([])) == ((0, 0), (0, 0))
-    monkeypatch.setattr(tokenizer_module, "COUNT_CHUNK", 7)
-    assert BPE.decoded_size(BPE.encode(SAMPLE)) == (len(SAMPLE), len(SAMPLE.encode()))
+    text = SAMPLE * (tokenizer_module.COUNT_CHUNK // 100)
+    assert len(ids := BPE.encode(text)) > tokenizer_module.COUNT_CHUNK
+    assert BPE.decoded_size(ids) == (len(text), len(text.encode()))
 
 
 def test_unknown_characters_are_listed_once_each_in_order() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tests.text.corpora import TEXT, require_errors, split_of, write_file, write_pairs
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.text import tokenizer_choice
 from tinylm.text.split import split_corpus
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer, sample_for_tokenizer
@@ -32,47 +31,47 @@ def test_the_alphabet_comes_from_both_parts_and_the_merges_only_from_training(tm
     assert len(tokenizer.encode("abab" * 30)) < 60 and len(tokenizer.encode("xyxy" * 10)) == 40
 
 
-@pytest.fixture
-def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the vocabularies that were trained; each is a small one instead."""
-    found: list[int] = []
-    small = train_bpe(["ab"], 257)
-    monkeypatch.setattr(tokenizer_choice, "train_bpe", lambda chunks, size, *rest: found.append(size) or small)
-    return found
+class Training:
+    """In place of the training of BPE: keeps the sizes of the vocabularies and the lengths of the texts."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.characters: list[int] = []
+
+    def __call__(self, chunks: Iterable[str], size: int, *rest: object) -> Tokenizer:
+        self.sizes.append(size)
+        self.characters.append(sum(map(len, chunks)))
+        return train_bpe(["ab"], 257)
 
 
-def test_the_choice_by_length_is_that_of_the_documents(tmp_path: Path, sizes: list[int]) -> None:
+def test_the_choice_by_length_is_that_of_the_documents(tmp_path: Path) -> None:
     """The table of docs/training.md."""
     letters = "abcdefghijklmnopq"
-    for characters, choice, vocab_size in (
-        (150_000, "auto", None),
-        (150_001, "auto", 512),
-        (400_000, "auto", 512),
-        (400_001, "auto", 1024),
-        (2_000_000, "auto", 1024),
-        (2_000_001, "auto", 2048),
-        (3_000_000, "auto", 2048),
-        (3_000_001, "auto", 4096),
+    for characters, vocab_size in (
+        (150_000, None),
+        (150_001, 512),
+        (400_000, 512),
+        (400_001, 1024),
+        (2_000_000, 1024),
+        (2_000_001, 2048),
+        (3_000_000, 2048),
+        (3_000_001, 4096),
     ):
-        sizes.clear()
+        training = Training()
         split = split_of(write_file(tmp_path / "c.txt", (f"{letters}\n" * characters)[:characters]))
-        assert choose_tokenizer(split, choice, None).kind == ("char" if vocab_size is None else "bpe")
-        assert sizes == ([] if vocab_size is None else [vocab_size])
+        kind = choose_tokenizer(split, "auto", None, train_bpe=training).kind
+        assert (kind, training.sizes) == (("char", []) if vocab_size is None else ("bpe", [vocab_size]))
     split = split_of(write_file(tmp_path / "c.txt", f"{letters[1:]} \t\n" * 160_000))  # 16 letters, as in hexadecimal
     assert choose_tokenizer(split, "auto", None).kind == "char"
 
 
-def test_the_default_vocab_size_grows_with_the_text_and_is_doubled_for_pairs(
-    tmp_path: Path, sizes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokenizer_choice, "VOCAB_SIZES", ((10_000, 1024), (20_000, 4096)))
-    for characters in (5000, 15_000):
-        split = split_of(write_file(tmp_path / "c.txt", "abcde" * (characters // 5)))
-        choose_tokenizer(split, "bpe", None)
-        choose_tokenizer(split, "bpe", 300)
-        pairs = write_pairs(tmp_path / "p.tsv", "abcd\tefgh\n" * (characters // 8))
-        choose_tokenizer(split_corpus([pairs], 0.1), "auto", None)
-    assert sizes == [1024, 300, 2048, 4096, 300, 8192]
+def test_the_default_vocab_size_is_doubled_for_pairs(tmp_path: Path) -> None:
+    training = Training()
+    split = split_of(write_file(tmp_path / "c.txt", "abcde" * 1000))
+    pairs = split_corpus([write_pairs(tmp_path / "p.tsv", "abcd\tefgh\n" * 600)], 0.1)
+    for text, tokenizer, vocab_size in ((split, "bpe", None), (split, "bpe", 300), (pairs, "auto", None)):
+        choose_tokenizer(text, tokenizer, vocab_size, train_bpe=training)
+    assert training.sizes == [512, 300, 1024]
 
 
 def test_a_tokenizer_may_be_a_link_and_unknown_characters_are_listed(corpus: Path, other: Path, tmp_path: Path) -> None:
@@ -129,17 +128,11 @@ def test_a_bpe_sample_is_evenly_spread_also_where_documents_of_every_kind_altern
         assert 0.8 * 600 / period <= sum(counts) <= 1.2 * 600 / period
 
 
-def test_a_time_budget_limits_the_text_that_bpe_is_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_budget_limits_the_text_that_bpe_is_trained_on(tmp_path: Path) -> None:
     """At 0.2 million characters per second, which a text of random letters takes, to a tenth of the budget."""
-    seen: list[int] = []
-
-    def record(chunks: Iterable[str], *rest: object) -> Tokenizer:
-        seen.append(sum(map(len, chunks)))
-        return train_bpe(["ab"], 257)
-
-    monkeypatch.setattr(tokenizer_choice, "train_bpe", record)
+    training = Training()
     split = split_of(write_file(tmp_path / "c.txt", "x" * 4_000_000))
     for seconds in (None, 1e6, 60.0, 1.0):
-        choose_tokenizer(split, "bpe", None, seconds)
+        choose_tokenizer(split, "bpe", None, seconds, train_bpe=training)
     expected = [split.train_characters * share for share in (1.0, 1.0, 60 * 20_000 / 4e6, 2**18 / 4e6)]
-    assert seen == pytest.approx(expected, rel=0.4)
+    assert training.characters == pytest.approx(expected, rel=0.4)

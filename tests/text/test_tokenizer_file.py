@@ -18,10 +18,9 @@ from tests.shell import ROOT
 from tinylm.errors import TinyLMError
 from tinylm.system.process_signals import Interrupted
 from tinylm.text.decoding import decode_after, stream_decoder
-from tinylm.text.regex_patterns import is_linear
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
-from tinylm.text.tokenizer_file import validate_tokenizer
+from tinylm.text.tokenizer_file import is_linear, validate_tokenizer
 
 PUBLISHED = published()
 

@@ -20,7 +20,7 @@ from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights, restore_model
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.text.token_files import TokenFolder
-from tinylm.text.tokenizer import train_char
+from tinylm.text.tokenizer import MASK, train_char
 from tinylm.training.events import Event, Stepped
 from tinylm.training.run import TrainingRun
 from tinylm.training.state import TrainerState
@@ -28,7 +28,7 @@ from tinylm.training.trainer import StopTraining
 from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import build_model
 
-TOKENIZER = train_char("abcdef .").with_mask_token()
+TOKENIZER = train_char("abcdef .").with_special_tokens([MASK])
 SIZES: dict[str, Any] = {"context": 8, "layers": 1, "width": 8, "heads": 2, "kv_heads": 1, "ffn_width": 8}
 SHAPE = small(vocab_size=TOKENIZER.vocab_size, **SIZES, dropout=0.2, attention_dropout=0.2)
 SETTINGS: dict[str, Any] = {"budget": Budget(steps=60), "batch_size": 5, "micro_batch": 2, "seed": 3}

@@ -17,7 +17,7 @@ from tinylm.errors import DivergedError, PeerError, UsageError
 from tinylm.system.launch import Launch
 from tinylm.system.process_signals import Interrupted
 from tinylm.system.ranks import Ranks
-from tinylm.text.batches import Batch, BatchPrefetcher, prefetch
+from tinylm.text.batches import Batch, load_ahead, prefetch
 from tinylm.training import graceful_stop, parallel
 from tinylm.training.graceful_stop import StopRequest
 from tinylm.training.parallel import sum_gradients
@@ -155,7 +155,7 @@ def test_batches_are_made_ahead_in_a_thread_and_an_error_is_raised_when_its_batc
             raise OSError("the disk is gone")
         return Batch(torch.tensor([[number]]), torch.tensor([[number + 1]]))
 
-    prefetched = BatchPrefetcher(batch)
+    prefetched = load_ahead(batch)
     assert int(prefetched(3).ids) == 3
     assert made.wait(timeout=30)
     assert int(prefetched(4).ids) == 4

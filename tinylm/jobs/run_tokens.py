@@ -34,8 +34,8 @@ def reopen_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> TokenFol
     return TokenFolder(_locate_tokens(run, data, tokenizer)[0], train, val)
 
 
-def reopen_part(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *, trust_mtime: bool = False) -> Tokens:
-    """Open one part, "train" or "val", of the token files of a run: (N,), read-only. `trust_mtime`: see `open_part`.
+def reopen_part(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str) -> Tokens:
+    """Open one part, "train" or "val", of the token files of a run: (N,), read-only.
 
     For conversations, the result is codes (see `tinylm.jobs.chat.corpus`), while `reopen_ids` returns ids. Raises
     TinyLMError if the part is missing or damaged.
@@ -48,15 +48,15 @@ def reopen_part(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *,
             f"`resume` (the run recorded the path {recorded[:200]})."
         )
     codes = job_on(data.kind).encoding.codes(tokenizer.vocab_size)
-    ids = open_part(folder, part, key, codes, trust_mtime=trust_mtime)
+    ids = open_part(folder, part, key, codes)
     if len(ids) != (data.train_tokens if part == "train" else data.val_tokens) or len(ids) < MIN_TOKENS[part]:
         raise TinyLMError(f"The encoded text in {folder} does not belong to {run}; delete that folder.")
     return ids
 
 
-def reopen_ids(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *, trust_mtime: bool = False) -> Tokens:
+def reopen_ids(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str) -> Tokens:
     """The token ids of one part: (N,). Arguments and errors are those of `reopen_part`."""
-    codes = reopen_part(run, data, tokenizer, part, trust_mtime=trust_mtime)
+    codes = reopen_part(run, data, tokenizer, part)
     codes_per_id = job_on(data.kind).encoding.codes_per_id
     return np.asarray(codes) // codes_per_id if codes_per_id > 1 else codes
 

@@ -293,7 +293,8 @@ def _scored_passage(model: Model, passage: ScoredPassage) -> dict[str, Any] | No
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """The text of each token by itself, at most MAX_TOKEN_TEXT characters; "" for ids beyond the vocabulary."""
     return [
-        tokenizer.decode_with_special([token])[:MAX_TOKEN_TEXT] if token < tokenizer.vocab_size else "" for token in ids
+        tokenizer.decode([token], skip_special_tokens=False)[:MAX_TOKEN_TEXT] if token < tokenizer.vocab_size else ""
+        for token in ids
     ]
 
 

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,7 +95,11 @@ def measure_usage(name: str) -> DiskUsage:
 
     Raises the error of `cache_root`.
     """
-    sizes = [size for size in map(_file_size, _files(cache_root() / name)) if size is not None]
+    sizes = []
+    for folder, _, names in os.walk(cache_root() / name):
+        for file in names:
+            with contextlib.suppress(OSError):  # deleted meanwhile
+                sizes.append(Path(folder, file).lstat().st_size)
     return DiskUsage(len(sizes), sum(sizes))
 
 
@@ -114,15 +117,3 @@ def clear_cache(name: str) -> DiskUsage:
     except OSError as error:
         raise TinyLMError(f"Cannot delete {error.filename or path}: {error.strerror}.") from error
     return usage
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(folder):
-        yield from (Path(parent, name) for name in names)
-
-
-def _file_size(file: Path) -> int | None:
-    try:
-        return file.lstat().st_size
-    except OSError:  # deleted meanwhile
-        return None

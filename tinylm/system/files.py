@@ -154,7 +154,7 @@ class FolderHandle:
             weakref.finalize(self, os.close, self._descriptor)
 
     def open(self, name: str) -> BufferedReader:
-        """As `open_regular`, for a file of the folder."""
+        """Open a regular file of the folder for reading. Raises OSError."""
         if self._descriptor is None:
             return open_regular(self._path / name)
         path = self._path / name
@@ -197,7 +197,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_unicode_json(text: str) -> Any:
-    """As `parse_json`; also raises ValueError for half of a surrogate pair ("\\ud800"), which cannot be encoded."""
+    """As `parse_json`, and raises ValueError for half of a surrogate pair ("\\ud800"), which cannot be encoded."""
     value = parse_json(text)
     if _LONE_SURROGATE.search(text):
         try:

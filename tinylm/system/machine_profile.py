@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,14 @@ class Measurement:
             if values is None:
                 measured = self._clamped(measure())
                 values = self._read_written(file) or measured  # again, since waiting for the lock has a limit
-                self._record(file, values, reporter)
+                try:
+                    self.write(values)
+                except (OSError, TinyLMError) as error:
+                    reason = getattr(error, "strerror", None) or error
+                    if reporter is not None:
+                        reporter.warn(
+                            f"Cannot write {file}: {reason}; set TINYLM_CACHE to another folder. {UNRECORDED}"
+                        )
         return values
 
     def refresh(self, measure: Callable[[], Mapping[str, float]]) -> dict[str, float]:
@@ -73,8 +80,7 @@ class Measurement:
 
         Raises TinyLMError without a usable cache folder, and OSError for a failed write.
         """
-        file = self._file()
-        with _locked(file):
+        with _locked(self._file()):
             values = self._clamped(measure())
             self.write(values)
         return values
@@ -88,14 +94,6 @@ class Measurement:
         with contextlib.suppress(TinyLMError):
             return self._read(file)
         return None
-
-    def _record(self, file: Path, values: Mapping[str, float], reporter: Reporter | None) -> None:
-        try:
-            self.write(values)
-        except (OSError, TinyLMError) as error:
-            reason = getattr(error, "strerror", None) or error
-            if reporter is not None:
-                reporter.warn(f"Cannot write {file}: {reason}; set TINYLM_CACHE to another folder. {UNRECORDED}")
 
     def write(self, values: Mapping[str, float]) -> None:
         """Record the values. Raises TinyLMError without a usable cache folder, and OSError for a failed write."""
@@ -170,11 +168,14 @@ def usable_cores() -> int:
         return os.cpu_count() or 1
 
 
-def physical_cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Number of physical cores that this process may use; `usable_cores()` if the topology cannot be read."""
+def physical_cores(topology: Path = Path("/sys/devices/system/cpu"), logical: Iterable[int] | None = None) -> int:
+    """Number of physical cores that this process may use; `usable_cores()` if the topology cannot be read.
+
+    logical: numbers of the logical cores, by default those that this process may use
+    """
     cores = set()
     try:
-        for number in os.sched_getaffinity(0):
+        for number in os.sched_getaffinity(0) if logical is None else logical:
             folder = topology / f"cpu{number}" / "topology"
             cores.add(tuple((folder / name).read_text() for name in ("physical_package_id", "core_id")))
     except (AttributeError, OSError):

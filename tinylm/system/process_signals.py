@@ -44,9 +44,11 @@ class _Handler:
         # in its place.
         if self.number:
             end_by_signal(number)
-        if _is_importing(frame):
-            _delete_temporary()
-            end_by_signal(number)
+        while frame is not None:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
+                _delete_temporary()
+                end_by_signal(number)
+            frame = frame.f_back
         self.number = number
         raise Interrupted(number)
 
@@ -157,11 +159,3 @@ def interruptible(call: Callable[[], Result], waiting: Callable[[int], object] =
     if errors:
         raise errors[0]
     return results[0]
-
-
-def _is_importing(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False

@@ -5,11 +5,12 @@ Also the thread that makes the next batch while a GPU computes a step.
 
 import bisect
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,51 +19,6 @@ from torch import Tensor
 from tinylm.errors import TinyLMError
 from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.sharded_tokens import Tokens
-
-ROUNDS = 12  # of the Feistel network; with 8, some orders of five items are measurably more frequent (decision 027)
-
-
-class Permutation:
-    """A permutation of range(n) that depends on `key`, in constant memory.
-
-    A generalised Feistel network (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains") permutes the pairs
-    (left, right) of range(a) x range(b), where a * b is the smallest such product at or above n with a = ceil(sqrt(n)).
-    Values of n or more are permuted again until they are below n (cycle walking).
-    """
-
-    def __init__(self, n: int, key: Sequence[int]) -> None:
-        """n: at least 1, below 2^62. key: non-negative integers."""
-        self._n = np.uint64(n)
-        columns = math.isqrt(n - 1) + 1
-        self._sizes = (np.uint64(columns), np.uint64(-(-n // columns)))
-        self._keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
-
-    def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """The elements at `indices`, which are in range(n): (N,) -> (N,) of int64."""
-        values = self._permute_pairs(np.asarray(indices).astype(np.uint64))
-        while len(outside := np.flatnonzero(values >= self._n)):
-            values[outside] = self._permute_pairs(values[outside])
-        return values.astype(np.int64)
-
-    def _permute_pairs(self, values: np.ndarray) -> np.ndarray:
-        """One pass of the Feistel network: (N,) -> (N,) of uint64, both below a * b."""
-        a, b = self._sizes
-        left: np.ndarray = values // b
-        right: np.ndarray = values % b
-        for number, key in enumerate(self._keys):
-            if number % 2 == 0:
-                left = (left + _hash(right, key) % a) % a
-            else:
-                right = (right + _hash(left, key) % b) % b
-        return left * b + right
-
-
-def _hash(values: np.ndarray, key: np.uint64) -> np.ndarray:
-    """The finalizer of SplitMix64 (Steele et al. 2014) of `values + key` modulo 2^64: (N,) -> (N,) of uint64."""
-    values = values + key  # arrays of uint64 wrap around
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 @dataclass(frozen=True)
@@ -147,16 +103,18 @@ class Batch:
         return type(self)(*(None if tensor is None else function(tensor) for tensor in tensors))  # type: ignore[arg-type]
 
 
+T = TypeVar("T")
+
 FEW_WINDOWS = 100  # fewer go round the text: the tokens outside of windows within it would be a part that is missed
 
 
 class Windows:
     """Training batches of windows of `context` tokens that do not overlap.
 
-    Each epoch starts at a random offset and has every window once, in pseudo-random order. A text of few windows is a
-    ring, which `end_id` closes: windows begin everywhere and have every token, and the text follows its end-of-text
-    token. Batch number n depends only on the seed and n, so a resumed run continues with the same batches. Memory does
-    not depend on the number of windows. Raises TinyLMError for fewer than `context` + 1 tokens.
+    Each epoch starts at a random offset and has every window once, in random order. A text of few windows is a ring,
+    which `end_id` closes: windows begin everywhere and have every token, and the text follows its end-of-text token.
+    Batch number n depends only on the seed and n, so a resumed run continues with the same batches. The order takes
+    four bytes per window (decision 027). Raises TinyLMError for fewer than `context` + 1 tokens.
     """
 
     def __init__(self, tokens: Tokens, context: int, batch_size: int, seed: int, end_id: int) -> None:
@@ -175,7 +133,7 @@ class Windows:
         else:
             self.windows_per_epoch = math.ceil(self._ring / context)  # of which two may overlap
             self._tokens = np.resize(np.append(tokens[: len(tokens)].astype(np.int64), end_id), self._ring + context)
-        self._epoch = functools.lru_cache(maxsize=2)(self._epoch_order)
+        self._epoch = functools.lru_cache(maxsize=1)(self._epoch_order)
 
     def batch(self, number: int) -> Batch:
         """Batch number `number`: ids and targets of (batch_size, context)."""
@@ -184,21 +142,19 @@ class Windows:
         while first < stop:  # a batch may contain the end of an epoch, or several epochs
             epoch, position = divmod(first, self.windows_per_epoch)
             count = min(stop - first, self.windows_per_epoch - position)
-            starts.append(self._starts(epoch, np.arange(position, position + count)))
+            offset, order = self._epoch(epoch)
+            starts.append(offset + order[position : position + count].astype(np.int64) * self._context)
             first += count
-        return windows_at(self._tokens, np.concatenate(starts), self._context)
+        rows = np.concatenate(starts)
+        return windows_at(self._tokens, rows if self._ring is None else rows % self._ring, self._context)
 
-    def _starts(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """The index of the first token of the windows at `positions` in the order of an epoch: (N,) -> (N,)."""
-        offset, order = self._epoch(epoch)
-        starts = offset + order(positions) * self._context
-        return starts if self._ring is None else starts % self._ring
-
-    def _epoch_order(self, epoch: int) -> tuple[int, Permutation]:
-        """The index of the first token of an epoch, and the order of its windows."""
+    def _epoch_order(self, epoch: int) -> tuple[int, np.ndarray]:
+        """The index of the first token of an epoch, and the order of its windows, (windows_per_epoch,)."""
         rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
         offset = int(rng.integers(0, self._context + 1 if self._ring is None else self._ring))
-        return offset, Permutation(self.windows_per_epoch, [self._seed, epoch])
+        order = np.arange(self.windows_per_epoch, dtype=np.min_scalar_type(self.windows_per_epoch))
+        rng.shuffle(order)
+        return offset, order
 
 
 def evaluation_batches(
@@ -216,21 +172,14 @@ def evaluation_batches(
     if max_tokens is not None and max_tokens < n_targets:
         starts = stride * np.linspace(0, len(starts) - 1, max(1, max_tokens // stride)).astype(int)
     full = bisect.bisect_right(starts, n_targets - context)  # number of full windows
-    for first in range(0, full, batch_size):
-        rows = np.array(starts[first : min(first + batch_size, full)])
-        yield _mask_overlap(windows_at(tokens, rows, context), rows, context - stride)
-    for start in starts[full:]:
-        row = np.array([start])
-        yield _mask_overlap(windows_at(tokens, row, n_targets - start), row, context - stride)
-
-
-def _mask_overlap(batch: Batch, starts: np.ndarray, overlap: int) -> Batch:
-    """Exclude the first `overlap` targets of every window but that at token 0; the previous window scores them."""
-    if not overlap:
-        return batch
-    mask = torch.ones(batch.targets.shape, dtype=torch.bool)
-    mask[torch.from_numpy(starts > 0), :overlap] = False
-    return Batch(batch.ids, batch.targets, mask)
+    groups = (np.array(starts[first : min(first + batch_size, full)]) for first in range(0, full, batch_size))
+    for rows in itertools.chain(groups, (np.array([start]) for start in starts[full:])):
+        batch = windows_at(tokens, rows, min(context, n_targets - int(rows[0])))
+        if stride < context:  # the previous window scores the first targets, unless there is none
+            mask = torch.ones(batch.targets.shape, dtype=torch.bool)
+            mask[torch.from_numpy(rows > 0), : context - stride] = False
+            batch = replace(batch, mask=mask)
+        yield batch
 
 
 def windows_at(tokens: Tokens, starts: np.ndarray, context: int) -> Batch:
@@ -321,15 +270,13 @@ def _split(examples: np.ndarray, size: int) -> list[np.ndarray]:
     return [examples[start : start + size] for start in range(0, len(examples), size)]
 
 
-T = TypeVar("T")
-
-
 def prefetch(
     batch: Callable[[int], Batch], device: torch.device, ranks: Ranks = ONE_RANK
 ) -> Callable[[int], tuple[Batch, Batch]]:
     """A function that returns the batch with a given number, and the part of it that this rank computes.
 
-    For a CUDA device, a `BatchPrefetcher` makes both, and the part is in pinned memory.
+    For a CUDA device, the part is in pinned memory, and a thread makes the next batch while a step is computed. An
+    error of batch n is raised by the call for n.
     """
 
     def load(number: int) -> tuple[Batch, Batch]:
@@ -337,21 +284,17 @@ def prefetch(
         part = ranks.part(whole)
         return whole, part.pin_memory() if device.type == "cuda" else part
 
-    return BatchPrefetcher(load) if device.type == "cuda" else load
+    return load_ahead(load) if device.type == "cuda" else load
 
 
-class BatchPrefetcher(Generic[T]):
-    """Returns `batch(number)`, and calls `batch(number + 1)` in a thread for the next call.
+def load_ahead(load: Callable[[int], T]) -> Callable[[int], T]:
+    """A function that returns `load(number)`, and calls `load(number + 1)` in a thread for the next call."""
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
+    loaded: dict[int, Future[T]] = {}
 
-    The result depends only on the number, if that of `batch` does. An error of `batch(number)` is raised by the call
-    with this number.
-    """
+    def call(number: int) -> T:
+        nonlocal loaded
+        loaded = {n: loaded.get(n) or thread.submit(load, n) for n in (number, number + 1)}
+        return loaded[number].result()
 
-    def __init__(self, batch: Callable[[int], T]) -> None:
-        self._batch = batch
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
-        self._made: dict[int, Future[T]] = {}
-
-    def __call__(self, number: int) -> T:
-        self._made = {n: self._made.get(n) or self._thread.submit(self._batch, n) for n in (number, number + 1)}
-        return self._made[number].result()
+    return call

@@ -18,6 +18,7 @@ CHUNK_BYTES = 1 << 20
 STANDARD_INPUT = "-"  # a path that stands for it
 SPOOL_FILE = "standard input"  # name of the file that standard input is copied to
 _SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
+_SIGNATURES = {"gzip": b"\x1f\x8b\x08", "xz": b"\xfd7zXZ\0", "Zstandard": b"\x28\xb5\x2f\xfd"}  # and that of bzip2
 # `zstandard.decompressobj` cannot limit the size of its output; 1 KiB of input expands to at most 32 MiB.
 _ZSTANDARD_INPUT_BYTES = 1 << 10
 
@@ -79,16 +80,9 @@ def decompressed_chunks(
 
 
 def _detect_compression(head: bytes) -> str | None:
-    """The compression whose signature the first bytes of a file have, or `None`."""
-    if head.startswith(b"\x1f\x8b\x08"):
-        return "gzip"
     if head.startswith(b"BZh") and head[4:10] in (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90"):
         return "bzip2"
-    if head.startswith(b"\xfd7zXZ\0"):
-        return "xz"
-    if head.startswith(b"\x28\xb5\x2f\xfd"):
-        return "Zstandard"
-    return None
+    return next((name for name, signature in _SIGNATURES.items() if head.startswith(signature)), None)
 
 
 def _decompress(raw: BufferedReader, compression: str | None, chunk_bytes: int) -> Iterator[bytes]:
@@ -104,57 +98,32 @@ def _decompress(raw: BufferedReader, compression: str | None, chunk_bytes: int) 
         case "xz":
             yield from _decompress_streams(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), chunk_bytes)
         case _:
-            yield from _decompress_streams(raw, _ZstandardFrame, _ZSTANDARD_INPUT_BYTES)
+            import zstandard
+
+            new_decompressor = zstandard.ZstdDecompressor().decompressobj
+            try:
+                yield from _decompress_streams(raw, new_decompressor, _ZSTANDARD_INPUT_BYTES)
+            except zstandard.ZstdError as error:
+                raise ValueError(str(error)) from None
 
 
 def _decompress_streams(raw: BufferedReader, new_decompressor: Callable[[], Any], size: int) -> Iterator[bytes]:
     """Decompress concatenated compressed streams, `size` bytes of input and (except Zstandard) of output at a time.
 
     `cat` and parallel compressors write such files. `new_decompressor` returns an object with the interface of
-    bz2.BZ2Decompressor. BZ2File and LZMAFile are not used, since they ignore a damaged second stream.
+    bz2.BZ2Decompressor, or that of Zstandard, which cannot limit its output. BZ2File and LZMAFile ignore a damaged
+    second stream, and `zstandard.stream_reader` an incomplete frame.
     """
     data = raw.read(size)
     while data:
         stream = new_decompressor()
+        limit = (size,) if hasattr(stream, "needs_input") else ()
         while not stream.eof:
-            if stream.needs_input and not data and not (data := raw.read(size)):
+            if (not limit or stream.needs_input) and not data and not (data := raw.read(size)):
                 raise EOFError
-            chunk, data = stream.decompress(data, size), b""
+            chunk, data = stream.decompress(data, *limit), b""
             if chunk:
                 yield chunk
         data = stream.unused_data.lstrip(b"\0")  # xz pads with zeros
         while not data and (more := raw.read(size)):
             data = more.lstrip(b"\0")
-
-
-class _ZstandardFrame:
-    """The decompressor of one Zstandard frame, with the interface of bz2.BZ2Decompressor.
-
-    `zstandard.ZstdDecompressor.stream_reader` is not used, since it does not report an incomplete frame.
-    """
-
-    needs_input = True
-
-    def __init__(self) -> None:
-        import zstandard
-
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._error = zstandard.ZstdError
-
-    @property
-    def eof(self) -> bool:
-        return bool(self._frame.eof)
-
-    @property
-    def unused_data(self) -> bytes:
-        return bytes(self._frame.unused_data)
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Decompress all of `data`. Raises ValueError for damaged data.
-
-        `max_length` is ignored; the caller bounds the output by the size of `data`.
-        """
-        try:
-            return bytes(self._frame.decompress(data))
-        except self._error as error:
-            raise ValueError(str(error)) from None

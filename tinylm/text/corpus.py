@@ -42,15 +42,10 @@ from tinylm.text.refused_keys import refuse_keys, refused_in_texts
 
 EXCERPT_CHARACTERS = 1 << 10  # length of an excerpt in `CorpusStats.sample`
 MAX_EXCERPTS = 1 << 7
-CHUNK_OVERHEAD = 64  # characters that a chunk in memory counts in addition: the bytes of a short string
 MAX_NAMED_RECORDS = 3
-MAX_KEPT_CHARACTERS = 1 << 24  # of a text that is read once; a longer one is read again by each stage
 MAX_CHECKED_BYTES = 1 << 30  # of files that are read to their ends after an error, to list all that cannot be read
 
 Stream = Iterator[str | None]  # chunks of text, and `None` between two documents
-
-
-def _no_name(name: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -75,8 +70,6 @@ class Corpus:
     skip_bad: bool = False
     drop_unknown: Callable[[str], str] | None = None
     labels: tuple[str, ...] = ()
-    # The stream; set by `scan`.
-    _kept: list[str | None] = field(default_factory=list, init=False, repr=False, compare=False)
     # The number of carriage returns in the files, under this key; set by `stream`.
     _counts: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
     # The places of the first records that `drop_unknown` leaves without a text that they need.
@@ -88,8 +81,8 @@ class Corpus:
     min_split: ClassVar[float] = math.inf  # records of which a part is for validation, however short the text is
     languages: ClassVar[int] = 1  # that each record has, so that a vocabulary needs room for all
 
-    def stream(self, progress: Progress = no_progress, started: Callable[[str], None] = _no_name) -> Stream:
-        """Yield the text of all files in order: after this class's `scan`, from memory if it is short enough.
+    def stream(self, progress: Progress = no_progress, started: Callable[[str], None] | None = None) -> Stream:
+        """Yield the text of all files in order.
 
         `progress` receives the number of bytes read from the disk, and `started` the name of each document before its
         first chunk: its file, with the line, element or row if the file has several documents.
@@ -98,20 +91,18 @@ class Corpus:
         compressed data, for invalid JSON, for records without a text and, unless the `format` is jsonl, for those with
         a key that is refused.
         """
-        if self._kept and progress is no_progress and started is _no_name:
-            return iter(self._kept)
         self._counts.clear()
 
         def chunks() -> Stream:
             for name, document in self._documents(progress):
                 yield None
-                is_named = False
+                begun = started
                 for chunk in document:
                     if self.drop_unknown is not None:
                         chunk = self.drop_unknown(chunk)
-                    if chunk and not is_named:
-                        started(name)
-                        is_named = True
+                    if chunk and begun is not None:
+                        begun(name)
+                        begun = None
                     yield chunk
 
         return joined(chunks())
@@ -140,7 +131,7 @@ class Corpus:
         yield decoder.decode("", final=True)
 
     def _records(self, file: Path, columns: Sequence[str], progress: Progress) -> Iterator[tuple[str, Any]]:
-        """As `records`. Unless the `format` is jsonl, raises UsageError for keys that are refused beside texts."""
+        """The `records` of a file. Unless the `format` is jsonl, raises UsageError for keys refused beside texts."""
         refused = {} if self.format == "jsonl" else refused_in_texts(self.text_key)
         for location, record in records(file, self.encoding, columns, progress, tuple(refused)):
             if isinstance(record, dict):
@@ -162,21 +153,7 @@ class Corpus:
         return stats
 
     def _scan(self, progress: Progress) -> "CorpusStats":
-        kept: list[str | None] = []
-
-        def keeping() -> Stream:
-            characters = 0
-            for chunk in self.stream(progress):
-                characters += len(chunk or "") + CHUNK_OVERHEAD
-                if characters <= MAX_KEPT_CHARACTERS:
-                    kept.append(chunk)
-                else:
-                    kept.clear()
-                yield chunk
-
-        stats = scan_stream(keeping())
-        self._kept[:] = kept
-        return replace(stats, carriage_returns=self._counts["\r"])
+        return replace(scan_stream(self.stream(progress)), carriage_returns=self._counts["\r"])
 
     def bad_files_error(self, first: str = "") -> BadFilesError:
         """The error about all files that cannot be read, those found before included; `first` if no others are found.

@@ -1,6 +1,6 @@
 """Decode token ids to text a few at a time: generated ids after a prompt, or the stored ids of documents.
 
-`StreamDecoder` gives the text of all ids without the text of the context before them, as two calls of the library's
+`stream_decoder` gives the text of all ids without the text of the context before them, as two calls of the library's
 `decode` do. The library's own `DecodeStream` raises an error where bytes turn out not to be UTF-8, returns the text of
 a context that ends inside a character, and cannot return the rest at the end (tokenizers 0.23).
 """
@@ -8,7 +8,6 @@ a context that ends inside a character, and cannot return the rest at the end (t
 import codecs
 import functools
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -25,22 +24,13 @@ MAX_CHARACTER_BYTES = 4  # in UTF-8
 TOKEN_STEPS = frozenset({"BPEDecoder", "ByteFallback", "Metaspace", "Replace", "WordPiece"})
 
 
-class StreamDecoder(ABC):
-    """Decodes ids that follow a context. Returned text does not change with later ids. Raises TinyLMError if the
-    `tokenizers` library fails.
+def stream_decoder(tokenizer: Tokenizer, context: Sequence[int] = ()) -> "_ByteDecoder | _WindowDecoder":
+    """A decoder for the ids that follow `context`, whose text is not returned.
+
+    Its method `decode` adds ids and returns the text that they complete, which later ids do not change; the beginning
+    of a character, for example, is held back. `finish` returns the text that is held back, after the last id. Both
+    raise TinyLMError if the `tokenizers` library fails.
     """
-
-    @abstractmethod
-    def decode(self, ids: Sequence[int]) -> str:
-        """Add ids and return the text that they complete; the beginning of a character, for example, is held back."""
-
-    @abstractmethod
-    def finish(self) -> str:
-        """The text that is held back, after the last id."""
-
-
-def stream_decoder(tokenizer: Tokenizer, context: Sequence[int] = ()) -> StreamDecoder:
-    """A decoder for the ids that follow `context`, whose text is not returned."""
     token_bytes = tokenizer.token_bytes
     return _WindowDecoder(tokenizer, context) if token_bytes is None else _ByteDecoder(token_bytes, context)
 
@@ -64,7 +54,7 @@ class TokenTexts(dict[int, bytes]):
     def __missing__(self, i: int) -> bytes:
         tokenizer, token = self._tokenizer, self._tokenizer.decoded_token(i)
         if token is None:
-            self[i] = tokenizer.decode_with_special([i]).encode()
+            self[i] = tokenizer.decode([i], skip_special_tokens=False).encode()
         elif tokenizer.token_bytes is not None:
             self[i] = tokenizer.token_bytes[i]
         elif self._falls_back and BYTE_TOKEN.fullmatch(token):
@@ -81,7 +71,7 @@ class TokenTexts(dict[int, bytes]):
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self[i])
 
 
-class _ByteDecoder(StreamDecoder):
+class _ByteDecoder:
     """Decodes ids that have the same bytes in every context."""
 
     def __init__(self, token_bytes: TokenBytes, context: Sequence[int]) -> None:
@@ -96,7 +86,7 @@ class _ByteDecoder(StreamDecoder):
         return self._utf8.decode(b"", final=True)
 
 
-class _WindowDecoder(StreamDecoder):
+class _WindowDecoder:
     """Decodes ids together with the last ids before them, and removes the text of those.
 
     The window is long enough (`_window_size`) that the first id with its special treatment is in it, and the text of

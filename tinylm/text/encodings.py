@@ -43,8 +43,7 @@ _BYTE_ORDER_MARKS = (  # longer ones first: UTF-32's begins with UTF-16's
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 # Control characters (C0 and DEL) that do not occur in text, unlike form feeds, backspaces and terminal escapes.
-_CONTROLS = frozenset(map(chr, (*range(8), *range(14, 27), *range(28, 32), 127)))
-_CONTROL = re.compile(f"[{re.escape(''.join(sorted(_CONTROLS)))}]")
+_CONTROL = re.compile("[\\x00-\\x07\\x0e-\\x1a\\x1c-\\x1f\\x7f]")
 _MAX_CONTROL_SHARE = 0.03  # of the characters or bytes; 10 % of random bytes are controls
 _MIN_UTF16_BYTES = 8  # in fewer, zeros at every second position, or none, may be chance
 
@@ -66,19 +65,21 @@ def encoding_of(file: Path, named: str) -> str:
 def _encoding_of(file: Path, named: str, state: tuple[int, int] | None) -> str:
     head = read_head(file)
     for mark, name in _BYTE_ORDER_MARKS:
-        if head.startswith(mark) and is_text(head[: len(head) // 4 * 4], name):
+        if head.startswith(mark) and is_text(head, name):
             return name
     if codecs.lookup(named).name.startswith("utf-8"):
         return named
-    if _is_wide(named):  # its text may consist of ASCII bytes
+    if codecs.lookup(named).name.startswith(("utf-16", "utf-32")):  # their text may consist of ASCII bytes
         return "utf-8" if len(head) >= _MIN_UTF16_BYTES and is_text(head, "utf-8") else named
     decoder = codecs.getincrementaldecoder("utf-8")()
     with closing(decompressed_chunks(file)) as chunks:
         for chunk in itertools.chain(chunks, [b""]):
             try:
                 text = decoder.decode(chunk, final=not chunk)
-            except UnicodeDecodeError as error:
-                return "utf-8" if _is_damaged_utf8(error.object) else named
+            except UnicodeDecodeError as error:  # damaged UTF-8, which `named` would garble, or another encoding
+                text = error.object.decode("utf-8", "replace")
+                valid = sum(character > "\x7f" for character in text) - text.count("\ufffd")
+                return "utf-8" if valid > text.count("\ufffd") else named
             if not text.isascii():
                 return "utf-8"
     return named
@@ -127,46 +128,17 @@ def is_undecodable_text(head: bytes, encoding: str) -> bool:
     """Whether the bytes are not valid in the encoding but look like text: damaged, or in another encoding."""
     if decode_head(head, encoding) is not None or binary_format(head) or 0 in head:
         return False
-    controls = sum(head.count(character.encode()) for character in _CONTROLS)
-    return controls <= _MAX_CONTROL_SHARE * len(head)
+    return len(_CONTROL.findall(head.decode("latin-1"))) <= _MAX_CONTROL_SHARE * len(head)
 
 
-def other_encoding(head: bytes, encoding: str) -> str | None:
-    """The probable encoding of text that is not in `encoding`, which `encoding_of` has returned.
-
-    `None` for text in `encoding`, for UTF-8 with some invalid bytes and for binary data.
-
-    UTF-16 is detected reliably. 8-bit and East Asian encodings cannot be distinguished, so the result is an example, or
-    a list of them, for a message.
-    """
-    for name, high in (("utf-16-le", head[1::2]), ("utf-16-be", head[::2])):
-        if _is_wide(encoding) or len(head) < _MIN_UTF16_BYTES or high.count(0) <= 0.4 * len(high):
-            continue
-        if is_text(head[: len(head) // 4 * 4], name) and _is_mostly_ascii(head, name):
+def unmarked_utf16(head: bytes) -> str | None:
+    """The encoding of text in UTF-16 without a byte-order mark, if most of its characters are ASCII, or `None`."""
+    for name in ("utf-16-le", "utf-16-be") if len(head) >= _MIN_UTF16_BYTES else ():
+        text = decode_head(head, name) or ""
+        # Unlike in text, there are zeros and control characters in arrays of small 16-bit numbers.
+        if sum(map(str.isascii, text)) > 0.7 * len(text) and not _CONTROL.search(text):
             return name
-    if not is_undecodable_text(head, encoding) or _is_damaged_utf8(head):
-        return None
-    if sum(byte >= 0x80 for byte in head) > 0.3 * len(head):
-        return "cp1251, gb18030 or shift_jis"
-    return "cp1252" if decode_head(head, "cp1252") is not None else "latin-1"
-
-
-def _is_wide(encoding: str) -> bool:
-    """Whether the encoding is UTF-16 or UTF-32."""
-    return codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
-
-
-def _is_mostly_ascii(head: bytes, encoding: str) -> bool:
-    """Whether most characters are ASCII and none is a control character, unlike in arrays of 16-bit numbers."""
-    text = decode_head(head, encoding) or ""
-    return sum(map(str.isascii, text)) > 0.7 * len(text) and not _CONTROLS.intersection(text)
-
-
-def _is_damaged_utf8(data: bytes) -> bool:
-    """Whether the bytes are UTF-8 with some invalid bytes: fewer than the valid non-ASCII characters."""
-    valid = sum(character > "\x7f" for character in data.decode("utf-8", "ignore"))
-    invalid = data.decode("utf-8", "replace").count("\ufffd")
-    return valid > invalid
+    return None
 
 
 def code_points(text: str) -> np.ndarray:

@@ -13,17 +13,17 @@ from pathlib import Path
 
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.system.files import resolve_links
-from tinylm.text.compression import CHUNK_BYTES, SPOOL_FILE, STANDARD_INPUT, content_suffix, display_name
+from tinylm.text.compression import CHUNK_BYTES, SPOOL_FILE, STANDARD_INPUT, content_suffix, display_name, no_progress
 from tinylm.text.encodings import (
     binary_format,
     decode_head,
     encoding_of,
     is_text,
     is_undecodable_text,
-    other_encoding,
     read_head,
+    unmarked_utf16,
 )
-from tinylm.text.readers import SIGNATURE, is_json_file, is_parquet, parquet_columns
+from tinylm.text.readers import SIGNATURE, decoded_chunks, is_json_file, is_parquet, parquet_columns
 from tinylm.text.recognition import is_single_json_object, reject_json
 
 # By suffix: a program that converts documents to plain text.
@@ -154,29 +154,24 @@ def _find_in_folder(folder: Path, rules: FileRules, skipped: list[SkippedFile]) 
             skip(Path(parent), RUNS)  # its JSON files are not training text
             folders.clear()
             continue
-        for path in [Path(parent, name) for name in folders]:
-            if is_excluded(path, folder, rules.exclude):
-                skip(path, EXCLUDED)
-            elif path.name.startswith("."):
-                skip(path, HIDDEN)
-            elif path.is_symlink():
-                skip(path, LINKS)
-            else:
-                continue
-            folders.remove(path.name)
-        for path in [Path(parent, name) for name in names]:
-            entries[path] = None
+        entries |= {Path(parent, name): None for name in names}
+        subfolders = set(folders)
+        for path in [Path(parent, name) for name in (*folders, *names)]:
             try:
                 if is_excluded(path, folder, rules.exclude):
                     skip(path, EXCLUDED)
                 elif path.name.startswith("."):
                     skip(path, HIDDEN)
+                elif path.name in subfolders:
+                    if path.is_symlink():
+                        skip(path, LINKS)
                 elif not stat.S_ISREG(path.stat().st_mode):
                     skip(path, SPECIAL)
             except FileNotFoundError:
                 skip(path, LINKS)
             except OSError as error:
                 cannot_read(error)
+        folders[:] = [name for name in folders if Path(parent, name) not in entries]
 
     # The files by their content
     entries = {path: entry or _skip_by_content(folder, path, rules) for path, entry in sorted(entries.items())}
@@ -216,17 +211,21 @@ def _reason_by_content(file: Path, rules: FileRules, *, named: bool) -> str | No
         parquet_columns(file)  # raises for a file that is cut, or without pyarrow
         return None
     encoding = encoding_of(file, rules.encoding)
-    _reject_other_encoding(file, head, encoding)
     if not is_text(head, encoding):
+        if other := unmarked_utf16(head):
+            raise UsageError(
+                f"{display_name(file)} is text in {other.upper()}, not in {encoding.upper()}. Name its encoding "
+                f'(`encoding="{other}"`), or convert it.'
+            )
+        if is_undecodable_text(head, encoding):
+            next(decoded_chunks(file, encoding, no_progress))  # raises an error with the place of the invalid byte
         if named and (kind := binary_format(head)):
             tool = CONVERTERS.get(file.suffix.lower())
             raise UsageError(
                 f"{display_name(file)} is {kind}, not text. Leave it out, or convert it to text"
                 f"{f', for example with {tool}' if tool else ''}."
             )
-        if not named and not is_undecodable_text(head, encoding):
-            return BINARY
-        return None  # reading the file raises an error if it has an invalid byte
+        return None if named else BINARY  # reading a named file raises an error if it has an invalid byte
     text = (decode_head(head, encoding) or "").removeprefix("\ufeff")
     if rules.format != "auto":
         return None
@@ -240,26 +239,6 @@ def _reason_by_content(file: Path, rules: FileRules, *, named: bool) -> str | No
     if rules.reject_json and (named or content_suffix(file) in ("", ".txt")) and not is_json_file(file):
         reject_json(file, text, rules.accepted_keys)
     return None
-
-
-def _reject_other_encoding(file: Path, head: bytes, encoding: str) -> None:
-    """Raise UsageError for text in UTF-16 without a byte-order mark, and for text that is not valid in `encoding`."""
-    other = other_encoding(head, encoding)
-    if other is None:
-        return
-    if other.startswith("utf"):
-        raise UsageError(
-            f"{display_name(file)} is text in {other.upper()}, not in {encoding.upper()}. Name its encoding "
-            f'(`encoding="{other}"`), or convert it.'
-        )
-    try:
-        head.decode(encoding)
-    except UnicodeError as error:
-        start = getattr(error, "start", 0)
-        raise UsageError(
-            f"{display_name(file)} is not valid {encoding.upper()} (byte 0x{head[start]:02X} at offset {start}), and "
-            f"looks like text in another encoding, such as {other}. Name it with `encoding`, or convert the file."
-        ) from None
 
 
 def is_excluded(path: Path, folder: Path, patterns: Iterable[str]) -> bool:

@@ -26,9 +26,8 @@ class GigatokenBPE:
     """
 
     def __init__(self, spec: TokenizerSpec) -> None:
-        self._vocabulary = _vocabulary_without_added(spec)
         # Without added tokens, text that looks like a special token is encoded as text.
-        model = {**spec["model"], "vocab": self._vocabulary}
+        model = {**spec["model"], "vocab": _vocabulary_without_added(spec)}
         self._file = json.dumps({**spec, "model": model, "added_tokens": []})
         self._tokenizer: Any = None  # gigatoken.Tokenizer
         self._characters_since_reset = 0
@@ -69,14 +68,6 @@ class GigatokenBPE:
                 self.usable = False
                 return False
         return True
-
-    def token_bytes(self, vocab_size: int) -> list[bytes]:
-        """The bytes that each id decodes to, a list of `vocab_size`; empty for special tokens and unused ids."""
-        byte_of = dict(byte_alphabet())
-        token_bytes = [b""] * vocab_size
-        for token, i in self._vocabulary.items():
-            token_bytes[i] = bytes(byte_of[character] for character in token)
-        return token_bytes
 
 
 def is_byte_level_bpe(spec: TokenizerSpec) -> bool:

@@ -71,24 +71,24 @@ def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
 BEGIN = ""  # at the beginning of the first batch of a text; BOS follows if the tokenizer has one
 
 
-def _text_batches(stream: Stream, tokenizer: Tokenizer) -> Iterator[TextBatch]:
+def text_batches(stream: Stream, tokenizer: Tokenizer, size: int = BATCH_CHARACTERS) -> Iterator[TextBatch]:
     """Yield batches whose content is a list of chunks of text, with `None` between documents, and BEGIN at first."""
     chunks = rechunk(stream, tokenizer.safe_split_point, MAX_CHUNK)
-    return _batches(itertools.chain([BEGIN], chunks), lambda chunk: len(chunk or ""))
+    return _batches(itertools.chain([BEGIN], chunks), lambda chunk: len(chunk or ""), size)
 
 
 def record_batches(examples: Iterator[Any], tokenizer: Tokenizer) -> Iterator[TextBatch]:
     """Yield batches whose content is a list of examples, with a `text` each."""
-    return _batches(examples, lambda example: len(example.text))
+    return _batches(examples, lambda example: len(example.text), BATCH_CHARACTERS)
 
 
-def _batches(content: Iterator[Any], length: Callable[[Any], int]) -> Iterator[TextBatch]:
+def _batches(content: Iterator[Any], length: Callable[[Any], int], size: int) -> Iterator[TextBatch]:
     batch: list[Any] = []
     characters = 0
     for each in content:
         batch.append(each)
         characters += length(each)
-        if characters >= BATCH_CHARACTERS:
+        if characters >= size:
             yield TextBatch(batch, characters)
             batch, characters = [], 0
     if batch:
@@ -105,7 +105,7 @@ def _encode_text(chunks: list[str | None], tokenizer: Tokenizer) -> np.ndarray:
     )
 
 
-TEXT_ENCODING = Encoding(_text_batches, _encode_text, 1)
+TEXT_ENCODING = Encoding(text_batches, _encode_text, 1)
 
 
 def encode_in_memory(
@@ -125,33 +125,38 @@ def encode_in_memory(
 
 
 def encode_batches(
-    batches: Iterator[TextBatch], encode: Encode, tokenizer: Tokenizer, dtype: type[np.generic]
+    batches: Iterator[TextBatch],
+    encode: Encode,
+    tokenizer: Tokenizer,
+    dtype: type[np.generic],
+    workers: int | None = None,
+    processes_from: int = PROCESSES_FROM,
 ) -> Generator[tuple[np.ndarray, int], None, None]:
     """Yield the codes, (N,) of `dtype`, and the number of characters of each batch, in order.
 
-    encode: a module-level function, since processes import it. Raises the errors of `batches` and `encode`, and
-    TinyLMError if a process is killed or cannot be started.
+    encode: a module-level function, since processes import it. workers: by default, one per core. Raises the errors of
+    `batches` and `encode`, and TinyLMError if a process is killed or cannot be started.
     """
-    workers = min(usable_cores(), MAX_WORKERS)
+    workers = workers or min(usable_cores(), MAX_WORKERS)
     can_start = workers > 1 and not multiprocessing.current_process().daemon  # daemons cannot have children
+
+    def first_batches() -> Iterator[TextBatch]:
+        characters = 0
+        while characters < processes_from and (batch := next(batches, None)) is not None:
+            yield batch
+            characters += batch.characters
+
     threads = ThreadPoolExecutor(workers)
 
     def submit(batch: TextBatch) -> Future[np.ndarray]:
         return threads.submit(_encode, encode, batch.content, tokenizer, dtype)
 
     try:
-        yield from _in_order(_until(PROCESSES_FROM, batches) if can_start else batches, submit, workers)
+        yield from _in_order(first_batches() if can_start else batches, submit, workers)
     finally:  # after a signal, a batch that a thread encodes is not waited for
         threads.shutdown(wait=False, cancel_futures=True)
     for batch in batches:  # processes start only if something is left
         yield from _encode_by_processes(itertools.chain([batch], batches), encode, tokenizer, dtype, workers)
-
-
-def _until(characters: int, batches: Iterator[TextBatch]) -> Iterator[TextBatch]:
-    """Yield batches until they have at least `characters` characters in total."""
-    while characters > 0 and (batch := next(batches, None)) is not None:
-        yield batch
-        characters -= batch.characters
 
 
 def _in_order(
@@ -230,15 +235,14 @@ _worker_tokenizer: list[Tokenizer] = []  # in a worker: its tokenizer, which is 
 
 def _start_worker(tokenizer: Tokenizer) -> None:
     _worker_tokenizer.append(tokenizer)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent ends, even by SIGKILL, after which no work arrives."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    parent.join()
-    os._exit(1)
+
+    def end_with_parent() -> None:  # even by SIGKILL, after which no work arrives
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _encode_in_worker(encode: Encode, content: Any, dtype: type[np.generic]) -> np.ndarray:

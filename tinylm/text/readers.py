@@ -66,8 +66,12 @@ def parquet_rows(
                 for row in batch.to_pylist():
                     number += 1
                     location = f"{file}, row {number}"
-                    for name in classes.keys() & row.keys():
-                        row[name] = _class_name(row[name], classes[name], f"{location}: {name!r}")
+                    for name in [name for name in classes.keys() & row.keys() if type(row[name]) is int]:
+                        label, labels = row[name], classes[name]
+                        if not -1 <= label < len(labels):
+                            found = f"{name!r} is {label}, and the file names {len(labels)} classes, from 0 on"
+                            raise UsageError(f"{location}: {found}; correct it.")
+                        row[name] = None if label == -1 else labels[label]  # -1 means none
                     yield location, {name: _without_nulls(value) for name, value in row.items()}
                 progress(size * number // total - done)
                 done = size * number // total
@@ -83,15 +87,6 @@ def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
                 if isinstance(names, list) and all(isinstance(name, str) for name in names):
                     found[column] = names
     return found
-
-
-def _class_name(number: Any, names: list[str], subject: str) -> Any:
-    """The name of a class; `None` for -1, which means none. Raises UsageError for a number without a name."""
-    if type(number) is not int:
-        return number
-    if not -1 <= number < len(names):
-        raise UsageError(f"{subject} is {number}, and the file names {len(names)} classes, from 0 on; correct it.")
-    return None if number == -1 else names[number]
 
 
 def _without_nulls(value: Any) -> Any:
@@ -217,8 +212,8 @@ def decoded_chunks(file: Path, encoding: str, progress: Progress) -> Generator[s
             if isinstance(error, UnicodeDecodeError):  # UTF-16 without a byte-order mark raises a plain UnicodeError
                 location = f"byte 0x{error.object[error.start]:02X} at {location}"
             raise BadFilesError(
-                f"{name} is not valid {encoding.upper()} ({location}). If it is text in another encoding, name it with "
-                "`encoding`; leave binary files out."
+                f"{name} is not valid {encoding.upper()} ({location}). If it looks right in another encoding, such as "
+                "cp1252, cp1251, gb18030 or shift_jis, name that with `encoding`; leave binary files out."
             ) from None
         require_encodable(text, f"{name}, from offset {start}")  # UTF-7 can have lone surrogates
         offset += len(data)
@@ -279,7 +274,7 @@ def json_records(chunks: Iterable[str], name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _array_elements(chunks: Iterator[str], name: str) -> Iterator[tuple[str, Any]]:
-    """As `json_records`, for a JSON array that starts in the first chunk; parses one element at a time."""
+    """Yield the location and the value of each element of the array, which is parsed one element at a time."""
     decoder = json.JSONDecoder()
     text = next(chunks).lstrip()
     at, number, expects_comma = 1, 0, False  # `at` is the position in `text`, after the opening bracket
@@ -287,10 +282,9 @@ def _array_elements(chunks: Iterator[str], name: str) -> Iterator[tuple[str, Any
     while True:
         at = _BLANK.match(text, at).end()  # type: ignore[union-attr]  # matches the empty string
         if at == len(text):
-            more = next(chunks, None)
-            if more is None:
+            text, at = next(chunks, ""), 0
+            if not text:
                 raise BadFilesError(f"{name}: its JSON array has no closing bracket (']'); the file may be incomplete.")
-            text, at = more, 0
         elif text[at] == "]" and (expects_comma or not number):
             break
         elif expects_comma:

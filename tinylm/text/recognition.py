@@ -17,6 +17,7 @@ _MIN_LIST_LINES = 20
 _MEAN_ITEM, _LONGEST_ITEM = 24, 60  # characters of the lines of a list
 # Tables, indentation, and the ends of lines of prose and code.
 _NOT_IN_LISTS = re.compile(r"\t|^\s|[.,:;!?。，！？；：、=(){}\[\]<>|]$", re.MULTILINE)
+_BLANKS = re.compile(r"[ \t\r\n]*")
 _JSON_OBJECT = re.compile(r'\s*(?:\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
 
 
@@ -68,10 +69,7 @@ def first_keys(text: str) -> tuple[set[str], bool]:
 
 
 def _skip_blanks(text: str, at: int) -> int:
-    """The position of the first character from `at` on that is not JSON white space; `len(text)` if there is none."""
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
-    return at
+    return _BLANKS.match(text, at).end()  # type: ignore[union-attr]  # matches the empty string
 
 
 def is_single_json_object(text: str) -> bool:

@@ -75,27 +75,25 @@ class SplitCorpus:
         """The distinct characters of training and validation text, sorted."""
         return "".join(sorted(set().union(*(stats.alphabet for stats in self.all_stats))))
 
-    def train_stream(self) -> Stream:
-        """The training text. Raises TinyLMError at its end if its length differs from that in the first pass."""
+    def stream(self, part: str) -> Stream:
+        """The text of the part "train" or "val". Raises TinyLMError at its end if its length differs from that in the
+        first pass.
+        """
+        is_val = part == "val"
         if self._draws:
-            return self._drawn_records(for_validation=False)
-        return _require_length(self.train_characters, slice_stream(self.corpus.stream(), 0, self.train_characters))
-
-    def val_stream(self) -> Stream:
-        """The validation text; errors as for `train_stream`."""
-        if self._draws:
-            return self._drawn_records(for_validation=True)
+            return joined(self._drawn_chunks(is_val))
+        corpus, stats = (self.corpora[-1], self.all_stats[-1]) if is_val else (self.corpus, self.stats)
         if not self._is_divided:
-            return _require_length(self.all_stats[-1].characters, self.corpora[-1].stream())
-        start, stop = self.train_characters, self.stats.characters
-        return _require_length(stop - start, slice_stream(self.corpus.stream(), start, stop))
+            return _require_length(stats.characters, corpus.stream())
+        start, stop = (self.train_characters, stats.characters) if is_val else (0, self.train_characters)
+        return _require_length(stop - start, slice_stream(corpus.stream(), start, stop))
 
     def documents(self, part: str) -> Iterator[Any]:
         """The part "train" or "val" as the input of its encoding: its stream, or the examples of its records."""
         is_val = part == "val"
         corpus = self.corpora[-1] if is_val else self.corpus
         if not isinstance(corpus, RecordCorpus):
-            return self.val_stream() if is_val else self.train_stream()
+            return self.stream(part)
         return corpus.selected_examples(self._selection(is_val)) if self._draws else corpus.examples()
 
     @property
@@ -103,24 +101,21 @@ class SplitCorpus:
         """Whether the validation text is drawn from the records of `corpus`."""
         return self.val_records > 0 and self._is_divided
 
-    def _selection(self, for_validation: bool) -> Iterator[bool]:
+    def _selection(self, is_val: bool) -> Iterator[bool]:
         """Whether each document of `corpus` is in the validation text, or else in the training text."""
         size = self.corpus.documents_per_record
         for drawn in draw_records(self.stats.documents // size, self.val_records):
-            yield from itertools.repeat(drawn == for_validation, size)
+            yield from itertools.repeat(drawn == is_val, size)
 
-    def _drawn_records(self, for_validation: bool) -> Stream:
-        def selected() -> Stream:
-            selection = self._selection(for_validation)
-            is_selected = next(selection)
-            for chunk in _require_length(self.stats.characters, self.corpus.stream()):
-                if chunk is None:
-                    is_selected = next(selection, False)
-                    yield None
-                elif is_selected:
-                    yield chunk
-
-        return joined(selected())
+    def _drawn_chunks(self, is_val: bool) -> Stream:
+        selection = self._selection(is_val)
+        is_selected = next(selection)
+        for chunk in _require_length(self.stats.characters, self.corpus.stream()):
+            if chunk is None:
+                is_selected = next(selection, False)
+                yield None
+            elif is_selected:
+                yield chunk
 
 
 def draw_records(records: int, drawn: int) -> Iterator[bool]:

@@ -56,13 +56,9 @@ def train_or_recall(stats: CorpusStats, settings: list[Any], train: Callable[[],
     """
     if stats.bytes < KEEP_FROM:
         return train()
-    identity = ["tokenizer", __version__, tokenizers.__version__, stats.fingerprint, *settings]
-    if isinstance(found := _recall(identity), str):
-        with contextlib.suppress(TinyLMError):
-            return Tokenizer.parse(found, SpecialTokens(), Path("tokenizer.json"))
-    tokenizer = train()
-    _keep(identity, tokenizer.to_str())
-    return tokenizer
+    identity = ["tokenizer", tokenizers.__version__, stats.fingerprint, *settings]
+    file = remember(identity, lambda: train().to_str())
+    return Tokenizer.parse(file, SpecialTokens(), Path("tokenizer.json"))
 
 
 def remember(identity: list[Any], compute: Callable[[], Any]) -> Any:

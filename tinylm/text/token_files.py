@@ -62,16 +62,13 @@ class TokenFolder:
         return cls(path, train, val)
 
 
-def open_part(
-    path: Path, part: str, key: str, vocab_size: int, *, mapped: bool = True, trust_mtime: bool = False
-) -> Tokens:
+def open_part(path: Path, part: str, key: str, vocab_size: int, *, mapped: bool = True) -> Tokens:
     """Open one part, "train" or "val", of the token folder at `path`: (N,) of `smallest_dtype`, read-only if `mapped`.
 
     The folder is untrusted, so the dtype of the ids, their number, their SHA-256 and their range (below `vocab_size`)
     are checked. If there are several shards, hash and range of a shard are checked when it is first read, unless it is
     in the user's cache and has not changed since it was written. For an Encoding with flags, `vocab_size` is the number
-    of codes. With `trust_mtime`, the hash is not computed if size and modification time are as recorded. With `mapped`,
-    the files are memory-mapped; otherwise they are read into memory.
+    of codes. With `mapped`, the files are memory-mapped; otherwise they are read into memory.
 
     Raises DamagedError if the folder is incomplete or damaged, or has another `key`, and TinyLMError if the system
     cannot read it; with several shards, also later, when a shard is read.
@@ -84,7 +81,7 @@ def open_part(
         records = index[part]
         if isinstance(records, dict):
             with open_regular(path / f"{part}.bin") as file:
-                return _open_ids(file, f"{part}.bin", records, vocab_size, mapped, trust_mtime)
+                return _open_ids(file, f"{part}.bin", records, vocab_size, mapped)
         if type(records) is not list or not records:
             raise ValueError("tokens.json lists no shards")
         folder = FolderHandle(path)  # stays valid when a complete run directory is renamed
@@ -104,7 +101,7 @@ def open_part(
             status = file_state(os.fstat(file.fileno()))
             if checked.get(number) == status:
                 return np.memmap(file, dtype=_require_size(file, name, record, vocab_size), mode="r")
-            ids = _open_ids(file, name, record, vocab_size, True, trust_mtime)
+            ids = _open_ids(file, name, record, vocab_size, True)
             checked[number] = status
             return ids
 
@@ -149,13 +146,10 @@ def _require_size(file: BufferedReader, name: str, record: dict[str, Any], vocab
     return dtype
 
 
-def _open_ids(
-    file: BufferedReader, name: str, record: dict[str, Any], vocab_size: int, mapped: bool, trust_mtime: bool
-) -> np.ndarray:
+def _open_ids(file: BufferedReader, name: str, record: dict[str, Any], vocab_size: int, mapped: bool) -> np.ndarray:
     """Check the ids of a file, and map or read them: (N,). Errors as for `_require_size`, also for damaged ids."""
     dtype = _require_size(file, name, record, vocab_size)
-    unchanged = trust_mtime and os.fstat(file.fileno()).st_mtime_ns == record["changed"]
-    if not unchanged and hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
+    if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
         raise ValueError(f"the SHA-256 of {name} differs from tokens.json")
     file.seek(0)
     # An empty file cannot be mapped.
@@ -195,6 +189,7 @@ def encode_to_folder(
     encoding: Encoding = TEXT_ENCODING,
     mapped: bool = True,
     resumable: bool = False,
+    shard_tokens: int = SHARD_TOKENS,
 ) -> TokenFolder:
     """Encode both parts into the token folder `folder`, which is created atomically, or open it if it is valid.
 
@@ -234,7 +229,7 @@ def encode_to_folder(
                     while first is not None or not records:  # one empty shard for a part without ids
                         rest = encoded if first is None else itertools.chain([first], encoded)
                         path = unfinished / shard_name(part, len(records))
-                        records.append(_write_shard(path, rest, dtype, progress))
+                        records.append(_write_shard(path, rest, dtype, progress, shard_tokens))
                         if resumable:
                             write_text(index, json.dumps({**head, **shards}))
                         first = next(encoded, None)
@@ -317,7 +312,11 @@ def remove_stale(folder: Path) -> None:
 
 
 def _write_shard(
-    path: Path, encoded: Iterator[tuple[np.ndarray, int]], dtype: type[np.generic], progress: Progress
+    path: Path,
+    encoded: Iterator[tuple[np.ndarray, int]],
+    dtype: type[np.generic],
+    progress: Progress,
+    shard_tokens: int,
 ) -> dict[str, Any]:
     """Write one shard of the ids of `encoded`: pairs of a batch's ids, (N,), and its number of characters.
 
@@ -334,7 +333,7 @@ def _write_shard(
                 count += len(ids)
                 batches += 1
                 progress(characters)
-                if count >= SHARD_TOKENS:
+                if count >= shard_tokens:
                     break
             file.flush()
             os.fsync(file.fileno())
@@ -343,4 +342,4 @@ def _write_shard(
         path.unlink(missing_ok=True)
         raise
     sizes = {"dtype": np.dtype(dtype).name, "tokens": count, "batches": batches}
-    return {**sizes, "sha256": digest.hexdigest(), "changed": status.st_mtime_ns, "status": file_state(status)}
+    return {**sizes, "sha256": digest.hexdigest(), "status": file_state(status)}

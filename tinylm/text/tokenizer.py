@@ -10,7 +10,7 @@ import json
 import random
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -108,24 +108,22 @@ class Tokenizer:
             )
             for tokenizer in (self, other)
         )
-        return one == two and all(map(functools.partial(self._encodes_as, other), self._probes()))
-
-    def _probes(self) -> Iterator[str]:
-        """Short texts that together have each token next to random other ones, with and without spaces."""
-        tokens = [self.decode([i]) for i in random.Random(0).sample(range(self.vocab_size), self.vocab_size)]
-        for separator in ("", " "):
-            for start in range(0, len(tokens), PROBED_TOKENS):
-                yield separator.join(tokens[start : start + PROBED_TOKENS])
-        yield PROBE
-
-    def _encodes_as(self, other: "Tokenizer", text: str) -> bool:
-        if self.kind == "char":
-            text = text.translate(dict.fromkeys(map(ord, self.unknown_characters(text))))
-        ids = self.encode(text)
-        try:
-            return np.array_equal(ids, other.encode(text)) and self.decode(ids) == other.decode(ids)
-        except UsageError:  # characters without an id
+        if one != two:
             return False
+        # Each token next to random other ones, with and without spaces
+        tokens = [self.decode([i]) for i in random.Random(0).sample(range(self.vocab_size), self.vocab_size)]
+        starts = range(0, len(tokens), PROBED_TOKENS)
+        probes = [separator.join(tokens[i : i + PROBED_TOKENS]) for separator in ("", " ") for i in starts]
+        for text in [*probes, PROBE]:
+            if self.kind == "char":
+                text = text.translate(dict.fromkeys(map(ord, self.unknown_characters(text))))
+            ids = self.encode(text)
+            try:
+                if not np.array_equal(ids, other.encode(text)) or self.decode(ids) != other.decode(ids):
+                    return False
+            except UsageError:  # characters without an id
+                return False
+        return True
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: the copy in another process uses the same encoder."""
@@ -152,17 +150,15 @@ class Tokenizer:
             spec = validate_tokenizer(text)
             with wrap_library_errors():
                 tokenizer = cls(tokenizers.Tokenizer.from_str(json.dumps(spec, ensure_ascii=False)), special)
-            tokenizer._require_ids(token_ids(spec))
+            vocabulary = tokenizer._library.get_vocab()
+            for token, i in token_ids(spec).items():  # the library numbers added tokens itself
+                if (loaded := vocabulary.get(token)) != i:
+                    raise ValueError(
+                        f"its token {token[:60]!r} has the id {i} in the file, but {loaded} once it is loaded"
+                    )
         except (ValueError, TinyLMError, TokenizerLibraryError) as error:
             raise _unusable(source, error) from error
         return tokenizer
-
-    def _require_ids(self, expected: dict[str, int]) -> None:
-        """Raise ValueError if the library, which numbers added tokens itself, changed the id of a token."""
-        vocabulary = self._library.get_vocab()
-        for token, i in expected.items():
-            if (loaded := vocabulary.get(token)) != i:
-                raise ValueError(f"its token {token[:60]!r} has the id {i} in the file, but {loaded} once it is loaded")
 
     def merges(self) -> np.ndarray:
         """(V, 2): the ids of the two tokens that BPE merges into each token, -1 for a token that is not merged.
@@ -197,17 +193,11 @@ class Tokenizer:
         vocabulary |= {character: i for i, character in enumerate(characters, start=self.vocab_size)}
         return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(spec)), self.special)
 
-    def with_mask_token(self) -> "Tokenizer":
-        """Return a copy with a mask token; an existing one is kept."""
-        library = tokenizers.Tokenizer.from_str(self.to_str())
-        library.add_special_tokens([AddedToken(MASK, special=True)])
-        return Tokenizer(library, self.special)
-
-    def with_special_tokens(self, tokens: Sequence[str], eos: Sequence[str]) -> "Tokenizer":
-        """Return a copy with `tokens` as special tokens, existing ones kept, and with `eos` as EOS tokens."""
+    def with_special_tokens(self, tokens: Sequence[str], eos: Sequence[str] | None = None) -> "Tokenizer":
+        """Return a copy with `tokens` as special tokens, existing ones kept, and with `eos` as EOS tokens, if given."""
         library = tokenizers.Tokenizer.from_str(self.to_str())
         library.add_special_tokens([AddedToken(token, special=True) for token in tokens])
-        return Tokenizer(library, replace(self.special, eos=tuple(eos)))
+        return Tokenizer(library, self.special if eos is None else replace(self.special, eos=tuple(eos)))
 
     @property
     def mask_id(self) -> int:
@@ -226,28 +216,21 @@ class Tokenizer:
         if self._table is not None:
             codes = code_points(text)
             known = codes < len(self._table)
-            ids = self._table[np.where(known, codes, 0)]
-            if not known.all() or (ids < 0).any():
+            character_ids = self._table[np.where(known, codes, 0)]
+            if not known.all() or (character_ids < 0).any():
                 raise UsageError(f"Unknown characters: {describe_characters(self.unknown_characters(text))}.")
-            return ids.astype(np.uint32)
+            return character_ids.astype(np.uint32)
         if self._gigatoken is None:
             return self._encode_by_library(text)
-        return np.concatenate([self._encode_byte_pairs(part) for part in self._split_long_words(text)])
-
-    def _split_long_words(self, text: str) -> Iterator[str]:
-        """Yield parts of at most MAX_ENCODED_WORD characters, which end at safe split points, except in a long word."""
-        start = 0
-        while len(text) - start > MAX_ENCODED_WORD:
+        encoded, start = [np.zeros(0, dtype=np.uint32)], 0
+        while start < len(text):
             part = text[start : start + MAX_ENCODED_WORD]
-            part = part[: self.safe_split_point(part) or len(part)]
-            yield part
+            if start + len(part) < len(text):  # cut at a safe split point, or else in a long word
+                part = part[: self.safe_split_point(part) or len(part)]
+            ids = self._gigatoken.encode(part)
+            encoded.append(self._encode_by_library(part) if ids is None else ids)
             start += len(part)
-        yield text[start:]
-
-    def _encode_byte_pairs(self, text: str) -> np.ndarray:
-        assert self._gigatoken is not None
-        encoded = self._gigatoken.encode(text)
-        return self._encode_by_library(text) if encoded is None else encoded
+        return np.concatenate(encoded)
 
     def _encode_by_library(self, text: str) -> np.ndarray:
         return np.array(self._encoding(self._library, text).ids, dtype=np.uint32)
@@ -272,8 +255,7 @@ class Tokenizer:
     @functools.cached_property
     def control_tokens(self) -> tuple[str, ...]:
         """The added tokens that are special."""
-        added = self._library.get_added_tokens_decoder().values()
-        return tuple(token.content for token in added if token.special)
+        return tuple(self._special_tokens.values())
 
     def encode_with_special(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Encode a text in which special tokens are recognised, such as one that a chat template rendered.
@@ -309,7 +291,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _literal_library(self) -> tokenizers.Tokenizer:
-        """As `_recognising_library`, but removes LITERAL from a text once special tokens are recognised."""
+        """A copy that recognises special tokens, and then removes LITERAL from the text."""
         spec = json.loads(self._recognising_library.to_str())
         remove = {"type": "Replace", "pattern": {"String": LITERAL}, "content": ""}
         spec["normalizer"] = {"type": "Sequence", "normalizers": [remove, *filter(None, [spec["normalizer"]])]}
@@ -317,12 +299,8 @@ class Tokenizer:
             token["normalized"] &= not token["special"]
         return tokenizers.Tokenizer.from_str(json.dumps(spec, ensure_ascii=False))
 
-    def decode_with_special(self, ids: Iterable[int]) -> str:
-        """The text of token ids, special tokens included. Raises TinyLMError if the library fails."""
-        return _decode(self._library, [int(i) for i in ids], skip_special_tokens=False)
-
     def encode_with_starts(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """As `encode`, with the offset in UTF-8 bytes at which each token begins: (T,) of uint32 and (T,) of int64.
+        """The token ids of a text, and the offset in UTF-8 bytes of each token: (T,) of uint32 and (T,) of int64.
 
         With a tokenizer of the kind "other", tokens inside a character begin where the character does.
         """
@@ -339,7 +317,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _plain_library(self) -> tokenizers.Tokenizer:
-        """As `_recognising_library`, but encodes the names of special tokens in texts as ordinary text."""
+        """A copy without a post-processor, which encodes the names of special tokens as ordinary text."""
         library = tokenizers.Tokenizer.from_str(self._recognising_library.to_str())
         library.encode_special_tokens = True
         return library
@@ -354,7 +332,7 @@ class Tokenizer:
 
     @property
     def encoder_with_special(self) -> str:
-        """As `encoder`, for `encode_with_special`."""
+        """The name of the encoder of `encode_with_special`."""
         return "table" if self._table is not None else f"tokenizers {tokenizers.__version__}"
 
     def check_encoder(self, sample: Iterable[str]) -> bool:
@@ -365,9 +343,13 @@ class Tokenizer:
         """
         return self._gigatoken is None or self._gigatoken.matches(sample, self._encode_by_library)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token ids; special tokens are skipped. Raises TinyLMError if the library fails."""
-        return _decode(self._library, [int(i) for i in ids])
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids. Raises TinyLMError if the library fails."""
+        try:
+            with wrap_library_errors():
+                return str(self._library.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
+        except TokenizerLibraryError as error:
+            raise TinyLMError(f"The tokenizer cannot decode the tokens ({error}). Use another tokenizer.") from error
 
     @functools.cached_property
     def token_bytes(self) -> "TokenBytes | None":
@@ -377,19 +359,13 @@ class Tokenizer:
 
     def decoded_token(self, i: int) -> str | None:
         """The token of an id, as the decoder receives it; `None` for a special token and for an id without a token."""
-        return None if i in self._special_ids else self._library.id_to_token(i)
+        return None if i in self._special_tokens else self._library.id_to_token(i)
 
     @functools.cached_property
-    def _special_ids(self) -> frozenset[int]:
+    def _special_tokens(self) -> dict[int, str]:
+        """The special tokens by their ids."""
         added = self._library.get_added_tokens_decoder()
-        return frozenset(i for i, token in added.items() if token.special)
-
-    @functools.cached_property
-    def _token_bytes(self) -> list[bytes]:
-        """The bytes of each id: a list of V."""
-        if self._gigatoken is not None:
-            return self._gigatoken.token_bytes(self.vocab_size)
-        return [self.decode([i]).encode() for i in range(self.vocab_size)]
+        return {i: token.content for i, token in added.items() if token.special}
 
     def decoded_size(self, ids: Sequence[int] | np.ndarray, document_end: str = "") -> tuple[int, int]:
         """The number of characters and of UTF-8 bytes that the ids, (N,), decode to, where each end-of-text id stands
@@ -417,8 +393,10 @@ class Tokenizer:
     @functools.cached_property
     def _token_sizes(self) -> tuple[np.ndarray, np.ndarray]:
         """Characters and bytes per id: two arrays of (V,). A character counts for the id with its first byte."""
-        characters = [sum(byte & 0xC0 != 0x80 for byte in token) for token in self._token_bytes]
-        return np.array(characters), np.array([len(token) for token in self._token_bytes])
+        token_bytes = TokenBytes(self, byte_level=True) if self._gigatoken is not None else self.token_bytes
+        tokens = [self.decode([i]).encode() if token_bytes is None else token_bytes[i] for i in range(self.vocab_size)]
+        characters = [sum(byte & 0xC0 != 0x80 for byte in token) for token in tokens]
+        return np.array(characters), np.array([len(token) for token in tokens])
 
     def unknown_characters(self, text: str) -> str:
         """The distinct characters of the text that have no id, in order of appearance.
@@ -486,14 +464,6 @@ def _flat_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
     if step is None:
         return []
     return [step] if step["type"] != "Sequence" else [flat for part in step["decoders"] for flat in _flat_steps(part)]
-
-
-def _decode(library: tokenizers.Tokenizer, ids: list[int], skip_special_tokens: bool = True) -> str:
-    try:
-        with wrap_library_errors():
-            return str(library.decode(ids, skip_special_tokens=skip_special_tokens))
-    except TokenizerLibraryError as error:
-        raise TinyLMError(f"The tokenizer cannot decode the tokens ({error}). Use another tokenizer.") from error
 
 
 def train_char(alphabet: str, special: Sequence[str] = ()) -> Tokenizer:

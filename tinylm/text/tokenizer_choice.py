@@ -1,17 +1,18 @@
 """Choose the tokenizer of a new model: train one on the training text, or load a tokenizer.json."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tinylm.errors import UsageError, concerning
 from tinylm.reporter import Reporter, SilentReporter
 from tinylm.system.files import resolve_links
-from tinylm.text.corpus import Corpus, Stream, rechunk
+from tinylm.text.corpus import Stream, rechunk
 from tinylm.text.split import SplitCorpus
 from tinylm.text.text_cache import train_or_recall
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_bpe, train_char
 
+TRAINED = ("auto", "char", "bpe")  # choices of a tokenizer that is trained on the text
 # Limits up to which `tokenizer="auto"` chooses a character tokenizer (decision 016).
 MAX_CHAR_ALPHABET = 256  # distinct characters
 MAX_CHAR_TEXT = 150_000  # characters
@@ -34,6 +35,7 @@ def choose_tokenizer(
     vocab_size: int | None,
     seconds: float | None = None,
     reporter: Reporter = SilentReporter(),  # noqa: B008, has no state
+    train_bpe: Callable[..., Tokenizer] = train_bpe,
 ) -> Tokenizer:
     """Train or load a tokenizer: "auto", "char", "bpe", or the path of a tokenizer.json.
 
@@ -53,50 +55,33 @@ def choose_tokenizer(
         tokenizer = "char" if small and languages == 1 and vocab_size is None else "bpe"
     if vocab_size is not None and tokenizer != "bpe":
         raise UsageError(f"`vocab_size` is for BPE, and the tokenizer is {tokenizer!r}; leave `vocab_size` out.")
-    special = _chat_tokens(split.corpus)
+    chat = split.corpus.rendering
+    special = tuple(token for token in ([] if chat is None else chat.special_tokens) if token != END_OF_TEXT)
     if tokenizer == "char":
         return train_char(split.alphabet, special)
     if tokenizer == "bpe":
-        size = languages * _default_vocab_size(split.stats.characters) if vocab_size is None else vocab_size
-
-        limit = (
-            BPE_SAMPLE if seconds is None else min(BPE_SAMPLE, max(MIN_BPE_SAMPLE, int(seconds * SAMPLE_PER_SECOND)))
-        )
+        sizes = (size for limit, size in VOCAB_SIZES if split.stats.characters <= limit)
+        size = languages * next(sizes, LARGEST_VOCAB_SIZE) if vocab_size is None else vocab_size
+        limit = BPE_SAMPLE
+        if seconds is not None:
+            limit = min(limit, max(MIN_BPE_SAMPLE, int(seconds * SAMPLE_PER_SECOND)))
 
         def train() -> Tokenizer:
-            sample = sample_for_tokenizer(split.train_stream(), split.train_characters, limit)
+            sample = sample_for_tokenizer(split.stream("train"), split.train_characters, limit)
             with reporter.counting("training the tokenizer", None, "seconds") as advance:
                 return train_bpe(sample, size, special, advance)
 
         settings = [split.train_characters, split.val_records, size, list(special), limit, SAMPLE_SEED]
         return train_or_recall(split.stats, settings, train)
-    loaded = load_tokenizer_file(tokenizer)
-    assert loaded is not None
-    return loaded
+    return load_tokenizer_file(tokenizer)
 
 
 @concerning("tokenizer")
-def load_tokenizer_file(choice: str) -> Tokenizer | None:
-    """Load the tokenizer.json at the path `choice`; returns `None` for auto, char and bpe.
-
-    Raises UsageError if there is no such file, and TinyLMError for a file that is not a tokenizer.
-    """
-    if choice in ("auto", "char", "bpe"):
-        return None
-    path = Path(choice)
-    if not path.is_file():
-        raise UsageError(f"`tokenizer` is {choice!r}; it must be auto, char, bpe or the path of a tokenizer.json.")
-    return Tokenizer.load(resolve_links(path))  # `load` refuses links; this one was named by the user
-
-
-def _chat_tokens(corpus: Corpus) -> tuple[str, ...]:
-    """The special tokens of the chat template of a corpus, without the end-of-text token; () without a template."""
-    tokens = () if corpus.rendering is None else corpus.rendering.special_tokens
-    return tuple(token for token in tokens if token != END_OF_TEXT)
-
-
-def _default_vocab_size(characters: int) -> int:
-    return next((size for limit, size in VOCAB_SIZES if characters <= limit), LARGEST_VOCAB_SIZE)
+def load_tokenizer_file(path: str) -> Tokenizer:
+    """Load a tokenizer.json. Raises UsageError for a missing file, and TinyLMError for one that is not a tokenizer."""
+    if not Path(path).is_file():
+        raise UsageError(f"`tokenizer` is {path!r}; it must be auto, char, bpe or the path of a tokenizer.json.")
+    return Tokenizer.load(resolve_links(Path(path)))  # `load` refuses links; this one was named by the user
 
 
 def sample_for_tokenizer(stream: Stream, characters: int, limit: int) -> Iterator[str]:

@@ -6,11 +6,11 @@ new file that contains only the checked values, without unknown or duplicate key
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from tinylm.system.files import parse_unicode_json
-from tinylm.text.regex_patterns import MAX_PATTERN, is_linear
 from tinylm.text.tokenizer_errors import short_repr
 
 MAX_IDS = 1 << 19  # published models have up to 262,400 tokens, which load in 5 s
@@ -40,7 +40,10 @@ def validate_tokenizer(text: str) -> TokenizerSpec:
         raise ValueError("it is not a tokenizer.json of version 1.0")
     model = _validate_model(spec.get("model"))
     added_tokens = _validate_added_tokens(spec.get("added_tokens") or [])
-    _check_unk_token(model, {token["content"] for token in added_tokens})
+    # The library fails on unknown text if `unk_token` is no token. An empty one, as in GPT-2's file, stands for none.
+    unknown = model.get("unk_token")
+    if unknown and unknown not in model["vocab"] and unknown not in {token["content"] for token in added_tokens}:
+        raise ValueError(f"its unk_token {short_repr(unknown)} is not in its vocabulary")
     return {
         "version": "1.0",
         "truncation": None,
@@ -75,20 +78,8 @@ def _is_flag_or_null(value: Any) -> bool:
     return value is None or isinstance(value, bool)
 
 
-def _is_short_string(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_SHORT_STRING
-
-
-def _is_character(value: Any) -> bool:
-    return isinstance(value, str) and len(value) == 1
-
-
-def _is_token(value: Any) -> bool:
-    return isinstance(value, str) and 1 <= len(value) <= MAX_TOKEN
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < MAX_IDS
+def _is_string(minimum: int, maximum: int) -> Check:
+    return lambda value: isinstance(value, str) and minimum <= len(value) <= maximum
 
 
 def _is_count(minimum: int, maximum: int) -> Check:
@@ -109,6 +100,10 @@ def _is_object(**fields: Check) -> Check:
         and value.keys() == fields.keys()
         and all(is_valid(value[name]) for name, is_valid in fields.items())
     )
+
+
+_is_short_string, _is_character, _is_token = _is_string(0, MAX_SHORT_STRING), _is_string(1, 1), _is_string(1, MAX_TOKEN)
+_is_id = _is_count(0, MAX_IDS - 1)
 
 
 def _is_pattern(value: Any) -> bool:
@@ -132,18 +127,19 @@ def _is_template_item(value: Any) -> bool:
     )(value)
 
 
-def _is_template_token(value: Any) -> bool:
-    is_valid = _is_object(id=_is_token, ids=_is_list(_is_id, 1, 64), tokens=_is_list(_is_token, 1, 64))
-    return is_valid(value) and len(value["ids"]) == len(value["tokens"])
-
-
 def _is_template_tokens(value: Any) -> bool:
-    return isinstance(value, dict) and len(value) <= 64 and all(map(_is_template_token, value.values()))
+    is_token = _is_object(id=_is_token, ids=_is_list(_is_id, 1, 64), tokens=_is_list(_is_token, 1, 64))
+    return (
+        isinstance(value, dict)
+        and len(value) <= 64
+        and all(is_token(token) and len(token["ids"]) == len(token["tokens"]) for token in value.values())
+    )
 
 
 _BEHAVIOR = _is_one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 _REPLACE: Fields = {"pattern": _is_pattern, "content": _is_short_string}
-_BYTE_LEVEL: Fields = {"add_prefix_space": _is_flag, "trim_offsets": _is_flag, "use_regex": _is_flag}
+_BYTE_LEVEL: Fields = dict.fromkeys(("add_prefix_space", "trim_offsets", "use_regex"), _is_flag)
+_BERT: Fields = dict.fromkeys(("sep", "cls"), _is_processor_token)
 _METASPACE: Fields = {
     "replacement": _is_character,
     "add_prefix_space": _is_flag_or_null,  # in older files
@@ -154,26 +150,17 @@ _METASPACE: Fields = {
 # The accepted steps and their fields. Excluded on purpose: Precompiled, a binary table that the library does not check,
 # and CTC, a decoder for speech.
 NORMALIZERS: dict[str, Fields] = {
+    **{name: {} for name in ("ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "StripAccents")},
     "BertNormalizer": {
-        "clean_text": _is_flag,
-        "handle_chinese_chars": _is_flag,
+        **dict.fromkeys(("clean_text", "handle_chinese_chars", "lowercase"), _is_flag),
         "strip_accents": _is_flag_or_null,
-        "lowercase": _is_flag,
     },
-    "ByteLevel": {},
-    "Lowercase": {},
-    "NFC": {},
-    "NFD": {},
-    "NFKC": {},
-    "NFKD": {},
-    "Nmt": {},
     "Prepend": {"prepend": _is_short_string},
     "Replace": _REPLACE,
     "Strip": {"strip_left": _is_flag, "strip_right": _is_flag},
-    "StripAccents": {},
 }
 PRE_TOKENIZERS: dict[str, Fields] = {
-    "BertPreTokenizer": {},
+    **{name: {} for name in ("BertPreTokenizer", "UnicodeScripts", "Whitespace", "WhitespaceSplit")},
     "ByteLevel": _BYTE_LEVEL,
     "CharDelimiterSplit": {"delimiter": _is_character},
     "Digits": {"individual_digits": _is_flag},
@@ -181,30 +168,20 @@ PRE_TOKENIZERS: dict[str, Fields] = {
     "Metaspace": _METASPACE,
     "Punctuation": {"behavior": _BEHAVIOR},
     "Split": {"pattern": _is_pattern, "behavior": _BEHAVIOR, "invert": _is_flag},
-    "UnicodeScripts": {},
-    "Whitespace": {},
-    "WhitespaceSplit": {},
 }
 POST_PROCESSORS: dict[str, Fields] = {
-    "BertProcessing": {"sep": _is_processor_token, "cls": _is_processor_token},
+    "BertProcessing": _BERT,
     "ByteLevel": _BYTE_LEVEL,
-    "RobertaProcessing": {
-        "sep": _is_processor_token,
-        "cls": _is_processor_token,
-        "trim_offsets": _is_flag,
-        "add_prefix_space": _is_flag,
-    },
+    "RobertaProcessing": {**_BERT, "trim_offsets": _is_flag, "add_prefix_space": _is_flag},
     "TemplateProcessing": {
-        "single": _is_list(_is_template_item, 0, 64),
-        "pair": _is_list(_is_template_item, 0, 64),
+        **dict.fromkeys(("single", "pair"), _is_list(_is_template_item, 0, 64)),
         "special_tokens": _is_template_tokens,
     },
 }
 DECODERS: dict[str, Fields] = {
+    **{name: {} for name in ("ByteFallback", "Fuse")},
     "BPEDecoder": {"suffix": _is_short_string},
-    "ByteFallback": {},
     "ByteLevel": _BYTE_LEVEL,
-    "Fuse": {},
     "Metaspace": _METASPACE,
     "Replace": _REPLACE,
     # The library reads out of bounds for a token shorter than `stop`.
@@ -256,22 +233,16 @@ def _validate_step(component: str, step: dict[str, Any], accepted: dict[str, Fie
     for field in step.keys() & fields.keys():
         if not fields[field](step[field]):
             raise ValueError(f"its {component} {name} has an unsupported {field}: {short_repr(step[field])}")
-    if name == "TemplateProcessing":
-        _check_template(step)
-    return {"type": name, **{field: step[field] for field in fields if field in step}}
-
-
-def _check_template(step: dict[str, Any]) -> None:
-    """Raise ValueError for templates on which the library panics: with undefined tokens, or with a second text in
-    `single`.
-    """
-    defined = step.get("special_tokens", {})
-    for name in ("single", "pair"):
-        for item in step.get(name, ()):
-            if "SpecialToken" in item and item["SpecialToken"]["id"] not in defined:
-                raise ValueError(f"the template {name!r} of its post-processor uses a token that it does not define")
-            if name == "single" and item.get("Sequence", {}).get("id") == "B":
+    # The library panics on templates with tokens that are not defined, and with a second text in `single`.
+    for template in ("single", "pair") if name == "TemplateProcessing" else ():
+        for item in step.get(template, ()):
+            if "SpecialToken" in item and item["SpecialToken"]["id"] not in step.get("special_tokens", {}):
+                raise ValueError(
+                    f"the template {template!r} of its post-processor uses a token that it does not define"
+                )
+            if template == "single" and item.get("Sequence", {}).get("id") == "B":
                 raise ValueError("the template 'single' of its post-processor has a second text")
+    return {"type": name, **{field: step[field] for field in fields if field in step}}
 
 
 def _check_growth(component: str, steps: Iterable[dict[str, Any]]) -> None:
@@ -311,19 +282,16 @@ def _validate_added_tokens(value: Any) -> list[dict[str, Any]]:
 
 
 def _validate_model(value: Any) -> dict[str, Any]:
-    kind = value.get("type", _infer_model_type(value)) if isinstance(value, dict) else None
+    kind = None
+    if isinstance(value, dict) and "type" in value:
+        kind = value["type"]
+    elif isinstance(value, dict):  # older files lack the type
+        kind = "WordPiece" if "max_input_chars_per_word" in value else "WordLevel"
+        kind = "Unigram" if isinstance(value.get("vocab"), list) else kind
+        kind = "BPE" if "merges" in value else kind
     if not isinstance(kind, str) or kind not in _MODELS:
         raise ValueError(f"its model has the type {short_repr(kind)}; it must be one of: {', '.join(_MODELS)}")
     return {"type": kind, **_MODELS[kind](value)}
-
-
-def _infer_model_type(model: dict[str, Any]) -> str:
-    """The type of a model without the field `type`, which older files lack."""
-    if "merges" in model:
-        return "BPE"
-    if isinstance(model.get("vocab"), list):
-        return "Unigram"
-    return "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
 
 
 def _validate_bpe(model: dict[str, Any]) -> dict[str, Any]:
@@ -368,22 +336,20 @@ def _validate_merges(value: Any, vocabulary: dict[str, int], prefix: str) -> lis
     return merges
 
 
-def _validate_word_level(model: dict[str, Any]) -> dict[str, Any]:
-    unknown = _optional_string(model, "unk_token", MAX_TOKEN)
-    return {"vocab": _validate_vocabulary(model.get("vocab")), "unk_token": "<unk>" if unknown is None else unknown}
-
-
 def _validate_word_piece(model: dict[str, Any]) -> dict[str, Any]:
     longest = model.get("max_input_chars_per_word", 100)
     if not _is_count(1, MAX_WORD)(longest):
         raise ValueError(f"its max_input_chars_per_word is {short_repr(longest)}; it must be from 1 to {MAX_WORD}")
-    unknown = _optional_string(model, "unk_token", MAX_TOKEN)
     return {
-        "unk_token": "[UNK]" if unknown is None else unknown,
+        **_validate_word_level(model, "[UNK]"),
         "continuing_subword_prefix": _optional_string(model, "continuing_subword_prefix") or "",
         "max_input_chars_per_word": longest,
-        "vocab": _validate_vocabulary(model.get("vocab")),
     }
+
+
+def _validate_word_level(model: dict[str, Any], default: str = "<unk>") -> dict[str, Any]:
+    unknown = _optional_string(model, "unk_token", MAX_TOKEN)
+    return {"vocab": _validate_vocabulary(model.get("vocab")), "unk_token": default if unknown is None else unknown}
 
 
 def _validate_unigram(model: dict[str, Any]) -> dict[str, Any]:
@@ -391,7 +357,9 @@ def _validate_unigram(model: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_IDS:
         raise ValueError(f"its vocabulary must be a list of 1 to {MAX_IDS:,} tokens with their scores")
     for entry in value:
-        if not isinstance(entry, list) or len(entry) != 2 or not _is_token(entry[0]) or not _is_score(entry[1]):
+        is_pair = isinstance(entry, list) and len(entry) == 2 and _is_token(entry[0])
+        # An integer may be too large to become a float.
+        if not is_pair or type(entry[1]) not in (int, float) or not -1e6 < entry[1] < 1e6:
             raise ValueError(f"its vocabulary contains {short_repr(entry)}, which is not a token with its score")
     if len({token for token, _ in value}) < len(value):
         raise ValueError("its vocabulary contains a token twice")
@@ -401,10 +369,6 @@ def _validate_unigram(model: dict[str, Any]) -> dict[str, Any]:
     if unknown is not None and not _is_count(0, len(value) - 1)(unknown):
         raise ValueError(f"its unk_id is {short_repr(unknown)}, which is not the id of a token")
     return {"unk_id": unknown, "vocab": value, "byte_fallback": _optional_flag(model, "byte_fallback")}
-
-
-def _is_score(value: Any) -> bool:
-    return type(value) in (int, float) and -1e6 < value < 1e6  # an integer may be too large to become a float
 
 
 _MODELS = {
@@ -428,16 +392,6 @@ def _validate_vocabulary(value: Any) -> dict[str, int]:
     return value
 
 
-def _check_unk_token(model: dict[str, Any], added: set[str]) -> None:
-    """Raise ValueError for an `unk_token` that is not a token, with which the library fails on unknown text.
-
-    An empty `unk_token`, as in GPT-2's file, means that there is none.
-    """
-    unknown = model.get("unk_token")
-    if unknown and unknown not in model["vocab"] and unknown not in added:
-        raise ValueError(f"its unk_token {short_repr(unknown)} is not in its vocabulary")
-
-
 def _optional_string(model: dict[str, Any], name: str, limit: int = MAX_SHORT_STRING) -> str | None:
     value = model.get(name)
     if value is not None and not (isinstance(value, str) and len(value) <= limit):
@@ -454,3 +408,57 @@ def _optional_flag(model: dict[str, Any], name: str) -> bool:
 
 def _bad_id_message(token: str, value: Any) -> str:
     return f"the id of its token {short_repr(token)} is {short_repr(value)}; ids are integers from 0 to {MAX_IDS - 1:,}"
+
+
+# Regular expressions: the library's engine, Oniguruma, backtracks, so that a pattern such as `(a+)+$` takes exponential
+# time, and `a*b` quadratic time.
+
+MAX_PATTERN = 1000  # characters
+MAX_ALTERNATIVES = 32
+
+_ATOM = (
+    r"(?:[^\\\[\](){}|?*+^$]"  # a literal character, or the dot
+    r"|\\[dDsSwWhHrntfv]|\\[-.+*?()\[\]{}|^$/\\]|\\[pP]\{\^?[A-Za-z_]{1,40}\}"
+    r"|\[\^?(?:[^\\\[\]]|\\[^\n])+\])"  # a class without a nested class
+)
+_BOUNDED = r"(?:\?\+?|\{\d\}|\{\d,\d\}\+?)"
+_FIXED = rf"(?:{_ATOM}(?![?*+{{]))*"
+_UNBOUNDED = r"(?:[*+]\+?|\{\d,\})"
+# One alternative. Everything after its first unbounded repetition may match the empty string, so from there on matching
+# cannot fail and backtrack. Before it, at most one bounded repetition multiplies the work.
+_LINEAR = rf"(?=[^|]){_FIXED}(?:{_ATOM}{_BOUNDED}{_FIXED})?(?:{_ATOM}{_UNBOUNDED}(?:{_ATOM}[*?]\+?)*)?"
+
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+# Patterns from published tokenizers that are not of the form _LINEAR. Those with several alternatives take linear time
+# as a whole: text on which one alternative fails is matched by the next.
+_PUBLISHED = (
+    _CONTRACTIONS,
+    "'(?i:[sdmt]|ll|ve|re)",
+    "(?:'s|'t|'re|'ve|'m|'ll|'d)",
+    "'(?:[sdmt]|ll|ve|re)",
+    *(  # o200k, and Tekken without contractions
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{end}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{end}"
+        for end in ("", _CONTRACTIONS + "?")
+    ),
+    r"\s+(?!\S)|\s+",
+    r"\s+(?!\S)|\s",
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"\s*[\r\n]|\s+(?!\S)|\s+",
+    r"\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+    # DeepSeek-V3's first alternative, whose class contains both brackets
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
+)
+_PART = "|".join([*sorted(map(re.escape, _PUBLISHED), key=len, reverse=True), _LINEAR])
+_PATTERN = re.compile(rf"(?:{_PART})(?:\|(?:{_PART})){{0,{MAX_ALTERNATIVES - 1}}}")
+
+
+def is_linear(pattern: str) -> bool:
+    """Whether a pattern is non-empty and known to match in time linear in the length of the text.
+
+    True for the patterns of published tokenizers, for alternatives without groups in which only the end repeats without
+    bound, and for alternatives of both kinds. Any other pattern counts as not linear.
+    """
+    if not pattern or len(pattern) > MAX_PATTERN or "&&" in pattern:  # && intersects character classes
+        return False
+    return _PATTERN.fullmatch(pattern.replace("\r", r"\r").replace("\n", r"\n")) is not None

@@ -22,8 +22,8 @@ from tinylm.system.files import resolve_links
 from tinylm.text.answer_spans import template_tokens
 from tinylm.text.compression import STANDARD_INPUT, content_stem
 from tinylm.text.split import SplitCorpus
-from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters
-from tinylm.text.tokenizer_choice import choose_tokenizer, load_tokenizer_file
+from tinylm.text.tokenizer import END_OF_TEXT, MASK, Tokenizer, describe_characters
+from tinylm.text.tokenizer_choice import TRAINED, choose_tokenizer, load_tokenizer_file
 from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import build_model, extend_vocabulary, make_classifier
@@ -142,7 +142,7 @@ class Start:
             tokenizer = tokenizer.with_special_tokens(missing, list(eos))
             reporter.note(f"Added to the vocabulary: {', '.join(missing)}.")
         is_new_encoder = self.base is None and self.architecture == "encoder"
-        return tokenizer.with_mask_token() if is_new_encoder else tokenizer
+        return tokenizer.with_special_tokens([MASK]) if is_new_encoder else tokenizer
 
     def model_config(self, vocab_size: int) -> ModelConfig | None:
         """The base with the labels and a vocabulary of at least this size, or as it is under an adapter; `None` for a
@@ -189,7 +189,7 @@ def open_start(request: TrainingRequest, source: Path | None, reporter: Reporter
             choices=choices,
             tokenizer_choice=choice,
             vocab_size=given.get("vocab_size"),
-            tokenizer=teachers[0].tokenizer if teachers else load_tokenizer_file(choice),
+            tokenizer=teachers[0].tokenizer if teachers else None if choice in TRAINED else load_tokenizer_file(choice),
             vocabulary_owner=f"The teacher {teachers[0].path}" if teachers else f"The tokenizer {choice}",
             teachers=teachers,
         )

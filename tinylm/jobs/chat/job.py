@@ -105,7 +105,8 @@ class ChatJob(ScoredJob):
             ids, scored = train.tokens(index)
             scored[:1] = False  # the first token is never a target
             edges = [0, *(np.flatnonzero(np.diff(scored)) + 1), len(ids)]
-            parts = ((tokenizer.decode_with_special(ids[a:b]), bool(scored[a])) for a, b in itertools.pairwise(edges))
+            texts = (tokenizer.decode(ids[a:b], skip_special_tokens=False) for a, b in itertools.pairwise(edges))
+            parts = zip(texts, scored[edges[:-1]].tolist(), strict=True)
             examples.append(tuple(parts))
         return tuple(examples)
 

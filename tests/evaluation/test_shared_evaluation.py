@@ -21,7 +21,7 @@ def check(model: Path, source: TextSource | None, **settings: Any) -> None:
     for size in (2, 3):
         for found in in_ranks(size, lambda ranks: load(model).evaluate(source, ranks=ranks, **settings)):
             assert {name: vars(found)[name] for name in numbers} == pytest.approx(numbers, rel=1e-12, abs=0)
-            assert (found.baselines, found.documents) == (expected.baselines, expected.documents)
+            assert found.baselines == expected.baselines
 
 
 @pytest.mark.usefixtures("shelf_cache")
@@ -30,10 +30,10 @@ def test_ranks_share_a_text(run: Path, encoder: Path, tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / str(number)).write_text(story(1000 // number, seed=number))
     source = TextSource(paths=(str(tmp_path / "1"), str(tmp_path / "2")))
-    check(run, source, batch_size=3, stride=5, by_document=True)
+    check(run, source, batch_size=3, stride=5)
     check(run, source)
     check(encoder, source, batch_size=2)
-    check(run, None, batch_size=2, baselines=True, by_document=True)
+    check(run, None, batch_size=2, baselines=True)
 
 
 def test_ranks_share_conversations(run: Path, tmp_path: Path) -> None:

@@ -112,9 +112,9 @@ class ChatCorpus(RecordCorpus):
     def _drop_unknown(self, parts: Iterable[str]) -> Iterable[str]:
         return parts if self.drop_unknown is None else map(self.drop_unknown, parts)
 
-    def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
+    def _documents(self, progress: Progress) -> Iterator[Iterable[str]]:
         for example in self.examples(progress):
-            yield "", self.chat.ordinary_text(example.text)
+            yield self.chat.ordinary_text(example.text)
 
     def _scan(self, progress: Progress) -> CorpusStats:
         """The fingerprint is a hash of the texts with special tokens and of the scored spans."""

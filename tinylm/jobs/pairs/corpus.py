@@ -74,10 +74,10 @@ class PairCorpus(Corpus):
                 location = f"{display_name(file)}, line {number}"
                 yield location, _from_tsv(line, location)
 
-    def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
+    def _documents(self, progress: Progress) -> Iterator[Iterable[str]]:
         for pair in self.pairs(progress):
-            yield "", [pair.source]
-            yield "", [pair.target]
+            yield [pair.source]
+            yield [pair.target]
 
 
 def _from_tsv(line: str, location: str) -> Pair:

@@ -1,7 +1,6 @@
 """Evaluation of a decoder on a text: each token but the first is scored once, given earlier tokens of a window."""
 
 import bisect
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -11,15 +10,13 @@ from tinylm.evaluation.loop import EvaluationLoss
 from tinylm.evaluation.result import (
     MIN_BLOCK,
     MIN_UNITS,
-    DocumentLoss,
     Evaluation,
     choose_units,
     ratio_interval,
     token_excerpt,
 )
-from tinylm.jobs.job import EvaluationTokens, Scoring
+from tinylm.jobs.job import Scoring
 from tinylm.objectives.loss import next_token_losses
-from tinylm.reporter import Reporter
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
@@ -47,12 +44,19 @@ def evaluate_text(scoring: Scoring) -> Evaluation:
     losses = scoring.values(batches, next_token_losses, len(tokens) - 1, "tokens")
     result = EvaluationLoss(float(losses.sum(dtype=np.float64)), len(losses))
     evaluation = result.of_text(*tokenizer.decoded_size(tokens[1:], text.document_end))
+
+    # The interval of the loss, by bootstrap
     edges = document_edges(tokens, tokenizer.end_of_text_id)
-    evaluation = _with_interval(evaluation, losses, edges, scoring.reporter)
-    if config.by_document:
-        documents = _document_losses(tokenizer, text, losses, edges)
-        evaluation = replace(evaluation, documents=documents)
-    return evaluation
+    units = choose_units(np.maximum(edges - 1, 0))  # in indices of losses: the first token has none
+    interval = ratio_interval(sums_between(losses, units.edges), np.diff(units.edges))
+    if interval is None:
+        scoring.reporter.note(
+            f"The text is too short for a confidence interval of the loss, which needs {MIN_UNITS * MIN_BLOCK} tokens."
+        )
+        return evaluation
+    resampled = units.describe(len(edges) - 1, "tokens")
+    scoring.reporter.note(f"95 % interval of the loss: bootstrap of {resampled}.")
+    return replace(evaluation, loss_low=interval.low, loss_high=interval.high, resampled=resampled)
 
 
 def document_edges(tokens: np.ndarray, end_of_text_id: int) -> np.ndarray:
@@ -72,54 +76,11 @@ def sums_between(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return totals[edges[1:]] - totals[edges[:-1]]
 
 
-def _loss_indices(edges: np.ndarray) -> np.ndarray:
-    """Convert indices of tokens to indices of losses: the first token has no loss."""
-    return np.maximum(edges - 1, 0)
-
-
-def _with_interval(evaluation: Evaluation, losses: np.ndarray, edges: np.ndarray, reporter: Reporter) -> Evaluation:
-    units = choose_units(_loss_indices(edges))
-    interval = ratio_interval(sums_between(losses, units.edges), np.diff(units.edges))
-    if interval is None:
-        reporter.note(
-            f"The text is too short for a confidence interval of the loss, which needs {MIN_UNITS * MIN_BLOCK} tokens."
-        )
-        return evaluation
-    resampled = units.describe(len(edges) - 1, "tokens")
-    reporter.note(f"95 % interval of the loss: bootstrap of {resampled}.")
-    return replace(evaluation, loss_low=interval.low, loss_high=interval.high, resampled=resampled)
-
-
-def _document_losses(
-    tokenizer: Tokenizer, text: EvaluationTokens, losses: np.ndarray, edges: np.ndarray
-) -> tuple[DocumentLoss, ...]:
-    nats = sums_between(losses, _loss_indices(edges))
-    documents = []
-    for index, (start, stop) in enumerate(itertools.pairwise(edges)):
-        scored = text.codes[max(start, 1) : stop]
-        if not len(scored):
-            continue
-        result = EvaluationLoss(float(nats[index]), len(scored))
-        characters, n_bytes = tokenizer.decoded_size(scored, text.document_end)
-        documents.append(
-            DocumentLoss(
-                document=index + 1,
-                name=text.names[index] if len(text.names) == len(edges) - 1 else "",
-                loss=result.loss,
-                bits_per_byte=result.bits_per(n_bytes),
-                tokens=result.tokens,
-                characters=characters,
-                bytes=n_bytes,
-            )
-        )
-    return tuple(documents)
-
-
 MAX_BYTES_SCORED = 50_000  # of plain text; a limit in tokens would give models with other tokenizers other texts
 
 
 def text_excerpt(tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
-    """As `token_excerpt`, but with at most MAX_BYTES_SCORED bytes of text."""
+    """The first tokens of a text (see `token_excerpt`), at most MAX_BYTES_SCORED bytes of text."""
     return first_bytes(tokenizer, token_excerpt(tokenizer, tokens, parameters), MAX_BYTES_SCORED)
 
 

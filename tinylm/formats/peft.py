@@ -19,9 +19,9 @@ from torch import Tensor
 from tinylm.config.model import ModelConfig
 from tinylm.formats.family import Family, Parameter, Rule
 from tinylm.formats.peft_config import ADAPTER_CONFIG, PeftConfig, read_peft_config
-from tinylm.formats.safetensors_files import inside, reading, stored_dtypes
+from tinylm.formats.safetensors_files import inside, read_object, reading, stored_dtypes
 from tinylm.run_directory.tensor_file import DTYPES, StoredTensor, open_file
-from tinylm.system.files import hash_file, parse_unicode_json, read_text
+from tinylm.system.files import hash_file
 from tinylm.transformer.build import build_empty_model
 
 ADAPTER_WEIGHTS, ADAPTER_PICKLE = "adapter_model.safetensors", "adapter_model.bin"
@@ -124,11 +124,7 @@ def read_adapter(folder: Path, family: Family, config: ModelConfig) -> ForeignAd
 
 
 def _read_config(folder: Path) -> PeftConfig:
-    try:
-        values = parse_unicode_json(read_text(inside(folder, ADAPTER_CONFIG), MAX_CONFIG_BYTES))
-    except ValueError as error:
-        raise ValueError(f"{ADAPTER_CONFIG} cannot be read: {error}") from error
-    return read_peft_config(values)
+    return read_peft_config(read_object(folder, ADAPTER_CONFIG, MAX_CONFIG_BYTES))
 
 
 def _open_weights(folder: Path) -> dict[str, StoredTensor]:

@@ -13,6 +13,7 @@ from tinylm.formats.families.gpt2 import GPT2
 from tinylm.formats.families.gpt_neox import GPT_NEOX
 from tinylm.formats.families.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE
 from tinylm.formats.family import ConvertedTensors, Family, Source, convert_tensors
+from tinylm.formats.foreign_config import refused
 from tinylm.transformer.position import yarn_attention_factor
 
 # In the order in which choose_family tries them.
@@ -39,10 +40,8 @@ def convert(
     they are looked up. Raises ValueError with a reason that completes a sentence such as "Cannot import PATH: ".
     """
     family = find_family(values)
-    try:
+    with refused("tinylm cannot build its model"):
         config = family.config(values, file)
-    except UsageError as error:
-        raise ValueError(f"tinylm cannot build its model: {error}".replace("`", "").rstrip(".")) from error
     return family.name, config, convert_tensors(family, config, tensors)
 
 

@@ -148,9 +148,11 @@ class Family:
         ModelConfig rejects.
         """
         foreign = ForeignConfig(values, file)
-        is_classifier = foreign.value("architectures") == [self._classifier]
-        if not is_classifier:
-            self._check_architecture(foreign.value("architectures"))
+        named = foreign.value("architectures")
+        base = re.sub("(For[A-Z].*|LMHeadModel)$", "Model", self.architecture)
+        is_classifier = named == [self._classifier]
+        if named is not None and not is_classifier and named not in ([self.architecture], [base]):
+            raise ValueError(f"its architectures are {str(named)[:100]}; tinylm reads {self.architecture}")
         fields = self.read_config(foreign)
         if is_classifier:
             fields |= {"labels": read_labels(foreign), "tie": False}
@@ -160,11 +162,6 @@ class Family:
     @property
     def _classifier(self) -> str:
         return self.classifier or re.sub("(ForCausalLM|LMHeadModel)$", "ForSequenceClassification", self.architecture)
-
-    def _check_architecture(self, value: Any) -> None:
-        base = re.sub("(For[A-Z].*|LMHeadModel)$", "Model", self.architecture)
-        if value is not None and value not in ([self.architecture], [base]):
-            raise ValueError(f"its architectures are {str(value)[:100]}; tinylm reads {self.architecture}")
 
     def modules(self, config: ModelConfig) -> Iterator[tuple[Rule, str, tuple[str, ...]]]:
         """Yield, for every layer and expert, each rule with the name of the foreign module and those of tinylm."""

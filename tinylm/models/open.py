@@ -56,12 +56,9 @@ def open_model(path: Path, device: str = "cpu") -> LoadedModel:
     """
     if is_adapter_folder(path):
         raise AdapterNotModelError(path, "peft")
-    if is_foreign(path):
-        return _from_foreign(read_foreign(path), path, device)
-    return load_model(path, device)
-
-
-def _from_foreign(foreign: ForeignModel, path: Path, device: str) -> LoadedModel:
+    if not is_foreign(path):
+        return load_model(path, device)
+    foreign = read_foreign(path)
     config, tokenizer = run_config(foreign, path)
     tensors = dict(foreign.tensors)
     network = restore_model(config, tensors, path).to(device).eval()

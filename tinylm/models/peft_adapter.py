@@ -47,8 +47,12 @@ def add_foreign_adapter(model: Transformer, adapter: ForeignAdapter, path: Path)
         if _changes_output_alike(adapter):
             updates.pop(OUTPUT, None)
             replaced.pop(f"{OUTPUT}.weight", None)
-        else:
-            _untie(model, path)
+        else:  # an output layer that shares the embedding's weight tensor, but can have an adapter of its own
+            if isinstance(model.embedding, Adapter):
+                raise _not_combinable(path)
+            weight = model.embedding.weight
+            model.output = Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+            model.output.weight = weight
     modules: dict[str, dict[str, Tensor]] = {}
     for name, value in replaced.items():
         module, _, parameter = name.rpartition(".")
@@ -103,16 +107,6 @@ def _changes_output_alike(adapter: ForeignAdapter) -> bool:
     if one is None or other is None:
         return updates_alike and one is other
     return updates_alike and torch.equal(one, other)
-
-
-def _untie(model: Transformer, path: Path) -> None:
-    """Give the model an output layer that shares the embedding's weight tensor, but can have an adapter of its own."""
-    embedding = model.embedding
-    if isinstance(embedding, Adapter):
-        raise _not_combinable(path)
-    weight = embedding.weight
-    model.output = Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    model.output.weight = weight
 
 
 def require_tied(model: Transformer, config: RunConfig, path: Path) -> None:

@@ -194,7 +194,7 @@ def export_model(
     # A folder, which is opened again and compared before it appears
     with replacing_folder(out) as folder:
         family = write_folder(folder, _foreign(opened), DTYPES[dtype] if dtype else None)
-        difference = _compare(opened, open_model(folder), out)
+        difference = check_export(opened, open_model(folder), out)
     if rebuilds_tokenizer(family, opened.tokenizer.to_str()):
         reporter.warn(
             "AutoTokenizer of transformers 5 makes Qwen's own tokenizer for every model of the type qwen2, which gives "
@@ -238,7 +238,7 @@ def _check_gguf_free(out: Path, force: bool) -> None:
             raise UsageError(f"{file} exists; choose another `out`, or replace it with `force`.")
 
 
-def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
+def check_export(original: LoadedModel, written: LoadedModel, out: Path) -> float:
     """The largest difference between the logits of an export and of the original model.
 
     Raises TinyLMError if the logits differ by more than rounding from those of the original model with the exported

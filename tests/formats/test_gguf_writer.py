@@ -22,7 +22,7 @@ from tinylm.formats import gguf_writer
 from tinylm.formats.family import ForeignModel
 from tinylm.formats.gguf_reader import open_gguf, read_gguf
 from tinylm.formats.gguf_tokenizer import ReadTokenizer
-from tinylm.formats.gguf_writer import write_gguf
+from tinylm.formats.gguf_writer import make_modelfile, modelfile_path, write_gguf
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
@@ -277,3 +277,26 @@ def test_tensors_of_another_shape_are_not_copied(tmp_path: Path) -> None:
     with pytest.raises(TinyLMError, match="is not the same model"):  # those of the same shape have other numbers
         write_gguf(tmp_path / "copy.gguf", exported, "f32", quantized=open_gguf(tmp_path / "other.gguf"))
     assert not (tmp_path / "copy.gguf").exists()
+
+
+# The Modelfile of ollama.
+
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+def test_for_a_base_model_the_modelfile_hands_the_prompt_over_as_it_is() -> None:
+    _, model = own_model("modern")
+    assert modelfile_path(Path("models/story.gguf")) == Path("models/story.Modelfile")
+    assert make_modelfile(Path("models/story.gguf"), model) == (
+        'FROM ./story.gguf\nPARAMETER num_ctx 48\nTEMPLATE """{{ .Prompt }}"""\nPARAMETER stop "<|endoftext|>"\n'
+    )
+
+
+def test_a_chat_model_with_chatml_has_its_template_and_any_other_is_left_to_ollama() -> None:
+    _, model = own_model("modern")
+    text = make_modelfile(Path("chat.gguf"), replace(model, chat_template=CHATML))
+    turns = "{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}"
+    assert turns + "<|im_start|>assistant\n" in text
+    text = make_modelfile(Path("chat.gguf"), replace(model, chat_template="{{ x }}"))
+    assert "TEMPLATE " not in text.replace("# Without TEMPLATE,", "")

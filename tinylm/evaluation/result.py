@@ -177,9 +177,6 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    def __str__(self) -> str:
-        return f"{self.low:.4f} to {self.high:.4f}"
-
 
 def ratio_interval(numerators: np.ndarray, denominators: np.ndarray) -> Interval | None:
     """The 95 % confidence interval of sum(numerators) / sum(denominators); `None` for fewer than MIN_UNITS units.

@@ -29,19 +29,8 @@ MAX_ALIGNMENT = 1 << 16
 MAX_INTEGER = 1 << 40
 
 STRING, ARRAY = 8, 9  # types of metadata values
-_SCALARS = {  # numpy dtypes of the other types
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "?",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+_SCALARS = dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?")))  # numpy dtypes of the other types
+_SCALARS |= {10: "<u8", 11: "<i8", 12: "<f8"}
 FLOAT32, BOOL = 6, 7
 
 
@@ -65,29 +54,6 @@ TENSOR_TYPES = {  # those that tinylm reads, by number in the file
     13: TensorType("Q5_K", 256, 176),
     14: TensorType("Q6_K", 256, 210),
     30: TensorType("BF16", 1, 2),
-}
-_OTHER_TYPES = {  # names for messages
-    9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
-    15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    24: "I8",
-    25: "I16",
-    26: "I32",
-    27: "I64",
-    28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
 }
 
 
@@ -334,7 +300,9 @@ def _read_tensor(cursor: _Cursor, alignment: int) -> TensorInfo:
     shape = tuple(cursor.integer("<Q") for _ in range(n_dimensions))[::-1]
     number, offset = cursor.integer("<I"), cursor.integer("<Q")
     if number not in TENSOR_TYPES:
-        found = _OTHER_TYPES.get(number, f"number {number}")
+        import gguf  # takes a tenth of a second
+
+        found = {kind.value: kind.name for kind in gguf.GGMLQuantizationType}.get(number, f"number {number}")
         supported = ", ".join(kind.name for kind in TENSOR_TYPES.values())
         raise ValueError(f"its tensor {name} has the type {found}; tinylm reads {supported}")
     kind = TENSOR_TYPES[number]

@@ -66,7 +66,13 @@ def read_model(file: GGUFFile) -> tuple[dict[str, Any], dict[str, "GGUFTensor"]]
     Raises ValueError for metadata that is missing or not supported, and for tensors that are unknown or do not fit.
     """
     metadata, infos, data = file
-    architecture = find_architecture(metadata)
+    metadata.require("general.type", "model")
+    if metadata.integer("split.count", 0, low=0) > 1:
+        raise ValueError("it is a part of a model; join the parts first, by llama-gguf-split")
+    name = metadata.text("general.architecture")
+    if name not in ARCHITECTURES:
+        raise ValueError(f"its architecture is {short_repr(name)}; tinylm reads {', '.join(sorted(ARCHITECTURES))}")
+    architecture = ARCHITECTURES[name]
     values = read_config(architecture, metadata, infos, lambda name: load_tensor(data, infos[name]))
     experts = values.get("num_experts", values.get("num_local_experts", 0))
     layers = values.get("num_hidden_layers", values.get("n_layer", 0))
@@ -84,17 +90,6 @@ def read_model(file: GGUFFile) -> tuple[dict[str, Any], dict[str, "GGUFTensor"]]
     if unknown:
         raise ValueError(f"it has the tensor {short_repr(min(unknown))}, which its architecture does not have")
     return values, tensors
-
-
-def find_architecture(metadata: Metadata) -> Architecture:
-    """The architecture that the metadata names. Raises ValueError for one that tinylm does not read."""
-    metadata.require("general.type", "model")
-    if metadata.integer("split.count", 0, low=0) > 1:
-        raise ValueError("it is a part of a model; join the parts first, by llama-gguf-split")
-    name = metadata.text("general.architecture")
-    if name not in ARCHITECTURES:
-        raise ValueError(f"its architecture is {short_repr(name)}; tinylm reads {', '.join(sorted(ARCHITECTURES))}")
-    return ARCHITECTURES[name]
 
 
 def read_config(

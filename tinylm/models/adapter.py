@@ -101,15 +101,21 @@ def read_adapter_config(path: Path) -> tuple[RunConfig, AdapterConfig]:
     return config, config.adapter
 
 
-def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, device: str) -> LoadedModel:
+def load_base_model(path: Path, adapter: AdapterConfig | None, model: Path | None, device: str) -> LoadedModel:
     """Load the base model of the adapter at `path`: the one at `model`, or the run that `find_base_model` finds.
 
     The digest of the weights that the adapter was trained on must be that of the base model's weights, or the
     `recovered_digest` of the base model. The path that the adapter recorded is not opened: an untrusted adapter could
-    name any file.
+    name any file. adapter: `None` for a PEFT adapter, which records no digest, so that `model` is required.
 
-    Raises TinyLMError if the base model has other weights, and UsageError if none is found.
+    Raises TinyLMError if the base model has other weights, and UsageError if none is found or a required one missing.
     """
+    if adapter is None:
+        if model is None:
+            recorded = read_base_name(path)
+            named = "names no base model" if recorded is None else f"was trained on {recorded[:200]}"
+            raise UsageError(f"{path} is a PEFT adapter and {named}; name the base model with `model`.")
+        return open_model(model, device)
     run = model or find_base_model(path, adapter.base, adapter.base_digest)
     if run is None:
         same_name = run_of(path.absolute()).parent / PureWindowsPath(adapter.base).name
@@ -129,18 +135,6 @@ def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, devi
             f"{path} was trained on other weights than those in {run}; name the base model that it was trained on."
         )
     return base
-
-
-def load_foreign_base(path: Path, model: Path | None, device: str) -> LoadedModel:
-    """Load the base model of a PEFT adapter from `model`. The path that the adapter recorded is not opened.
-
-    Raises UsageError if `model` is `None`.
-    """
-    if model is None:
-        recorded = read_base_name(path)
-        named = "names no base model" if recorded is None else f"was trained on {recorded[:200]}"
-        raise UsageError(f"{path} is a PEFT adapter and {named}; name the base model with `model`.")
-    return open_model(model, device)
 
 
 def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> LoadedAdapter:
@@ -187,20 +181,18 @@ def load_adapted_model(
 
     `model` is the base model; by default that of the first adapter that tinylm saved, found by `find_base_model`.
 
-    Raises TinyLMError if adapters saved by tinylm record different base models, and the errors of `load_base_model` or
-    `load_foreign_base`, and of `load_adapter`.
+    Raises TinyLMError if adapters saved by tinylm record different base models, and the errors of `load_base_model` and
+    `load_adapter`.
     """
     runs = [spec.path for spec in specs if not is_adapter_folder(spec.path)]
-    if runs:
-        _, first = read_adapter_config(runs[0])
-        base, config, tokenizer, _ = load_base_model(runs[0], first, model, device)
-        for path in runs:
-            if read_adapter_config(path)[1].base_digest != first.base_digest:
-                raise TinyLMError(
-                    f"{path} was trained on another base model than {runs[0]}; combine adapters of one base model."
-                )
-    else:
-        base, config, tokenizer, _ = load_foreign_base(specs[0].path, model, device)
+    adapters = [read_adapter_config(path)[1] for path in runs]
+    first, recorded = (runs[0], adapters[0]) if runs else (specs[0].path, None)
+    base, config, tokenizer, _ = load_base_model(first, recorded, model, device)
+    for path, adapter in zip(runs, adapters, strict=True):
+        if adapter.base_digest != adapters[0].base_digest:
+            raise TinyLMError(
+                f"{path} was trained on another base model than {first}; combine adapters of one base model."
+            )
     loaded = [load_adapter(base, spec, config) for spec in specs]
     if base.output is not None and config.model.tie:  # a PEFT adapter has untied the output layer
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, tie=False))

@@ -21,7 +21,6 @@ from tinylm.models.adapter import (
     load_adapted_model,
     load_adapter,
     load_base_model,
-    load_foreign_base,
     read_adapter_config,
 )
 from tinylm.models.by_digest import find_base_model
@@ -193,10 +192,7 @@ def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -
 def _add(source: _Source, model: Path | None) -> _Merged:
     # The base, and two copies of it with the adapter, of which one is merged
     spec, adapter = [AdapterSpec(source.path)], source.config
-    if adapter is None:
-        base, base_config, tokenizer, weights = load_foreign_base(source.path, model, "cpu")
-    else:
-        base, base_config, tokenizer, weights = load_base_model(source.path, adapter, model, "cpu")
+    base, base_config, tokenizer, weights = load_base_model(source.path, adapter, model, "cpu")
     adapted, config, _, (loaded,) = load_adapted_model(spec, model, "cpu")
     merged, _, _, _ = load_adapted_model(spec, model, "cpu")
     for network in (base, adapted, merged):  # 16-bit weights are merged in fp32, and rounded once

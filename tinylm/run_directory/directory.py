@@ -54,7 +54,7 @@ class LastSave:
     state: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The save as JSON values, for the other ranks."""
         return {
             "weights": [str(file.absolute()) for file in self.weights],
             "optimizer": [str(file.absolute()) for file in self.optimizer],
@@ -307,7 +307,7 @@ class ShardOnlyRun(RunDirectory):
     """The run directory on the ranks other than 0, which write only their shards of `last/`."""
 
     def write_last(self, new: Path, *arguments: Any, **options: Any) -> dict[str, str]:
-        """As `RunDirectory.write_last`. Rank 0 moves the run to its path; `new` shows where it is now."""
+        """Write the files of this rank's shard. Rank 0 moves the run to its path; `new` shows where it is now."""
         self._current = new.parent
         return super().write_last(new, *arguments, **options)
 

@@ -8,8 +8,9 @@ import pytest
 
 from tests.shell import story
 from tests.thread_ranks import in_ranks
-from tests.trained_runs import pairs_file
+from tests.trained_runs import REVERSED, pairs_file
 from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.jobs.pairs.translate import SOURCES_PER_BATCH
 from tinylm.models.load import load
 from tinylm.text.source import TextSource
 
@@ -46,10 +47,8 @@ def test_ranks_share_conversations(run: Path, tmp_path: Path) -> None:
     check(run, TextSource(paths=(str(file),), **choices), batch_size=1)
 
 
-def test_ranks_share_pairs_and_their_translation(
-    translator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("tinylm.jobs.pairs.evaluation", "tinylm.jobs.pairs.translate"):
-        monkeypatch.setattr(f"{module}.SOURCES_PER_BATCH", 2)
-    source = TextSource(paths=(str(pairs_file(tmp_path / "pairs.tsv")),), format="pairs")
+def test_ranks_share_pairs_and_their_translation(translator: Path, tmp_path: Path) -> None:
+    pairs = REVERSED * 3
+    assert 4 * len(pairs) > 3 * SOURCES_PER_BATCH
+    source = TextSource(paths=(str(pairs_file(tmp_path / "pairs.tsv", pairs)),), format="pairs")
     check(translator, source, batch_size=2, beams=EvaluationConfig.beams)

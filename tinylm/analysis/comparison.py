@@ -239,7 +239,6 @@ def _validation_text(a: Model, b: Model, reporter: Reporter) -> tuple[Callable[[
 def _encode(
     a: Model, b: Model, text: Callable[[], Stream], reporter: Reporter
 ) -> tuple[PositionedTokens, PositionedTokens]:
-    """The text, encoded by the tokenizers of a and b."""
     with reporter.counting("encoding", None, "characters") as advance:
         first = encode_with_positions(text(), a.tokenizer, advance)
         if a.tokenizer.sha256 == b.tokenizer.sha256:

@@ -4,9 +4,8 @@ A file is written under a temporary name, read again, compared with the model, a
 """
 
 import json
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from tinylm.config.model import ModelConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.formats.families import choose_family, find_family, resolve
+from tinylm.formats.families import choose_family, differing_fields, find_family, resolve
 from tinylm.formats.family import ExportedTensors, ForeignModel, convert_tensors
 from tinylm.formats.gguf_architectures import BY_FAMILY, ROPE_FACTORS, Architecture, llama3_factors
 from tinylm.formats.gguf_header import TENSOR_TYPES, GGUFFile, Metadata, TensorInfo
@@ -206,22 +205,9 @@ def _check_expressible(plan: _Plan) -> None:
         found = resolve(find_family(values).config(values))
     except ValueError as error:
         raise UsageError(f"GGUF's {plan.architecture.name} cannot represent this model: {error}.") from error
-    if lost := _differences(plan.config, found):
+    if lost := differing_fields(plan.config, found, TOLERANCE):
         settings = " and ".join(f"`{name}` {getattr(plan.config, name)}" for name in lost[:3])
         raise UsageError(f"GGUF's {plan.architecture.name} cannot represent this model's {settings}.")
-
-
-def _differences(wanted: ModelConfig, found: ModelConfig) -> list[str]:
-    pairs = ((field.name, getattr(wanted, field.name), getattr(found, field.name)) for field in fields(ModelConfig))
-    return [name for name, ours, theirs in pairs if not _same(ours, theirs)]
-
-
-def _same(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, float) and isinstance(theirs, float):
-        return math.isclose(ours, theirs, rel_tol=TOLERANCE)
-    if hasattr(ours, "__dataclass_fields__") and type(ours) is type(theirs):
-        return all(_same(getattr(ours, field.name), getattr(theirs, field.name)) for field in fields(ours))
-    return bool(ours == theirs)
 
 
 # Writing.
@@ -287,7 +273,7 @@ def _verify(plan: _Plan, path: Path, has_tokenizer: bool) -> None:
     file = open_gguf(path)
     values, tensors = read_model(file)
     config = find_family(values).config(values)
-    if lost := _differences(plan.config, resolve(config)):
+    if lost := differing_fields(plan.config, resolve(config), TOLERANCE):
         raise ValueError(f"its {lost[0]} differs")
     convert_tensors(find_family(values), config, tensors)  # checks their names and shapes
     for planned in plan.planned:
@@ -362,18 +348,13 @@ def make_modelfile(gguf: Path, model: ForeignModel) -> str:
     EOS tokens with a quote, a backslash or a line break are left out.
     """
     lines = [from_line(gguf), f"PARAMETER num_ctx {model.config.context}"]
-    template = _template(model.chat_template)
-    if template is None:
-        lines.insert(0, "# Without TEMPLATE, ollama uses the chat template in the GGUF file if it supports that one.")
+    chat = model.chat_template
+    if chat is None:
+        lines.append('TEMPLATE """{{ .Prompt }}"""')
+    elif CHATML_TURN in chat and "<|im_end|>" in chat:
+        lines.append(f'TEMPLATE """{CHATML}"""')
     else:
-        lines.append(f'TEMPLATE """{template}"""')
+        lines.insert(0, "# Without TEMPLATE, ollama uses the chat template in the GGUF file if it supports that one.")
     ends = model.special.eos or (model.special.end_of_text,)
     lines += [f'PARAMETER stop "{end}"' for end in ends if not set('"\\\n') & set(end)]
     return "\n".join(lines) + "\n"
-
-
-def _template(chat_template: str | None) -> str | None:
-    """ollama's template: only the prompt if there is no chat template; ChatML; `None` for other chat templates."""
-    if chat_template is None:
-        return "{{ .Prompt }}"
-    return CHATML if CHATML_TURN in chat_template and "<|im_end|>" in chat_template else None

@@ -106,7 +106,6 @@ class EvaluatedModel(TextGenerator):
         return data_kinds(self.architecture, self.objective, has_labels=bool(self.labels))
 
     def _shared_tokens(self, source: TextSource | None, ranks: Ranks) -> EvaluationTokens:
-        """The encoded text, on all ranks."""
         ranks.require_device(self.network.device.type)
         if not ranks.is_first:
             ranks.wait()

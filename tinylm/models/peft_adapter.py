@@ -96,7 +96,6 @@ def _low_rank(name: str, base: nn.Module, update: LowRank) -> Adapter:
 
 
 def _changes_output_alike(adapter: ForeignAdapter) -> bool:
-    """Whether the adapter changes the output layer and the embedding equally, or neither."""
     embedding, output = adapter.updates.get(EMBEDDING), adapter.updates.get(OUTPUT)
     if embedding is None or output is None:
         updates_alike = embedding is output

@@ -311,23 +311,13 @@ class ShardOnlyRun(RunDirectory):
         self._current = new.parent
         return super().write_last(new, *arguments, **options)
 
-    def write_config(self, config: RunConfig) -> None:
-        """Do nothing."""
-
-    def save_best(self, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> None:
-        """Do nothing."""
-
-    def save_copy(self, write: Callable[[Path], None]) -> None:
-        """Do nothing."""
-
-    def append_metrics(self, record: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def append_sample(self, record: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def truncate_metrics(self, step: int, last_eval_step: int) -> None:
-        """Do nothing."""
+    # What rank 0 writes
+    def write_config(self, config: RunConfig) -> None: ...
+    def save_best(self, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> None: ...
+    def save_copy(self, write: Callable[[Path], None]) -> None: ...
+    def append_metrics(self, record: dict[str, Any]) -> None: ...
+    def append_sample(self, record: dict[str, Any]) -> None: ...
+    def truncate_metrics(self, step: int, last_eval_step: int) -> None: ...
 
 
 def _shard_files(folder: Path, config: RunConfig, shard: Shard) -> tuple[Path, Path]:

@@ -75,7 +75,6 @@ def _open(path: Path) -> TensorFile:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Context manager in which the errors of a file that cannot be read become TinyLMErrors."""
     remedy = "If it was copied, copy it again; pickles are never opened."
     try:
         yield

@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -87,21 +87,17 @@ class Rule:
         return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StackedExperts:
-    """The modules of a mixture of experts. transformers 5 stacks the experts in memory; files store them separately.
-
-    router, experts: names of the modules, with {layer}.
-    parameters: the parameters of `experts` in definition order, each (E, out, in), with the expert projections that it
-        fuses.
+class StackedExperts(NamedTuple):
+    """The names, with {layer}, of a router and of the module that has all experts of a layer in transformers 5, which
+    stacks them in memory; files store them separately.
     """
 
     router: str
     experts: str
-    parameters: tuple[tuple[str, tuple[str, ...]], ...] = (
-        ("gate_up_proj", ("gate_proj", "up_proj")),
-        ("down_proj", ("down_proj",)),
-    )
+
+
+# The parameters of StackedExperts.experts in definition order, each (E, out, in), with the projections that it fuses.
+STACKED_PARAMETERS = (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,12 +196,8 @@ def _check_expressible(plan: _Plan) -> None:
     infos = {planned.info.name: planned.info for planned in plan.planned}
     blocks = {planned.info.name: planned.blocks for planned in plan.planned if planned.blocks is not None}
     try:
-        values = read_config(
-            plan.architecture,
-            Metadata(plan.metadata),
-            infos,
-            lambda name: torch.from_numpy(blocks[name].view(np.float32)),
-        )
+        metadata, load = Metadata(plan.metadata), lambda name: torch.from_numpy(blocks[name].view(np.float32))
+        values = read_config(plan.architecture, metadata, infos, load)
         found = resolve(find_family(values).config(values))
     except ValueError as error:
         raise UsageError(f"GGUF's {plan.architecture.name} cannot represent this model: {error}.") from error
@@ -224,10 +220,8 @@ def _write(plan: _Plan, path: Path) -> None:
     for key, value in plan.metadata.items():
         if key == "general.architecture":  # GGUFWriter adds it
             continue
-        is_list = isinstance(value, list)
-        writer.add_key_value(
-            key, value, *((kinds.ARRAY, by_item[type(value[0])]) if is_list else [by_type[type(value)]])
-        )
+        types = [kinds.ARRAY, by_item[type(value[0])]] if isinstance(value, list) else [by_type[type(value)]]
+        writer.add_key_value(key, value, *types)
     for planned in plan.planned:
         info = planned.info
         kind = gguf.GGMLQuantizationType[info.type.name]

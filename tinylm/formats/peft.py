@@ -17,7 +17,7 @@ from pathlib import Path
 from torch import Tensor
 
 from tinylm.config.model import ModelConfig
-from tinylm.formats.family import Family, Parameter, Rule
+from tinylm.formats.family import STACKED_PARAMETERS, Family, Parameter, Rule
 from tinylm.formats.peft_config import ADAPTER_CONFIG, PeftConfig, read_peft_config
 from tinylm.formats.safetensors_files import inside, read_object, reading, stored_dtypes
 from tinylm.run_directory.tensor_file import DTYPES, StoredTensor, open_file
@@ -167,7 +167,7 @@ class _Reader:
             for layer, router in enumerate(routers):
                 self._aliases[family.stacked.router.format(layer=layer)] = router
                 module = family.stacked.experts.format(layer=layer)
-                adapted = [p for p in family.stacked.parameters if self._is_target_parameter(f"{module}.{p[0]}")]
+                adapted = [p for p in STACKED_PARAMETERS if self._is_target_parameter(f"{module}.{p[0]}")]
                 for outer, (name, projections) in enumerate(reversed(adapted)):  # PEFT wraps the module for each
                     self._stacked[module + outer * _BASE] = _Stacked(f"{module}.{name}", layer, projections)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig
 from tinylm.errors import UsageError
-from tinylm.formats.family import Family, Rule, StackedExperts
+from tinylm.formats.family import STACKED_PARAMETERS, Family, Rule
 from tinylm.formats.peft import ADAPTER_WEIGHTS, EMBEDDING, EMBEDDING_PARTS, LINEAR_PARTS, OUTPUT, PREFIX
 from tinylm.formats.peft_config import ADAPTER_CONFIG
 from tinylm.formats.safetensors_files import write_file
@@ -41,7 +41,7 @@ def convert_adapter(
     if missing:
         raise UsageError(f"PEFT cannot adapt {min(missing)}, since {family.architecture} has no such module.")
     if family.stacked is not None:
-        _check_experts(family.stacked, factors)
+        _check_experts(factors)
         if any(name.endswith(".router") or ".experts." in name for name in factors):
             adapter = replace(adapter, dropout=0.0)  # PEFT has none for stacked experts
             if adapter.rank_stabilised:  # PEFT fuses experts as if their scale were alpha / r
@@ -68,13 +68,13 @@ def convert_adapter(
     return tensors, _config_fields(family, adapter, rules, parts, base)
 
 
-def _check_experts(stacked: StackedExperts, factors: Factors) -> None:
+def _check_experts(factors: Factors) -> None:
     """Raise UsageError if only some of the expert projections that transformers 5 fuses are adapted.
 
     PEFT adapts fused projections together or not at all.
     """
     adapted = {name.rpartition(".")[2] for name in factors if ".experts." in name}
-    for _, projections in stacked.parameters:
+    for _, projections in STACKED_PARAMETERS:
         missing = [name for name in projections if name not in adapted]
         if adapted.intersection(projections) and missing:
             raise UsageError(

@@ -26,10 +26,9 @@ from tinylm.formats.huggingface import (
 from tinylm.formats.peft import ADAPTER_WEIGHTS, EMBEDDING_PARTS, LINEAR_PARTS, is_adapter_folder
 from tinylm.formats.peft_config import ADAPTER_CONFIG
 from tinylm.formats.peft_writer import convert_adapter, write_adapter
-from tinylm.models.adapter import AdapterSpec, load_adapter, load_base_model, set_adapter_scale
+from tinylm.models.adapter import AdapterSpec, family_of, load_adapter, load_base_model, set_adapter_scale
 from tinylm.models.logits import logit_difference, probe_logits, require_equal_logits
 from tinylm.models.open import find_model, open_model
-from tinylm.models.peft_adapter import family_of
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory import tensor_file
 from tinylm.run_directory.layout import find_run, newest_model
@@ -38,7 +37,6 @@ from tinylm.system.files import open_regular, resolve_links, write_text
 from tinylm.text.tokenizer import Tokenizer
 
 _HUB_SNAPSHOT = re.compile(r".*[/\\]models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\][^/\\]+")
-
 
 FORMATS = ("hf", "gguf", "peft")
 DTYPES = {name.lower(): dtype for name, dtype in tensor_file.DTYPES.items()}
@@ -65,8 +63,7 @@ def export_adapter(
 ) -> Exported:
     """Write a LoRA adapter of tinylm as a folder that `PeftModel.from_pretrained(base, out)` of PEFT loads.
 
-    adapter: run directory or name. model: the base model; default: the one that `find_base_model`
-        finds.
+    adapter: run directory or name. model: the base model; default: the one that `find_base_model` finds.
     out: folder to write. force: replace an exported adapter there, and nothing else.
 
     The export is loaded again and its logits are compared before it appears at `out`.
@@ -88,11 +85,11 @@ def export_adapter(
     base = load_base_model(adapter, config, model and find_model(model, reporter), "cpu")
     network = base.network.float()
     loaded = load_adapter(network, AdapterSpec(adapter), base.config)
-    family, *converted = _in_peft(base.config, config, adapter_tensors(loaded.layers))
+    family, lora, fields = _in_peft(base.config, config, adapter_tensors(loaded.layers))
     expected = probe_logits(network)
     set_adapter_scale(loaded.layers, 0.0)
     with replacing_folder(out) as folder:
-        write_adapter(folder, *converted)
+        write_adapter(folder, lora, fields)
         load_adapter(network, AdapterSpec(folder), base.config)
         difference = require_equal_logits(probe_logits(network), expected, "the exported adapter", "exported")
     return Exported(out, family, difference)
@@ -106,10 +103,10 @@ def write_peft_copy(folder: Path, config: RunConfig, adapter: AdapterConfig, ten
     if adapter.labels:
         return
     try:
-        _, *converted = _in_peft(config, adapter, tensors)
+        _, lora, fields = _in_peft(config, adapter, tensors)
     except UsageError:  # a base of no family of Hugging Face, or a module that PEFT cannot adapt
         return
-    write_adapter(folder, *converted)
+    write_adapter(folder, lora, fields)
 
 
 def _in_peft(

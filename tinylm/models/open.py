@@ -124,5 +124,4 @@ def import_model(
         run.save_best(model.weights.tensors, model.config, model.weights.step, model.weights.val_loss)
         check_weights_file(staging / MODEL_FILE, model.config)
         run.commit()
-    assert model.config.family is not None
-    return Imported(out, model.config.family, count_parameters(model.network)["total"])
+    return Imported(out, str(model.config.family), count_parameters(model.network)["total"])

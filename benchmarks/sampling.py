@@ -119,7 +119,7 @@ class Subject:
             from tinylm.formats.gguf_reader import open_gguf
 
             assert self.gguf
-            sizes = {name: info.size for name, info in open_gguf(self.gguf).header.tensors.items()}
+            sizes = {name: info.size for name, info in open_gguf(self.gguf).tensors.items()}
             return sum(sizes.values()) - (0 if config.tie else sizes["token_embd.weight"])
         lookup = 0 if config.tie else config.vocab_size * config.width
         return WEIGHT_BYTES[kind] * (sum(tensor.numel() for tensor in self.exported.tensors.values()) - lookup)

@@ -19,7 +19,7 @@ HOME = Path(tinylm.__file__).parent
 JOBS = {path.name for path in (HOME / "jobs").iterdir() if path.is_dir() and (path / "job.py").exists()} - {"text"}
 COMMANDS = ("train", "training_display", "sample", "evaluate", "runs", "info")
 BORDERS = {  # with their packages and modules
-    "adapters": ("adapters", *(f"models.{name}" for name in ("adapter", "adapter_kinds", "peft_adapter", "merge"))),
+    "adapters": ("adapters", *(f"models.{name}" for name in ("adapter", "adapter_kinds", "merge"))),
     "analysis": ("analysis",),
     "distributed": ("distributed",),
     "formats": ("formats", "models.exporting"),

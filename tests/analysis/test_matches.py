@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.shell import story
-from tinylm.analysis import memorisation
 from tinylm.analysis.memorisation import Documents, Matches, find_matches
 from tinylm.text.corpus import Stream
 
@@ -73,9 +71,7 @@ def test_matches_are_those_of_a_search_of_all_substrings(
 @given(st.lists(short, max_size=3), st.lists(st.text("ab", min_size=1, max_size=40), max_size=3), st.integers(1, 6))
 @example(["xabcy"], ["zxabc"] * 3 + ["zzabcy"], 4)
 def test_the_share_is_exact_however_often_a_window_occurs(texts: list[str], documents: list[str], k: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memorisation, "MAX_COMPARISONS", 1)
-        found = find_matches(texts, documents_of(documents), k)
+    found = find_matches(texts, documents_of(documents), k, max_comparisons=1)
     assert found.copied.tolist() == brute_force(texts, documents, k)[0]
 
 

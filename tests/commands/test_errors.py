@@ -339,7 +339,7 @@ ERRORS: dict[str, list[Row]] = {
         ("eval -m {run} empty.txt", 2, "empty.txt contains no text"),
         ("eval -m {run} t.txt", 2, "fewer than 2 tokens (1) ... give more text"),
         ("eval -m {run} accents.txt", 2, "has no id for 2 of the text's characters, 'é' (U+00E9), 'ü' (U+00FC)"),
-        ("eval -m {encoder} sea.txt --by-document", 2, "--by-document is for decoders ... not for encoders"),
+        ("eval -m {encoder} sea.txt --baselines", 2, "--baselines is for decoders ... not for encoders"),
         ("eval -m {run} sea.txt --sequence-length 17", 2, "--sequence-length is 17"),
         ("eval -m {run} sea.txt --sequence-length 4 --stride 5", 2, "--stride is 5"),
         (f"eval -m {{run}} sea.txt --batch-size {10**400}", 2, "--batch-size is a number of more than 40 digits"),

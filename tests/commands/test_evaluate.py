@@ -144,39 +144,6 @@ def test_a_model_has_one_loss_in_training_in_eval_and_as_an_export(
         assert evaluated("-m", "run/last", "--dtype", "fp32")["loss"] != pytest.approx(logged, rel=1e-6)
 
 
-# Documents
-
-
-def test_documents_have_their_own_losses_in_json_and_in_a_table_by_loss(run: Path, here: Path) -> None:
-    texts = ["the old man\nsaid it", "a cold morning", "by the sea"]
-    (here / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ["", *texts]))
-    *documents, total = records(run_ok("eval", "-m", run, "a.jsonl", "--by-document", "--json"))
-    assert total == records(run_ok("eval", "-m", run, "a.jsonl", "--json"))[0]
-    keys = ["document", "name", "loss", "bits_per_byte", "tokens", "characters", "bytes"]
-    assert all(list(document) == keys for document in documents)
-    assert [document["name"] for document in documents] == [f"a.jsonl, line {line}" for line in (2, 3, 4)]
-    assert [document["document"] for document in documents] == [1, 2, 3]
-    tokenizer = load_model(run).tokenizer
-    ends = [i for text in texts for i in (*tokenizer.encode(text).tolist(), tokenizer.end_of_text_id)][:-1]
-    nats, start = nats_by_definition(run, ends), 0
-    for document, text in zip(documents, texts, strict=True):
-        length = len(text) + (text != texts[-1]) - (text == texts[0])  # with the end of text, without the first token
-        assert document["tokens"] == length
-        assert document["characters"] == len(text) - (text == texts[0])
-        assert document["loss"] == pytest.approx(sum(nats[start : start + length]) / length, rel=1e-6)
-        bits = document["loss"] * length / document["bytes"] / math.log(2)
-        assert document["bits_per_byte"] == pytest.approx(bits, rel=1e-9)
-        start += length
-    (here / "t.txt").write_text("the old man\n\n;;;;;;\nby the sea\n")
-    table, metrics = run_ok("eval", "-m", run, "t.txt", "--format", "lines", "--by-document").stdout.split("\n\n")
-    heading, *rows = table.splitlines()
-    assert heading.split() == ["document", "nats", "per", "token", "bits", "per", "byte", "tokens", "name"]
-    assert rows[0].endswith("t.txt, line 3") and len(rows) == 3
-    losses = [float(row.split()[1]) for row in rows]
-    assert losses == sorted(losses, reverse=True)
-    assert metrics.splitlines()[2].startswith("nats per token")
-
-
 # The text
 
 
@@ -199,14 +166,11 @@ def test_texts_may_be_standard_input_folders_and_jsonl_joined_by_end_of_text(run
 @pytest.mark.usefixtures("shelf_cache")
 def test_without_a_text_the_validation_text_of_the_run_or_adapter_is_evaluated(run: Path, adapter: Path) -> None:
     for option, path in (("-m", run), ("--adapter", adapter)):
-        *documents, record = records(result := run_ok("eval", option, path, "--json", "--by-document"))
+        (record,) = records(result := run_ok("eval", option, path, "--json"))
         assert f"Evaluating on the validation text of {path}." in result.stderr
         data = read_config(path).data
         assert record["tokens"] == data.val_tokens - 1
         assert record["loss"] == pytest.approx(summarise(path)["val_loss"], rel=1e-4)
-        (document,) = documents
-        assert (document["document"], document["name"], document["tokens"]) == (1, "", record["tokens"])
-        assert document["loss"] == record["loss"]
 
 
 def test_without_its_training_data_a_run_needs_a_text_and_a_baseline_is_left_out(run: Path, here: Path) -> None:

@@ -43,7 +43,7 @@ def test_texts_and_models_may_have_names_that_are_not_utf_8(here: Path) -> None:
         ("train", rows, "--steps", 1, *TINY, "--out", "rows", "--json"),
         ("train", "--resume", run, "--steps", 2, "--json"),
         ("sample", "--model", run.name, "-p", "the", "-n", 2, "--json"),
-        ("eval", text, "--model", run, "--by-document", "--json"),
+        ("eval", text, "--model", run, "--json"),
         ("compare", run, "rows", text, "--json"),
         ("finetune-lora", text, "--model", run, "--steps", 1, "--out", lora, "--json"),
         ("merge-lora", lora, "--out", "merged", "--json"),

@@ -8,8 +8,9 @@ import pytest
 
 from tests.shell import story
 from tests.thread_ranks import in_ranks
-from tests.trained_runs import pairs_file
+from tests.trained_runs import REVERSED, pairs_file
 from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.jobs.pairs.translate import SOURCES_PER_BATCH
 from tinylm.models.load import load
 from tinylm.text.source import TextSource
 
@@ -21,7 +22,7 @@ def check(model: Path, source: TextSource | None, **settings: Any) -> None:
     for size in (2, 3):
         for found in in_ranks(size, lambda ranks: load(model).evaluate(source, ranks=ranks, **settings)):
             assert {name: vars(found)[name] for name in numbers} == pytest.approx(numbers, rel=1e-12, abs=0)
-            assert (found.baselines, found.documents) == (expected.baselines, expected.documents)
+            assert found.baselines == expected.baselines
 
 
 @pytest.mark.usefixtures("shelf_cache")
@@ -30,10 +31,10 @@ def test_ranks_share_a_text(run: Path, encoder: Path, tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / str(number)).write_text(story(1000 // number, seed=number))
     source = TextSource(paths=(str(tmp_path / "1"), str(tmp_path / "2")))
-    check(run, source, batch_size=3, stride=5, by_document=True)
+    check(run, source, batch_size=3, stride=5)
     check(run, source)
     check(encoder, source, batch_size=2)
-    check(run, None, batch_size=2, baselines=True, by_document=True)
+    check(run, None, batch_size=2, baselines=True)
 
 
 def test_ranks_share_conversations(run: Path, tmp_path: Path) -> None:
@@ -46,10 +47,8 @@ def test_ranks_share_conversations(run: Path, tmp_path: Path) -> None:
     check(run, TextSource(paths=(str(file),), **choices), batch_size=1)
 
 
-def test_ranks_share_pairs_and_their_translation(
-    translator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("tinylm.jobs.pairs.evaluation", "tinylm.jobs.pairs.translate"):
-        monkeypatch.setattr(f"{module}.SOURCES_PER_BATCH", 2)
-    source = TextSource(paths=(str(pairs_file(tmp_path / "pairs.tsv")),), format="pairs")
+def test_ranks_share_pairs_and_their_translation(translator: Path, tmp_path: Path) -> None:
+    pairs = REVERSED * 3
+    assert 4 * len(pairs) > 3 * SOURCES_PER_BATCH
+    source = TextSource(paths=(str(pairs_file(tmp_path / "pairs.tsv", pairs)),), format="pairs")
     check(translator, source, batch_size=2, beams=EvaluationConfig.beams)

@@ -18,11 +18,9 @@ from tests.formats.test_gguf_tokenizer import EXAMPLES, byte_level_ids
 from tinylm.config.presets import make_model_config
 from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.formats import gguf_writer
 from tinylm.formats.family import ForeignModel
 from tinylm.formats.gguf_reader import open_gguf, read_gguf
-from tinylm.formats.gguf_tokenizer import ReadTokenizer
-from tinylm.formats.gguf_writer import write_gguf
+from tinylm.formats.gguf_writer import make_modelfile, modelfile_path, write_gguf
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
@@ -184,39 +182,30 @@ def test_a_window_that_llama_cpp_ignores_is_refused_unless_it_is_as_long_as_the_
         path.unlink()
 
 
-def damage_config(values: dict[str, Any], tensors: Any) -> None:
-    values["rope_theta"] *= 2
-
-
-def damage_tensor(values: dict[str, Any], tensors: Any) -> None:
-    tensors["model.norm.weight"].load()[0] += 1
-
-
-def without_merges(found: ReadTokenizer) -> ReadTokenizer:
-    spec = json.loads(found.text)
-    return replace(found, text=json.dumps({**spec, "model": {**spec["model"], "merges": []}}))
-
-
-@pytest.mark.parametrize(
-    ("name", "damage", "what"),
-    [
-        ("read_model", damage_config, "its .*rope_theta"),
-        ("read_model", damage_tensor, "its .*model.norm.weight"),
-        ("read_tokenizer", without_merges, "its tokenizer gives other ids for"),
-    ],
+DAMAGES: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
+    ("qwen3.rope.freq_base", lambda value: 2 * value, "its .*rope_theta"),
+    ("tokenizer.ggml.merges", lambda merges: merges[:1], "its tokenizer gives other ids for"),
+    ("tensors", lambda data: data ^ 64, r"its tensor model\.embed_tokens\.weight differs"),
 )
+
+
+@pytest.mark.parametrize(("name", "damage", "what"), DAMAGES)
 def test_a_file_that_is_not_the_same_model_when_read_again_does_not_appear(
-    name: str, damage: Callable[..., Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, damage: Callable[[Any], Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, exported = own_model("modern", BPE)
     (tmp_path / "model.gguf").write_bytes(b"old")
-    read = getattr(gguf_writer, name)
+    writer = gguf.GGUFWriter
+    add, write = writer.add_key_value, writer.write_tensor_data
 
-    def read_damaged(*arguments: Any) -> Any:
-        found = read(*arguments)
-        return damage(found) if name == "read_tokenizer" else damage(*found) or found
+    def add_damaged(self: Any, key: str, value: Any, *types: Any) -> None:
+        add(self, key, damage(value) if key == name else value, *types)
 
-    monkeypatch.setattr(gguf_writer, name, read_damaged)
+    def write_damaged(self: Any, data: Any) -> None:
+        write(self, damage(data) if name == "tensors" else data)
+
+    monkeypatch.setattr(writer, "add_key_value", add_damaged)
+    monkeypatch.setattr(writer, "write_tensor_data", write_damaged)
     with pytest.raises(TinyLMError, match=f"not the same model when read again: {what}"):
         write_gguf(tmp_path / "model.gguf", exported, "f32")
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
@@ -277,3 +266,26 @@ def test_tensors_of_another_shape_are_not_copied(tmp_path: Path) -> None:
     with pytest.raises(TinyLMError, match="is not the same model"):  # those of the same shape have other numbers
         write_gguf(tmp_path / "copy.gguf", exported, "f32", quantized=open_gguf(tmp_path / "other.gguf"))
     assert not (tmp_path / "copy.gguf").exists()
+
+
+# The Modelfile of ollama.
+
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+def test_for_a_base_model_the_modelfile_hands_the_prompt_over_as_it_is() -> None:
+    _, model = own_model("modern")
+    assert modelfile_path(Path("models/story.gguf")) == Path("models/story.Modelfile")
+    assert make_modelfile(Path("models/story.gguf"), model) == (
+        'FROM ./story.gguf\nPARAMETER num_ctx 48\nTEMPLATE """{{ .Prompt }}"""\nPARAMETER stop "<|endoftext|>"\n'
+    )
+
+
+def test_a_chat_model_with_chatml_has_its_template_and_any_other_is_left_to_ollama() -> None:
+    _, model = own_model("modern")
+    text = make_modelfile(Path("chat.gguf"), replace(model, chat_template=CHATML))
+    turns = "{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}"
+    assert turns + "<|im_start|>assistant\n" in text
+    text = make_modelfile(Path("chat.gguf"), replace(model, chat_template="{{ x }}"))
+    assert "TEMPLATE " not in text.replace("# Without TEMPLATE,", "")

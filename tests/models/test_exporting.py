@@ -16,10 +16,8 @@ import tinylm
 from tests.formats.peers import save_peer
 from tests.shell import run_ok, snapshot, story
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.formats.huggingface import write_folder
 from tinylm.models import exporting
 from tinylm.models.open import open_model
-from tinylm.run_directory.loading import LoadedModel
 from tinylm.run_directory.weights import write_weights
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -174,7 +172,7 @@ def test_a_gguf_file_and_its_modelfile_are_replaced_only_with_force(run: Path, t
     assert (tmp_path / "letter").read_text() == "mine"
 
 
-def test_a_wrong_or_infinite_export_is_not_kept(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_infinite_export_is_not_kept(run: Path, tmp_path: Path) -> None:
     tinylm.export_model(run, to="hf", out=tmp_path / "hf")
     file = tmp_path / "hf" / "model.safetensors"
     tensors = safetensors.torch.load_file(file)
@@ -183,20 +181,18 @@ def test_a_wrong_or_infinite_export_is_not_kept(run: Path, tmp_path: Path, monke
     safetensors.torch.save_file(tensors, file)
     with pytest.raises(TinyLMError, match="logits of the model are not finite"):
         tinylm.export_model(tmp_path / "hf", to="hf", out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-    def write_and_damage(folder: Path, model: Any, dtype: Any) -> str:
-        family = write_folder(folder, model, dtype)
-        file = folder / "model.safetensors"
-        data = bytearray(file.read_bytes())
-        data[-2] ^= 1  # of the last number
-        file.write_bytes(data)
-        return family
-
-    monkeypatch.setattr(exporting, "write_folder", write_and_damage)
-    with pytest.raises(TinyLMError, match="nothing was exported"):
-        tinylm.export_model(run, to="hf", out=tmp_path / "wrong")
     assert {path.name for path in tmp_path.iterdir()} == {"hf"}
+
+
+def test_an_export_with_a_changed_number_is_wrong(run: Path, tmp_path: Path) -> None:
+    tinylm.export_model(run, to="hf", out=tmp_path / "hf")
+    original, file = open_model(run), tmp_path / "hf" / "model.safetensors"
+    exporting.check_export(original, open_model(tmp_path / "hf"), tmp_path / "hf")
+    data = bytearray(file.read_bytes())
+    data[-2] ^= 1  # of the last number
+    file.write_bytes(data)
+    with pytest.raises(TinyLMError, match="nothing was exported"):
+        exporting.check_export(original, open_model(tmp_path / "hf"), tmp_path / "hf")
 
 
 def test_the_commands_write_an_export_and_import_it(run: Path, tmp_path: Path) -> None:
@@ -211,24 +207,15 @@ def test_the_commands_write_an_export_and_import_it(run: Path, tmp_path: Path) -
     assert len(texts) == 1
 
 
-def test_a_run_is_exported_as_it_was_opened(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training replaces the best weights as a whole; the export keeps those that it opened."""
+def test_an_opened_run_keeps_its_weights_when_training_replaces_the_best(run: Path, tmp_path: Path) -> None:
+    """So that an export is of one save."""
     path = shutil.copytree(run, tmp_path / "run")
-    before = open_model(path)
-    expected = {name: tensor.clone() for name, tensor in before.weights.tensors.items()}
-
-    def open_and_improve(model: Path) -> LoadedModel:
-        opened = open_model(model)
-        if model == path:
-            improved = {name: tensor + 1 for name, tensor in expected.items()}
-            write_weights(path / "model.safetensors", improved, opened.config, 99, 0.5)
-        return opened
-
-    monkeypatch.setattr(exporting, "open_model", open_and_improve)
-    exporting.export_model(path, to="hf", out=tmp_path / "hf")
-    found = open_model(tmp_path / "hf").weights.tensors
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-    assert not torch.equal(open_model(path).weights.tensors["embedding.weight"], expected["embedding.weight"])
+    opened = open_model(path)
+    before = {name: tensor.clone() for name, tensor in opened.weights.tensors.items()}
+    improved = {name: tensor + 1 for name, tensor in before.items()}
+    write_weights(path / "model.safetensors", improved, opened.config, 99, 0.5)
+    assert all(torch.equal(opened.weights.tensors[name], tensor) for name, tensor in before.items())
+    assert torch.equal(open_model(path).weights.tensors["embedding.weight"], improved["embedding.weight"])
 
 
 def test_an_export_warns_if_its_tokenizer_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

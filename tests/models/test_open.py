@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
+import safetensors.torch
 import tokenizers
 import torch
 import transformers
@@ -23,7 +24,6 @@ from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.text_generator import ChatSession
 from tinylm.models.open import import_model, open_model
 from tinylm.reporter import LogReporter
-from tinylm.run_directory import directory
 from tinylm.run_directory.loading import read_config
 
 TEXT = story(3000)
@@ -115,15 +115,15 @@ def test_an_imported_run_has_the_same_tensors_and_the_same_digest(halved: tuple[
 
 
 def test_a_wrong_import_is_not_kept(halved: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = directory.write_weights
+    write = safetensors.torch.save_file
 
-    def damage(path: Path, *arguments: Any) -> None:
-        write(path, *arguments)
+    def damage(tensors: Any, path: Path, *arguments: Any) -> None:
+        write(tensors, path, *arguments)
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)
 
-    monkeypatch.setattr(directory, "write_weights", damage)
+    monkeypatch.setattr(safetensors.torch, "save_file", damage)
     with pytest.raises(TinyLMError, match="its content does not match its digest"):
         import_model(halved[1], tmp_path / "run", reporter=LogReporter())
     assert not (tmp_path / "run").exists()

@@ -29,10 +29,9 @@ def test_on_windows_the_lock_is_released_before_its_file_is_deleted(
     """Windows cannot delete an open file."""
     order: list[str] = []
     release, unlink = filelock.FileLock.release, Path.unlink
-    monkeypatch.setattr("tinylm.run_directory.lock_and_commit.WINDOWS", True)
     monkeypatch.setattr(filelock.FileLock, "release", lambda self: (order.append("release"), release(self))[1])
     monkeypatch.setattr(Path, "unlink", lambda self, **options: (order.append("delete"), unlink(self, **options))[1])
-    with lock_run(tmp_path / "run"):
+    with lock_run(tmp_path / "run", windows=True):
         pass
     assert order[:2] == ["release", "delete"]
 

@@ -23,7 +23,6 @@ from tests.run_directory.saved_runs import (
 )
 from tests.shell import snapshot
 from tinylm.errors import RunExistsError, TinyLMError, UsageError
-from tinylm.run_directory import lock_and_commit
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.lock_and_commit import check_free
 from tinylm.run_directory.metrics_log import read_metrics
@@ -304,8 +303,9 @@ def test_a_new_run_is_committed_even_if_the_replaced_one_cannot_be_deleted(
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(lock_and_commit, "remove_run", immutable)
+        patch.setattr(Path, "rmdir", immutable)
         save(run, 2)
+    assert (tmp_path / ".run.tinylm-old").exists()
     assert best_save(path) == 2
     save(run, 3)
     assert last_save(path) == 3
@@ -314,13 +314,10 @@ def test_a_new_run_is_committed_even_if_the_replaced_one_cannot_be_deleted(
 def test_a_committed_run_is_saved_even_if_its_parent_folder_cannot_be_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flush = lock_and_commit.flush_folder
-
-    def full(folder: Path) -> None:
-        if folder == tmp_path:
+    def full(descriptor: int) -> None:
+        if os.path.samestat(os.fstat(descriptor), tmp_path.stat()):
             raise OSError(errno.ENOSPC, "No space left on device")
-        flush(folder)
 
-    monkeypatch.setattr(lock_and_commit, "flush_folder", full)
+    monkeypatch.setattr(os, "fsync", full)
     saved_run(tmp_path / "run", 1)
     assert best_save(tmp_path / "run") == last_save(tmp_path / "run") == 1

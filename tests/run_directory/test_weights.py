@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tinylm.errors import TinyLMError
-from tinylm.run_directory import weights
 from tinylm.run_directory.weights import Shard, is_finite, read_tensors, write_tensors
 
 TENSORS = {
@@ -117,13 +116,12 @@ def test_files_in_another_order_or_number_are_an_error(tmp_path: Path) -> None:
             read_tensors(wrong)
 
 
-def test_a_rank_needs_memory_only_for_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_needs_memory_only_for_its_rows(tmp_path: Path) -> None:
     files = written(tmp_path, 2)
     size = sum(file.stat().st_size for file in files)
-    monkeypatch.setattr(weights, "free_memory", lambda device: size // 2)
-    read_tensors(files, Shard(1, 2))
+    read_tensors(files, Shard(1, 2), free_memory=lambda device: size // 2)
     with pytest.raises(TinyLMError, match="GB are free"):
-        read_tensors(files)
+        read_tensors(files, free_memory=lambda device: size // 2)
 
 
 def test_one_value_that_is_not_finite_is_found_anywhere() -> None:

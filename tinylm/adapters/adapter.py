@@ -120,9 +120,7 @@ def replace_modules(
     """
     names = [name for name, module in model.named_modules() if matches(name, module)]
     for name in names:
-        parent_name, _, attribute = name.rpartition(".")
-        parent = model.get_submodule(parent_name)
-        setattr(parent, attribute, replace(name, getattr(parent, attribute)))
+        model.set_submodule(name, replace(name, model.get_submodule(name)))
     return names
 
 

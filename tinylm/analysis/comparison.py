@@ -125,22 +125,6 @@ class Comparison:
         return f"{self.better.upper()} is better by {abs(self.difference):.4f} bits per byte."
 
 
-@dataclass(frozen=True)
-class ComparedParts:
-    """The parts of a text that two models are compared on.
-
-    bytes: (U,), size of each part.
-    edges_a, edges_b: (U + 1,), indices of the tokens of each model: the first token of each part, and the end of the
-        last part.
-    resampled: description of the parts, for messages.
-    """
-
-    bytes: np.ndarray
-    edges_a: np.ndarray
-    edges_b: np.ndarray
-    resampled: str
-
-
 def load_model_or_adapter(
     path: str | Path,
     base: str | Path | None = None,
@@ -183,28 +167,57 @@ def compare_models(
             isinstance(model.network, Decoder), f"Only decoders are compared; {model.path} is an {model.architecture}."
         )
         require(not model.labels, f"Only models of text are compared; {model.path} is a classifier.")
+
+    # The text, encoded by both tokenizers, and its parts
     if source is None:
-        encoded = _encode(a, b, _validation_text(a, b, reporter), reporter)
-        assert a.data is not None
-        end = document_end(a.data.format)
+        text, end = _validation_text(a, b, reporter)
+        encoded = _encode(a, b, text, reporter)
     else:
         with opened_corpus(source, ModelReader(), reporter) as corpus:
             for model in (a, b):
                 corpus, _ = known_text(corpus, model.tokenizer, source.unknown, model.path, reporter)
             encoded = _encode(a, b, corpus.stream, reporter)
         end = document_end(corpus.format)
-    parts = compared_parts(*encoded, separator_bytes=len(end))
-    reporter.note(f"95 % interval of the difference: paired bootstrap of {parts.resampled}.")
+    sizes, edges, resampled = _compared_parts(*encoded, separator_bytes=len(end))
+    reporter.note(f"95 % interval of the difference: paired bootstrap of {resampled}.")
+
+    # The losses of both models on each part
     keep_freed_blocks()
-    nats = [
-        sums_between(_token_losses(model, tokens.ids, batch_size, reporter), edges - 1)
-        for model, tokens, edges in zip((a, b), encoded, (parts.edges_a, parts.edges_b), strict=True)
-    ]
-    return compare_losses(names or (str(a.path), str(b.path)), parts, *nats)
+    nats = []
+    for model, tokens, its_edges in zip((a, b), encoded, edges, strict=True):
+        rows = batch_size or default_batch_size(model.context)
+        with reporter.counting("scoring", len(tokens.ids) - 1, "tokens") as advance:
+            batches = evaluation_batches(tokens.ids, model.context, rows)
+            losses = token_losses(model.network, batches, model.dtype, advance)
+        nats.append(sums_between(losses, its_edges - 1))
+
+    # The difference and its interval
+    n_bytes = int(sizes.sum())
+    bits_a, bits_b = (part / math.log(2) for part in nats)
+    interval = ratio_interval(bits_b - bits_a, sizes)
+    better = None
+    if interval is not None:
+        better = "b" if interval.high < 0 else "a" if interval.low > 0 else None
+    loss_a, loss_b = (float(part.sum()) / int(e[-1] - e[0]) for part, e in zip(nats, edges, strict=True))
+    name_a, name_b = names or (str(a.path), str(b.path))
+    return Comparison(
+        a=name_a,
+        b=name_b,
+        bits_per_byte_a=float(bits_a.sum()) / n_bytes,
+        bits_per_byte_b=float(bits_b.sum()) / n_bytes,
+        loss_a=loss_a,
+        loss_b=loss_b,
+        difference=float((bits_b - bits_a).sum()) / n_bytes,
+        difference_low=None if interval is None else interval.low,
+        difference_high=None if interval is None else interval.high,
+        better=better,
+        bytes=n_bytes,
+        resampled=resampled,
+    )
 
 
-def _validation_text(a: Model, b: Model, reporter: Reporter) -> Callable[[], Stream]:
-    """Function that opens the validation text of both models.
+def _validation_text(a: Model, b: Model, reporter: Reporter) -> tuple[Callable[[], Stream], str]:
+    """Function that opens the validation text of both models, and the text at the end of its documents.
 
     Raises UsageError unless both were trained on the same plain text, and TinyLMError if it cannot be read.
     """
@@ -220,13 +233,12 @@ def _validation_text(a: Model, b: Model, reporter: Reporter) -> Callable[[], Str
         raise UsageError("The models were not trained on the same text, so there is no default; name a text.")
     reporter.note(f"Comparing on the validation text of {a.path}.")
     ids = reopen_ids(a.path, a.data, a.tokenizer, "val")
-    return lambda: decoded_stream(ids, a.tokenizer)
+    return lambda: decoded_stream(ids, a.tokenizer), document_end(a.data.format)
 
 
 def _encode(
     a: Model, b: Model, text: Callable[[], Stream], reporter: Reporter
 ) -> tuple[PositionedTokens, PositionedTokens]:
-    """The text, encoded by the tokenizers of a and b."""
     with reporter.counting("encoding", None, "characters") as advance:
         first = encode_with_positions(text(), a.tokenizer, advance)
         if a.tokenizer.sha256 == b.tokenizer.sha256:
@@ -234,17 +246,14 @@ def _encode(
         return first, encode_with_positions(text(), b.tokenizer, advance)
 
 
-def _token_losses(model: Model, ids: np.ndarray, batch_size: int | None, reporter: Reporter) -> np.ndarray:
-    """The losses in nats of all ids but the first: (N,) -> (N - 1,)."""
-    assert isinstance(model.network, Decoder)
-    rows = batch_size or default_batch_size(model.context)
-    with reporter.counting("scoring", len(ids) - 1, "tokens") as advance:
-        return token_losses(model.network, evaluation_batches(ids, model.context, rows), model.dtype, advance)
-
-
-def compared_parts(a: PositionedTokens, b: PositionedTokens, separator_bytes: int) -> ComparedParts:
+def _compared_parts(
+    a: PositionedTokens, b: PositionedTokens, separator_bytes: int
+) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], str]:
     """The parts of a text, encoded by two tokenizers: its documents or blocks of it (see `choose_units`). The separator
     of two documents counts as 0 or 1 byte of text.
+
+    Returns the size of each part in bytes, (U,); for each tokenizer the indices of the first token of each part, and
+    the end of the last part, (U + 1,); and a description of the parts for messages.
 
     Parts begin at token boundaries of both tokenizers. The first token of each tokenizer is not scored, so it is in no
     part. Raises UsageError if the tokenizers have no common token boundary.
@@ -257,36 +266,6 @@ def compared_parts(a: PositionedTokens, b: PositionedTokens, separator_bytes: in
     units = choose_units(documents)
     edges = np.unique(shared[np.searchsorted(shared, units.edges)])  # (U + 1,), in bytes
     separators = np.searchsorted(a.documents[1:-1] - 1, edges)  # (U + 1,), number of separators before each edge
-    return ComparedParts(
-        np.diff(edges)
-        - (1 - separator_bytes) * np.diff(separators)
-        - (edges[1:] == end),  # `end` counts a separator after the last document
-        a.first_tokens(edges),
-        b.first_tokens(edges),
-        units.describe(len(a.documents) - 1, "bytes"),
-    )
-
-
-def compare_losses(names: tuple[str, str], parts: ComparedParts, nats_a: np.ndarray, nats_b: np.ndarray) -> Comparison:
-    """Compare two models. nats_a, nats_b: (U,), the sum of the losses of each model on each part, in nats."""
-    n_bytes = int(parts.bytes.sum())
-    tokens_a, tokens_b = (int(edges[-1] - edges[0]) for edges in (parts.edges_a, parts.edges_b))
-    bits_a, bits_b = nats_a / math.log(2), nats_b / math.log(2)
-    interval = ratio_interval(bits_b - bits_a, parts.bytes)
-    better = None
-    if interval is not None:
-        better = "b" if interval.high < 0 else "a" if interval.low > 0 else None
-    return Comparison(
-        a=names[0],
-        b=names[1],
-        bits_per_byte_a=float(bits_a.sum()) / n_bytes,
-        bits_per_byte_b=float(bits_b.sum()) / n_bytes,
-        loss_a=float(nats_a.sum()) / tokens_a,
-        loss_b=float(nats_b.sum()) / tokens_b,
-        difference=float((bits_b - bits_a).sum()) / n_bytes,
-        difference_low=None if interval is None else interval.low,
-        difference_high=None if interval is None else interval.high,
-        better=better,
-        bytes=n_bytes,
-        resampled=parts.resampled,
-    )
+    sizes = np.diff(edges) - (1 - separator_bytes) * np.diff(separators)
+    sizes -= edges[1:] == end  # `end` counts a separator after the last document
+    return sizes, (a.first_tokens(edges), b.first_tokens(edges)), units.describe(len(a.documents) - 1, "bytes")

@@ -256,13 +256,19 @@ class Matches(NamedTuple):
     longest: tuple[Match, ...]
 
 
-def find_matches(texts: Sequence[str], documents: Documents, k: int, progress: Progress = no_progress) -> Matches:
+def find_matches(
+    texts: Sequence[str],
+    documents: Documents,
+    k: int,
+    progress: Progress = no_progress,
+    max_comparisons: int = MAX_COMPARISONS,
+) -> Matches:
     """Find the verbatim matches of at least k characters between texts and documents, each within a document.
 
     The documents are read once and not indexed: a match of k characters contains a window that begins at a multiple of
     `step` in its document, and these windows are looked up among those of the texts.
 
-    The number of copied characters is exact. After MAX_COMPARISONS matches of a window, those within a part that is
+    The number of copied characters is exact. After `max_comparisons` matches of a window, those within a part that is
     known to be copied are not measured, so the longest match of a very repetitive text may be missed.
     """
     step = max(1, k // 2)
@@ -278,7 +284,7 @@ def find_matches(texts: Sequence[str], documents: Documents, k: int, progress: P
         window = document[place : place + width]
         for sample, at in windows.get(window, ()):
             reach = slice(max(0, at + width - k), at + k)  # of a match of k characters around the window
-            if compared[window] >= MAX_COMPARISONS and all(copied[sample][reach]):
+            if compared[window] >= max_comparisons and all(copied[sample][reach]):
                 continue
             compared[window] += 1
             text, shift = texts[sample], place - at

@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,14 +19,14 @@ from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.system.launch import Launch
 
 if TYPE_CHECKING:
-    from tinylm.evaluation.result import DocumentLoss, Evaluation
+    from tinylm.evaluation.result import Evaluation
     from tinylm.models.model import Model
     from tinylm.system.ranks import Ranks
 
 MAX_CONFUSION = 10  # labels of a table that is printed whole
 FIRST_OPTIONS = """
-model adapter format train_on batch_size sequence_length stride baselines by_document beams memorisation train_data
-device quiet json
+model adapter format train_on batch_size sequence_length stride baselines beams memorisation train_data device
+quiet json
 """  # shown by -h
 
 
@@ -122,8 +121,6 @@ def _load_on_each_rank(model: Path | None, adapters: list[str], ranks: "Ranks", 
 def _print_metrics(console: Console, evaluation: "Evaluation", scored: dict[str, str]) -> None:
     """scored: the names of the model and of the text."""
     metrics = evaluation.to_json()
-    if evaluation.documents is not None:
-        _print_documents(console, evaluation.documents)
     if console.as_json:
         is_infinite = evaluation.perplexity == math.inf  # which JSON does not have
         console.record(scored | metrics | ({"perplexity": None} if is_infinite else {}))
@@ -173,26 +170,6 @@ def _print_confusion(console: Console, evaluation: "Evaluation") -> None:
         return
     rows = [(f"{count:,}", label, given) for count, label, given in evaluation.mistakes()]
     console.table(("texts", "label", "given"), rows)
-
-
-def _print_documents(console: Console, documents: "Sequence[DocumentLoss]") -> None:
-    """Print the documents by descending loss, then an empty line; as JSON, in the order of the text."""
-    if console.as_json:
-        for document in documents:
-            console.record(vars(document))
-        return
-    rows = [
-        (
-            f"{document.document:,}",
-            f"{document.loss:.4f}",
-            "-" if document.bits_per_byte is None else f"{document.bits_per_byte:.4f}",
-            f"{document.tokens:,}",
-            document.name,
-        )
-        for document in sorted(documents, key=lambda document: -document.loss)
-    ]
-    console.table(("document", "nats per token", "bits per byte", "tokens", "name"), rows)
-    console.result("")
 
 
 def _format(value: float) -> str:

@@ -18,11 +18,10 @@ class EvaluationConfig(BeamSearchConfig):
     sequence_length: tokens of a window. Default: the context.
     stride: tokens by which the window advances, at most its length. Default: its length.
     baselines: also report the bits per byte of gzip, xz and an order-5 character model.
-    by_document: also report the loss of each document.
     beams, length_penalty: see BeamSearchConfig.
     bleu_tokenize: tokenizer of sacrebleu's BLEU. Default: 13a.
 
-    `sequence_length`, `stride`, `baselines` and `by_document` are for decoders on plain text, `beams`, `length_penalty`
+    `sequence_length`, `stride` and `baselines` are for decoders on plain text, `beams`, `length_penalty`
     and `bleu_tokenize` for encoder-decoders.
     """
 
@@ -47,9 +46,6 @@ class EvaluationConfig(BeamSearchConfig):
     ] = None
     baselines: Annotated[
         bool, Setting("Compare with gzip, xz and an order-5 character model.", None, jobs="text distillation")
-    ] = False
-    by_document: Annotated[
-        bool, Setting("Also print the loss of each document, the highest first.", None, jobs="text distillation")
     ] = False
     bleu_tokenize: Annotated[
         str | None,

@@ -18,24 +18,6 @@ from tinylm.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class DocumentLoss:
-    """The loss of one document, including the end-of-text token after it.
-
-    document: its number in the text, from 1. name: its file, with the line or element if the file has several
-        documents; "" if that is not known.
-    loss, bits_per_byte, tokens, characters, bytes: as in Evaluation.
-    """
-
-    document: int
-    name: str
-    loss: float
-    bits_per_byte: float | None
-    tokens: int
-    characters: int
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Metrics of a model on a text; those that do not exist for the architecture are `None`.
 
@@ -64,7 +46,6 @@ class Evaluation:
         short for one.
     resampled: the units of the bootstrap, as a phrase.
     unit: of the loss.
-    documents: the loss of each document with a scored token, in order; only if asked for. Decoders on plain text only.
     """
 
     loss: float
@@ -95,7 +76,6 @@ class Evaluation:
     resampled: str | None = None
     labels: tuple[str, ...] | None = None
     confusion: tuple[tuple[int, ...], ...] | None = None
-    documents: tuple[DocumentLoss, ...] | None = None
     unit: str = "nats per token"
 
     def __post_init__(self) -> None:
@@ -117,11 +97,11 @@ class Evaluation:
         return sorted(found, key=lambda mistake: -mistake[0])[:limit]
 
     def to_json(self) -> dict[str, Any]:
-        """The metrics that are not `None`, by name, in the order of the fields, without `documents` and `unit`."""
+        """The metrics that are not `None`, by name, in the order of the fields, without `unit`."""
         return {
             field.name: value
             for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) is not None and field.name not in ("documents", "unit")
+            if (value := getattr(self, field.name)) is not None and field.name != "unit"
         }
 
 
@@ -196,9 +176,6 @@ class Interval(NamedTuple):
 
     low: float
     high: float
-
-    def __str__(self) -> str:
-        return f"{self.low:.4f} to {self.high:.4f}"
 
 
 def ratio_interval(numerators: np.ndarray, denominators: np.ndarray) -> Interval | None:

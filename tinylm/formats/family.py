@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -87,21 +87,17 @@ class Rule:
         return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StackedExperts:
-    """The modules of a mixture of experts. transformers 5 stacks the experts in memory; files store them separately.
-
-    router, experts: names of the modules, with {layer}.
-    parameters: the parameters of `experts` in definition order, each (E, out, in), with the expert projections that it
-        fuses.
+class StackedExperts(NamedTuple):
+    """The names, with {layer}, of a router and of the module that has all experts of a layer in transformers 5, which
+    stacks them in memory; files store them separately.
     """
 
     router: str
     experts: str
-    parameters: tuple[tuple[str, tuple[str, ...]], ...] = (
-        ("gate_up_proj", ("gate_proj", "up_proj")),
-        ("down_proj", ("down_proj",)),
-    )
+
+
+# The parameters of StackedExperts.experts in definition order, each (E, out, in), with the projections that it fuses.
+STACKED_PARAMETERS = (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +144,11 @@ class Family:
         ModelConfig rejects.
         """
         foreign = ForeignConfig(values, file)
-        is_classifier = foreign.value("architectures") == [self._classifier]
-        if not is_classifier:
-            self._check_architecture(foreign.value("architectures"))
+        named = foreign.value("architectures")
+        base = re.sub("(For[A-Z].*|LMHeadModel)$", "Model", self.architecture)
+        is_classifier = named == [self._classifier]
+        if named is not None and not is_classifier and named not in ([self.architecture], [base]):
+            raise ValueError(f"its architectures are {str(named)[:100]}; tinylm reads {self.architecture}")
         fields = self.read_config(foreign)
         if is_classifier:
             fields |= {"labels": read_labels(foreign), "tie": False}
@@ -160,11 +158,6 @@ class Family:
     @property
     def _classifier(self) -> str:
         return self.classifier or re.sub("(ForCausalLM|LMHeadModel)$", "ForSequenceClassification", self.architecture)
-
-    def _check_architecture(self, value: Any) -> None:
-        base = re.sub("(For[A-Z].*|LMHeadModel)$", "Model", self.architecture)
-        if value is not None and value not in ([self.architecture], [base]):
-            raise ValueError(f"its architectures are {str(value)[:100]}; tinylm reads {self.architecture}")
 
     def modules(self, config: ModelConfig) -> Iterator[tuple[Rule, str, tuple[str, ...]]]:
         """Yield, for every layer and expert, each rule with the name of the foreign module and those of tinylm."""

@@ -4,12 +4,14 @@
 is ignored silently. All errors are ValueErrors with a reason that completes a sentence such as "Cannot import PATH: ".
 """
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from tinylm.config.model import LAYERS, VOCABULARY
 from tinylm.config.validation import MAX_COUNT, Range, describe_value
+from tinylm.errors import UsageError
 
 T = TypeVar("T")
 _REQUIRED: Final = object()
@@ -64,6 +66,15 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "rope_interleaved": (False, None),
     "use_mrope": (False, None),
 }
+
+
+@contextlib.contextmanager
+def refused(reason: str) -> Iterator[None]:
+    """Context manager that turns a UsageError into a ValueError, which begins with the reason."""
+    try:
+        yield
+    except UsageError as error:
+        raise ValueError(f"{reason}: {error}".replace("`", "").rstrip(".")) from error
 
 
 class ForeignConfig:
@@ -130,7 +141,7 @@ class ForeignConfig:
         if self.has(name):
             value = self.value(name)
             if not any(type(value) is type(other) and value == other for other in allowed):
-                raise ValueError(self._wrong(name, value, " or ".join(map(_as_json, allowed))))
+                raise ValueError(self._wrong(name, value, " or ".join(map(json.dumps, allowed))))
 
     def check_all_read(self, without_effect: frozenset[str]) -> None:
         """Raise ValueError for `auto_map`, values that NEUTRAL_VALUES does not allow, and other fields not read so far.
@@ -169,7 +180,3 @@ def as_number(name: str, value: Any, file: str, limits: Range = FINITE) -> float
         expected = "a finite number of magnitude up to 2^53" if limits == FINITE else f"a number {limits}"
         raise ValueError(f"{name} of its {file} is {describe_value(value)}; it must be {expected}")
     return float(value)
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value)

@@ -5,6 +5,7 @@ with a reason that completes the sentence "Cannot read PATH as GGUF: ".
 """
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 _WITHOUT_EFFECT = ("vocab_size", "rope.scaling.finetuned")  # any value is accepted
 
-Values = dict[str, bool | int | float | str]  # metadata by key
+Values = dict[str, Any]  # metadata by key: bool, int, float or str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +88,14 @@ class Architecture:
         experts: 0 for models without experts.
         """
         for rule in TENSOR_RULES[self.name]:
-            for layer in range(layers if "{layer}" in rule.foreign else 1):
-                for expert in range(experts) if "{expert}" in rule.foreign else [None]:
-                    stored, foreign = (name.format(layer=layer, expert=expert) for name in rule[:2])
-                    yield TensorPlace(stored, foreign, rule.change, expert)
+            indices = itertools.product(
+                ("weight", "bias"),
+                range(layers if "{layer}" in rule.foreign else 1),
+                range(experts) if "{expert}" in rule.foreign else [None],
+            )
+            for kind, layer, expert in indices:
+                stored, foreign = (f"{name.format(layer=layer, expert=expert)}.{kind}" for name in rule[:2])
+                yield TensorPlace(stored, foreign, rule.change, expert)
 
 
 class ConfigReader(Metadata):
@@ -195,8 +200,7 @@ def _qwen2(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _qwen3(reader: ConfigReader) -> dict[str, Any]:
-    bias = reader.any_tensor(".attn_q.bias")
-    return _qwen2(reader) | {"model_type": "qwen3", "attention_bias": bias}
+    return _qwen2(reader) | {"model_type": "qwen3", "attention_bias": reader.any_tensor(".attn_q.bias")}
 
 
 def _qwen3moe(reader: ConfigReader) -> dict[str, Any]:
@@ -388,7 +392,6 @@ def _llama3_candidates(divisors: Tensor, factor: float, theta: float, head_dim: 
 
 def _common_metadata(config: ModelConfig) -> Values:
     epsilon = "attention.layer_norm_rms_epsilon" if config.norm == "rmsnorm" else "attention.layer_norm_epsilon"
-    assert config.norm_epsilon is not None and config.head_dim is not None
     metadata: Values = {
         "vocab_size": config.vocab_size,
         "context_length": config.context,
@@ -417,17 +420,12 @@ def _common_metadata(config: ModelConfig) -> Values:
 def _scaling_metadata(scaling: RopeScaling | None) -> Values:
     if scaling is None or scaling.kind == "llama3":  # llama3 scaling is stored as the tensor ROPE_FACTORS
         return {}
-    metadata: Values = {
-        "rope.scaling.type": scaling.kind,
-        "rope.scaling.factor": scaling.factor,
-    }
+    metadata: Values = {"rope.scaling.type": scaling.kind, "rope.scaling.factor": scaling.factor}
     if scaling.original_context is not None:
         metadata["rope.scaling.original_context_length"] = scaling.original_context
     if scaling.kind == "yarn":
-        metadata |= {
-            "rope.scaling.yarn_beta_fast": scaling.beta_fast,
-            "rope.scaling.yarn_beta_slow": scaling.beta_slow,
-        }
+        metadata["rope.scaling.yarn_beta_fast"] = scaling.beta_fast
+        metadata["rope.scaling.yarn_beta_slow"] = scaling.beta_slow
     return metadata
 
 

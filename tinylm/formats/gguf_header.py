@@ -8,8 +8,7 @@ reason that completes the sentence "Cannot read PATH as GGUF: ".
 import math
 import mmap
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -30,19 +29,8 @@ MAX_ALIGNMENT = 1 << 16
 MAX_INTEGER = 1 << 40
 
 STRING, ARRAY = 8, 9  # types of metadata values
-_SCALARS = {  # numpy dtypes of the other types
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "?",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+_SCALARS = dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?")))  # numpy dtypes of the other types
+_SCALARS |= {10: "<u8", 11: "<i8", 12: "<f8"}
 FLOAT32, BOOL = 6, 7
 
 
@@ -66,29 +54,6 @@ TENSOR_TYPES = {  # those that tinylm reads, by number in the file
     13: TensorType("Q5_K", 256, 176),
     14: TensorType("Q6_K", 256, 210),
     30: TensorType("BF16", 1, 2),
-}
-_OTHER_TYPES = {  # names for messages
-    9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
-    15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    24: "I8",
-    25: "I16",
-    26: "I32",
-    27: "I64",
-    28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
 }
 
 
@@ -206,15 +171,15 @@ class Metadata:
         return value
 
 
-@dataclass(frozen=True)
-class Header:
-    """The checked header of a GGUF file."""
+class GGUFFile(NamedTuple):
+    """A GGUF file with a checked header. data: content of the whole file, usually mapped."""
 
     metadata: Metadata
     tensors: dict[str, TensorInfo]
+    data: mmap.mmap | bytes
 
 
-def parse_header(data: mmap.mmap | bytes) -> Header:
+def parse_header(data: mmap.mmap | bytes) -> GGUFFile:
     """Parse and check the header of a GGUF file. data: content of the whole file. Raises ValueError."""
     cursor = _Cursor(data)
     if cursor.take(4) != MAGIC:
@@ -231,10 +196,35 @@ def parse_header(data: mmap.mmap | bytes) -> Header:
             f"it claims {n_tensors:,} tensors and {n_keys:,} keys of metadata; at most {MAX_TENSORS:,} and "
             f"{MAX_KEYS:,} are supported"
         )
-    metadata = Metadata(_read_metadata(cursor, n_keys))
-    tensors = [_read_tensor(cursor) for _ in range(n_tensors)]
-    start = _align(cursor.position, _alignment(metadata))
-    return Header(metadata, _locate(tensors, start, _alignment(metadata), len(data)))
+    values: dict[str, Any] = {}
+    for _ in range(n_keys):
+        key = cursor.text(MAX_NAME)
+        if key in values:
+            raise ValueError(f"its metadata has the key {short_repr(key)} twice")
+        values[key] = cursor.value(cursor.integer("<I"))
+    metadata = Metadata(values)
+    alignment = int(metadata.integer("general.alignment", 32, high=MAX_ALIGNMENT))
+    if alignment % 8 or alignment & (alignment - 1):
+        raise ValueError(f"its metadata has general.alignment = {alignment}; it must be a power of two, at least 8")
+
+    # The tensors, whose data begin after all descriptions
+    stored = [_read_tensor(cursor, alignment) for _ in range(n_tensors)]
+    start = -(-cursor.position // alignment) * alignment
+    tensors: dict[str, TensorInfo] = {}
+    for info in stored:
+        if info.name in tensors:
+            raise ValueError(f"it has the tensor {short_repr(info.name)} twice")
+        tensors[info.name] = replace(info, offset=start + info.offset)
+    end = start
+    for info in sorted(tensors.values(), key=lambda info: info.offset):
+        if info.offset < end:
+            raise ValueError(f"its tensor {short_repr(info.name)} overlaps another one")
+        end = info.offset + info.size
+        if end > len(data):
+            raise ValueError(
+                f"its tensor {short_repr(info.name)} ends after the end of the file; the file is damaged or incomplete"
+            )
+    return GGUFFile(metadata, tensors, data)
 
 
 class _Cursor:
@@ -248,15 +238,11 @@ class _Cursor:
 
     def take(self, size: int) -> bytes:
         """The next `size` bytes."""
-        start = self.position
-        self._advance(size)
-        return self._data[start : start + size]
-
-    def _advance(self, size: int) -> None:
         if size > self._end - self.position:
             limit = "the end of the file" if self._end == len(self._data) else f"{MAX_HEADER >> 20} MB"
             raise ValueError(f"its header does not end before {limit}")
-        self.position += size
+        start, self.position = self.position, self.position + size
+        return self._data[start : self.position]
 
     def integer(self, layout: str) -> int:
         """An integer in a format of the `struct` module."""
@@ -277,13 +263,16 @@ class _Cursor:
         if kind == STRING:
             return self.text()
         if kind == ARRAY:
-            return self._array()
+            return self._array(self.integer("<I"), self.integer("<Q"))
         if kind not in _SCALARS:
             raise ValueError(f"its metadata has a value of the unknown type {kind}")
-        return _as_python(self._numbers(kind, 1), kind)
+        number = self._numbers(kind, 1)
+        if kind == BOOL:
+            return bool(number.view(np.uint8)[0])
+        # The shortest decimal number: 1e-6 stored as float32 is read as 1e-6, not as 9.999999974752427e-07.
+        return float(str(number[0])) if kind == FLOAT32 else number[0].item()
 
-    def _array(self) -> list[str] | np.ndarray:
-        kind, count = self.integer("<I"), self.integer("<Q")
+    def _array(self, kind: int, count: int) -> list[str] | np.ndarray:
         self._items += count
         if self._items > MAX_ITEMS:
             raise ValueError(f"its metadata has arrays of {self._items:,} items; at most {MAX_ITEMS:,} are supported")
@@ -298,87 +287,31 @@ class _Cursor:
         return np.frombuffer(self.take(count * dtype.itemsize), dtype=dtype)
 
 
-def _as_python(value: np.ndarray, kind: int) -> bool | int | float:
-    if kind == BOOL:
-        return bool(value.view(np.uint8)[0])
-    # The shortest decimal number: 1e-6 stored as float32 is read as 1e-6, not as 9.999999974752427e-07.
-    return float(str(value[0])) if kind == FLOAT32 else value[0].item()
+def _read_tensor(cursor: _Cursor, alignment: int) -> TensorInfo:
+    """The description of a tensor, whose offset is still counted from the start of the data.
 
-
-def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for _ in range(count):
-        key = cursor.text(MAX_NAME)
-        if key in values:
-            raise ValueError(f"its metadata has the key {short_repr(key)} twice")
-        values[key] = cursor.value(cursor.integer("<I"))
-    return values
-
-
-class _StoredTensor(NamedTuple):
-    name: str
-    shape: tuple[int, ...]
-    type: int
-    offset: int  # in bytes, from the start of the tensor data
-
-
-def _read_tensor(cursor: _Cursor) -> _StoredTensor:
-    name = cursor.text(MAX_NAME)
+    Raises ValueError for a type that is not supported, and for a shape or an offset that it cannot have.
+    """
+    full_name = cursor.text(MAX_NAME)
+    name = short_repr(full_name)
     n_dimensions = cursor.integer("<I")
     if not 1 <= n_dimensions <= MAX_DIMENSIONS:
-        raise ValueError(
-            f"its tensor {short_repr(name)} has {n_dimensions} dimensions; from 1 to {MAX_DIMENSIONS} are supported"
-        )
+        raise ValueError(f"its tensor {name} has {n_dimensions} dimensions; from 1 to {MAX_DIMENSIONS} are supported")
     shape = tuple(cursor.integer("<Q") for _ in range(n_dimensions))[::-1]
-    return _StoredTensor(name, shape, cursor.integer("<I"), cursor.integer("<Q"))
+    number, offset = cursor.integer("<I"), cursor.integer("<Q")
+    if number not in TENSOR_TYPES:
+        import gguf  # takes a tenth of a second
 
-
-def _alignment(metadata: Metadata) -> int:
-    alignment = int(metadata.integer("general.alignment", 32, high=MAX_ALIGNMENT))
-    if alignment % 8 or alignment & (alignment - 1):
-        raise ValueError(f"its metadata has general.alignment = {alignment}; it must be a power of two, at least 8")
-    return alignment
-
-
-def _align(position: int, alignment: int) -> int:
-    return -(-position // alignment) * alignment
-
-
-def _locate(stored: Sequence[_StoredTensor], start: int, alignment: int, size: int) -> dict[str, TensorInfo]:
-    """The tensors by name. start: offset of the tensor data in the file; size: of the file in bytes.
-
-    Raises ValueError for two tensors of the same name, tensors that overlap, and an invalid tensor (`_check_tensor`).
-    """
-    tensors: dict[str, TensorInfo] = {}
-    for tensor in stored:
-        if tensor.name in tensors:
-            raise ValueError(f"it has the tensor {short_repr(tensor.name)} twice")
-        tensors[tensor.name] = _check_tensor(tensor, start, alignment, size)
-    end = start
-    for info in sorted(tensors.values(), key=lambda info: info.offset):
-        if info.offset < end:
-            raise ValueError(f"its tensor {short_repr(info.name)} overlaps another one")
-        end = info.offset + info.size
-    return tensors
-
-
-def _check_tensor(tensor: _StoredTensor, start: int, alignment: int, size: int) -> TensorInfo:
-    """Raise ValueError for a type that is not supported, a shape it cannot have, or bytes outside of the file."""
-    name = short_repr(tensor.name)
-    if tensor.type not in TENSOR_TYPES:
-        found = _OTHER_TYPES.get(tensor.type, f"number {tensor.type}")
+        found = {kind.value: kind.name for kind in gguf.GGMLQuantizationType}.get(number, f"number {number}")
         supported = ", ".join(kind.name for kind in TENSOR_TYPES.values())
         raise ValueError(f"its tensor {name} has the type {found}; tinylm reads {supported}")
-    kind = TENSOR_TYPES[tensor.type]
-    if min(tensor.shape) < 1 or math.prod(tensor.shape) > MAX_ELEMENTS:
+    kind = TENSOR_TYPES[number]
+    if min(shape) < 1 or math.prod(shape) > MAX_ELEMENTS:
         raise ValueError(
-            f"its tensor {name} has the shape {list(tensor.shape)}; it must have from 1 to {MAX_ELEMENTS:,} elements"
+            f"its tensor {name} has the shape {list(shape)}; it must have from 1 to {MAX_ELEMENTS:,} elements"
         )
-    if tensor.shape[-1] % kind.elements:
-        raise ValueError(f"its tensor {name} has rows of {tensor.shape[-1]} numbers, which {kind.name} cannot store")
-    if tensor.offset % alignment:
+    if shape[-1] % kind.elements:
+        raise ValueError(f"its tensor {name} has rows of {shape[-1]} numbers, which {kind.name} cannot store")
+    if offset % alignment:
         raise ValueError(f"its tensor {name} begins at an offset that is not a multiple of {alignment}")
-    info = TensorInfo(tensor.name, tensor.shape, kind, start + tensor.offset)
-    if info.offset + info.size > size:
-        raise ValueError(f"its tensor {name} ends after the end of the file; the file is damaged or incomplete")
-    return info
+    return TensorInfo(full_name, shape, kind, offset)

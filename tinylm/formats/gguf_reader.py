@@ -6,7 +6,7 @@ The file is untrusted; its header is checked before anything else is read (gguf_
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from tinylm.errors import TinyLMError
 from tinylm.formats.families import convert
 from tinylm.formats.family import ForeignModel, rank_dtypes
 from tinylm.formats.gguf_architectures import ARCHITECTURES, ROPE_FACTORS, Architecture, ConfigReader
-from tinylm.formats.gguf_header import Header, Metadata, TensorInfo, parse_header
+from tinylm.formats.gguf_header import GGUFFile, Metadata, TensorInfo, parse_header
 from tinylm.formats.gguf_tensors import Change
 from tinylm.formats.gguf_tokenizer import read_tokenizer
 from tinylm.run_directory.tensor_file import DTYPES
@@ -25,13 +25,6 @@ from tinylm.system.files import open_regular, resolve_links
 from tinylm.text.tokenizer_errors import short_repr
 
 CHUNK = 1 << 22  # numbers that are dequantized at a time
-
-
-class GGUFFile(NamedTuple):
-    """An open GGUF file. The mapping is private: writing to a tensor does not change the file."""
-
-    header: Header
-    data: mmap.mmap
 
 
 def read_gguf(path: Path) -> ForeignModel:
@@ -44,17 +37,17 @@ def read_gguf(path: Path) -> ForeignModel:
         file = open_gguf(path)
         values, tensors = read_model(file)
         family, config, converted = convert(values, tensors, "metadata")
-        tokenizer = read_tokenizer(file.header.metadata, values["model_type"], config.vocab_size)
+        tokenizer = read_tokenizer(file.metadata, values["model_type"], config.vocab_size)
     except OSError as error:
         raise TinyLMError(f"Cannot read {path}: {error.strerror or error}.") from error
     except ValueError as error:
         raise TinyLMError(f"Cannot read {path} as GGUF: {error}.") from error
-    dtypes = rank_dtypes((info.type.name, info.elements) for info in file.header.tensors.values())
+    dtypes = rank_dtypes((info.type.name, info.elements) for info in file.tensors.values())
     return ForeignModel(family, config, converted, tokenizer.text, tokenizer.special, tokenizer.chat_template, dtypes)
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Map a GGUF file and check its header.
+    """Map a GGUF file and check its header. The mapping is private: writing to a tensor does not change the file.
 
     A link is followed: the path is one that the user named, such as one in the cache of the hub. Raises OSError for a
     file that cannot be opened, and ValueError for a file that is damaged.
@@ -64,7 +57,7 @@ def open_gguf(path: Path) -> GGUFFile:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except ValueError:
             raise ValueError("it is empty") from None
-    return GGUFFile(parse_header(data), data)
+    return parse_header(data)
 
 
 def read_model(file: GGUFFile) -> tuple[dict[str, Any], dict[str, "GGUFTensor"]]:
@@ -72,9 +65,15 @@ def read_model(file: GGUFFile) -> tuple[dict[str, Any], dict[str, "GGUFTensor"]]
 
     Raises ValueError for metadata that is missing or not supported, and for tensors that are unknown or do not fit.
     """
-    metadata, infos = file.header.metadata, file.header.tensors
-    architecture = find_architecture(metadata)
-    values = read_config(architecture, metadata, infos, lambda name: load_tensor(file.data, infos[name]))
+    metadata, infos, data = file
+    metadata.require("general.type", "model")
+    if metadata.integer("split.count", 0, low=0) > 1:
+        raise ValueError("it is a part of a model; join the parts first, by llama-gguf-split")
+    name = metadata.text("general.architecture")
+    if name not in ARCHITECTURES:
+        raise ValueError(f"its architecture is {short_repr(name)}; tinylm reads {', '.join(sorted(ARCHITECTURES))}")
+    architecture = ARCHITECTURES[name]
+    values = read_config(architecture, metadata, infos, lambda name: load_tensor(data, infos[name]))
     experts = values.get("num_experts", values.get("num_local_experts", 0))
     layers = values.get("num_hidden_layers", values.get("n_layer", 0))
     if layers > len(infos) or layers * experts > MAX_BLOCKS:
@@ -85,23 +84,12 @@ def read_model(file: GGUFFile) -> tuple[dict[str, Any], dict[str, "GGUFTensor"]]
     for place in architecture.places(layers, experts):
         if place.stored in infos:
             heads = values[place.change.heads] if place.change.heads else 0
-            tensors[place.foreign] = GGUFTensor(file.data, infos[place.stored], place.change, heads, place.expert)
+            tensors[place.foreign] = GGUFTensor(data, infos[place.stored], place.change, heads, place.expert)
             tensors[place.foreign].check(experts)
             unknown.discard(place.stored)
     if unknown:
         raise ValueError(f"it has the tensor {short_repr(min(unknown))}, which its architecture does not have")
     return values, tensors
-
-
-def find_architecture(metadata: Metadata) -> Architecture:
-    """The architecture that the metadata names. Raises ValueError for one that tinylm does not read."""
-    metadata.require("general.type", "model")
-    if metadata.integer("split.count", 0, low=0) > 1:
-        raise ValueError("it is a part of a model; join the parts first, by llama-gguf-split")
-    name = metadata.text("general.architecture")
-    if name not in ARCHITECTURES:
-        raise ValueError(f"its architecture is {short_repr(name)}; tinylm reads {', '.join(sorted(ARCHITECTURES))}")
-    return ARCHITECTURES[name]
 
 
 def read_config(
@@ -123,7 +111,9 @@ class GGUFTensor:
     heads: argument of `change`; 0 if it needs none. expert: index in a tensor of all experts; `None` for other tensors.
     """
 
-    def __init__(self, data: mmap.mmap, info: TensorInfo, change: Change, heads: int, expert: int | None) -> None:
+    def __init__(
+        self, data: mmap.mmap | bytes, info: TensorInfo, change: Change, heads: int, expert: int | None
+    ) -> None:
         self._data, self._info, self._change, self._heads, self._expert = data, info, change, heads, expert
         shape = info.shape if expert is None else info.shape[1:]
         self.shape = shape[::-1] if change.transposes else shape
@@ -143,7 +133,7 @@ class GGUFTensor:
         return self._change.read(load_tensor(self._data, self._info, self._expert), self._heads)
 
 
-def load_tensor(data: mmap.mmap, info: TensorInfo, index: int | None = None) -> Tensor:
+def load_tensor(data: mmap.mmap | bytes, info: TensorInfo, index: int | None = None) -> Tensor:
     """A tensor in the layout of the file; with `index`, only that entry of its first dimension.
 
     Floating-point tensors are views of `data`; quantized tensors become float32.

@@ -5,15 +5,16 @@ its regular expressions are in llama.cpp's src/llama-vocab.cpp. Functions that r
 completes the sentence "Cannot read PATH as GGUF: ".
 """
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tinylm.config.run import SpecialTokens
-from tinylm.errors import UsageError
+from tinylm.formats.foreign_config import refused
 from tinylm.formats.gguf_header import Metadata
 from tinylm.text.gigatoken_bpe import byte_alphabet
 from tinylm.text.tokenizer_errors import short_repr
@@ -152,11 +153,15 @@ def read_tokenizer(metadata: Metadata, family: str, vocab_size: int) -> ReadToke
     else:
         pre = _read_pre(metadata, family)
         spec, adds_bos = _byte_level(metadata, vocabulary, pre), PRE_TOKENIZERS[pre].add_bos
-    try:
+    with refused("its special tokens cannot be used"):
         special = _read_special(metadata, vocabulary, adds_bos)
-    except UsageError as error:
-        raise ValueError(f"its special tokens cannot be used: {error}".replace("`", "").rstrip(".")) from error
-    spec["added_tokens"] = _added_tokens(vocabulary, special)
+    # The names of special tokens in a text are not encoded as them; those of user-defined tokens are
+    named = {special.end_of_text, special.bos, special.pad, *special.eos}
+    spec["added_tokens"] = [
+        {"id": i, "content": token, "special": is_special}
+        for i, (token, token_type) in enumerate(zip(*vocabulary, strict=True))
+        if (is_special := token_type in (CONTROL, UNKNOWN) or token in named) or token_type == USER_DEFINED
+    ]
     if template is not None and len(template) > MAX_TEMPLATE:
         raise ValueError(f"its chat template has more than {MAX_TEMPLATE:,} characters")
     metadata.ignore(*_WITHOUT_EFFECT)
@@ -189,7 +194,10 @@ def _read_pre(metadata: Metadata, family: str) -> str:
 
 
 def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, pre: str) -> TokenizerSpec:
-    merges = [_split_merge(merge) for merge in metadata.texts("merges") if merge != INERT_MERGE]
+    merges = [merge.split(" ") for merge in metadata.texts("merges") if merge != INERT_MERGE]
+    for pair in merges:
+        if len(pair) != 2 or not all(pair):
+            raise ValueError(f"its merge {short_repr(' '.join(pair))} is not a pair of tokens")
     for name in ("scores", "add_space_prefix", "remove_extra_whitespaces"):  # for the kind llama only
         metadata.ignore(name)
     if pre == "gpt-2" and (characters := _single_characters(vocabulary)):
@@ -208,13 +216,6 @@ def _ids(vocabulary: _Vocabulary) -> dict[str, int]:
     """The ids of all tokens that are not empty, except unused tokens, which only pad the embedding."""
     pairs = zip(*vocabulary, strict=True)
     return {token: i for i, (token, kind) in enumerate(pairs) if kind != UNUSED and token}
-
-
-def _split_merge(merge: str) -> list[str]:
-    first, separator, second = merge.partition(" ")
-    if not separator or not first or not second or " " in second:
-        raise ValueError(f"its merge {short_repr(merge)} is not a pair of tokens")
-    return [first, second]
 
 
 def _single_characters(vocabulary: _Vocabulary) -> dict[str, int]:
@@ -312,20 +313,6 @@ def _read_special(metadata: Metadata, vocabulary: _Vocabulary, adds_bos: bool) -
     )
 
 
-def _added_tokens(vocabulary: _Vocabulary, special: SpecialTokens) -> list[dict[str, Any]]:
-    """The added_tokens of a tokenizer.json: special tokens and user-defined tokens.
-
-    Special tokens are the control tokens, the unknown token and those in `special`; their names in a text are not
-    encoded as them. User-defined tokens are matched before the rest of a text is encoded.
-    """
-    named = {special.end_of_text, special.bos, special.pad, *special.eos}
-    return [
-        {"id": i, "content": token, "special": is_special}
-        for i, (token, kind) in enumerate(zip(*vocabulary, strict=True))
-        if (is_special := kind in (CONTROL, UNKNOWN) or token in named) or kind == USER_DEFINED
-    ]
-
-
 # tokenizer.json to metadata.
 
 
@@ -347,12 +334,21 @@ def write_tokenizer(
         )
     if any(token[flag] for token in spec["added_tokens"] for flag in ("single_word", "lstrip", "rstrip")):
         raise ValueError("one of its added tokens strips the spaces around it, or matches whole words only")
-    if _is_character_model(spec):
+    # All tokens are single characters or special tokens, without merges, pre-tokenizer and normalizer
+    added = {token["content"] for token in spec["added_tokens"] if token["special"]}
+    plain = not (model["merges"] or model.get("byte_fallback") or model.get("unk_token"))
+    whole = not (spec["normalizer"] or spec["pre_tokenizer"]) and len(added) == len(spec["added_tokens"])
+    if plain and whole and all(len(token) == 1 for token in model["vocab"] if token not in added):
         metadata = _write_characters(spec, vocab_size)
     elif model.get("byte_fallback"):
         metadata = _write_sentencepiece(spec, vocab_size)
     else:
-        metadata = _write_byte_level(spec, vocab_size)
+        metadata = {
+            "model": "gpt2",
+            "pre": find_pre(spec),
+            **_write_vocabulary(spec, {}, vocab_size),
+            "merges": [f"{first} {second}" for first, second in model["merges"]] or [INERT_MERGE],
+        }
     metadata |= _write_special(special, token_ids(spec))
     values = {PREFIX + name: value for name, value in metadata.items()}
     return values if chat_template is None else {**values, CHAT_TEMPLATE: chat_template}
@@ -368,22 +364,13 @@ def write_numbers(end_id: int, vocab_size: int) -> dict[str, Any]:
         "model": "gpt2",
         "pre": "gpt-2",
         "tokens": [f"{token}{NUMBER_END}" for token in range(vocab_size)],
-        "token_type": [1] * vocab_size,
+        "token_type": [NORMAL] * vocab_size,
         "merges": [INERT_MERGE],
         "bos_token_id": end_id,
         "eos_token_id": end_id,
         "add_bos_token": False,
     }
     return {PREFIX + name: value for name, value in metadata.items()}
-
-
-def _is_character_model(spec: TokenizerSpec) -> bool:
-    """Whether all tokens are single characters or special tokens, without merges, pre-tokenizer and normalizer."""
-    added = {token["content"] for token in spec["added_tokens"] if token["special"]}
-    model = spec["model"]
-    plain = not (model["merges"] or model.get("byte_fallback") or model.get("unk_token"))
-    whole = not (spec["normalizer"] or spec["pre_tokenizer"]) and len(added) == len(spec["added_tokens"])
-    return plain and whole and all(len(token) == 1 for token in model["vocab"] if token not in added)
 
 
 def _write_characters(spec: TokenizerSpec, vocab_size: int) -> dict[str, Any]:
@@ -398,16 +385,6 @@ def _write_characters(spec: TokenizerSpec, vocab_size: int) -> dict[str, Any]:
         "pre": "gpt-2",
         **_write_vocabulary(spec, {token: spelled[token] for token in spelled if token not in added}, vocab_size),
         "merges": list(dict.fromkeys(merges)) or [INERT_MERGE],
-    }
-
-
-def _write_byte_level(spec: TokenizerSpec, vocab_size: int) -> dict[str, Any]:
-    pre = find_pre(spec)
-    return {
-        "model": "gpt2",
-        "pre": pre,
-        **_write_vocabulary(spec, {}, vocab_size),
-        "merges": [f"{first} {second}" for first, second in spec["model"]["merges"]] or [INERT_MERGE],
     }
 
 
@@ -493,19 +470,12 @@ def _write_vocabulary(spec: TokenizerSpec, spelled: Mapping[str, str], vocab_siz
     for token, i in ids.items():
         tokens[i] = spelled.get(token, token)
         types[i] = NORMAL if token not in special else CONTROL if special[token] else USER_DEFINED
-    padding = _unused_names(set(tokens))
+    taken = set(tokens)
+    padding = (name for number in itertools.count() if (name := f"[PAD{number}]") not in taken)
     tokens = [token or next(padding) for token in tokens]
     if len(set(tokens)) < vocab_size:
         raise ValueError("two of its tokens are written in the same way")
     return {"tokens": tokens, "token_type": types}
-
-
-def _unused_names(taken: set[str]) -> Iterator[str]:
-    number = 0
-    while True:
-        if (name := f"[PAD{number}]") not in taken:
-            yield name
-        number += 1
 
 
 def _write_special(special: SpecialTokens, ids: Mapping[str, int]) -> dict[str, Any]:

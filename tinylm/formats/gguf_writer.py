@@ -4,9 +4,8 @@ A file is written under a temporary name, read again, compared with the model, a
 """
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ from torch import Tensor
 
 from tinylm.config.model import ModelConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.formats.families import choose_family, find_family, resolve
-from tinylm.formats.family import ExportedTensors, Family, ForeignModel, convert_tensors
+from tinylm.formats.families import choose_family, differing_fields, find_family, resolve
+from tinylm.formats.family import ExportedTensors, ForeignModel, convert_tensors
 from tinylm.formats.gguf_architectures import BY_FAMILY, ROPE_FACTORS, Architecture, llama3_factors
-from tinylm.formats.gguf_header import TENSOR_TYPES, Metadata, TensorInfo
-from tinylm.formats.gguf_reader import GGUFFile, open_gguf, read_config, read_model
+from tinylm.formats.gguf_header import TENSOR_TYPES, GGUFFile, Metadata, TensorInfo
+from tinylm.formats.gguf_reader import open_gguf, read_config, read_model
 from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
 from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_numbers, write_tokenizer
 from tinylm.run_directory.tensor_file import DTYPES
@@ -56,14 +55,15 @@ TOLERANCE = 1e-6  # relative, of settings that a file stores in 32 bits
 class _Planned:
     """A tensor to write. heads: argument of `change`; 0 if it needs none.
 
-    sources: Hugging Face names of the tensors in it: one, one per expert, or none for the RoPE divisors (ROPE_FACTORS).
+    sources: Hugging Face names of the tensors in it: one, or one per expert. blocks: bytes that are written as they
+    are: quantized ones of another file, or the RoPE divisors (ROPE_FACTORS), which have no source.
     """
 
     info: TensorInfo  # its offset is not used
     sources: tuple[str, ...]
-    change: Change
-    heads: int
-    blocks: np.ndarray | None = None  # quantized bytes that are written unchanged
+    change: Change = SAME
+    heads: int = 0
+    blocks: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,6 @@ class _Plan:
 
     model: ForeignModel
     config: ModelConfig
-    family: Family
     architecture: Architecture
     tensors: Mapping[str, Tensor]
     planned: tuple[_Planned, ...]
@@ -129,12 +128,18 @@ def _make_plan(model: ForeignModel, dtype: str, name: str, quantized: GGUFFile |
     family = choose_family(model.config, model.family)
     architecture = BY_FAMILY[family.name]
     tensors = ExportedTensors(family, model.config, model.tensors)
-    planned = tuple(_plan_tensors(architecture, config, tensors, dtype))
-    if quantized is not None:
-        planned = tuple(_with_blocks(tensor, quantized) for tensor in planned)
+    planned = tuple(_plan_tensors(architecture, config, tensors, dtype, quantized))
     unplanned = set(tensors) - {source for tensor in planned for source in tensor.sources}
     if unplanned:
         raise UsageError(f"GGUF's {architecture.name} has no place for the tensor {min(unplanned)}.")
+    try:
+        if end_id is not None:
+            tokenizer = write_numbers(end_id, config.vocab_size)
+        else:
+            spec = validate_tokenizer(model.tokenizer)
+            tokenizer = write_tokenizer(spec, model.special, model.chat_template, config.vocab_size)
+    except ValueError as error:
+        raise UsageError(f"The tokenizer cannot be written as GGUF: {error}.") from error
     metadata = {
         "general.architecture": architecture.name,
         "general.type": "model",
@@ -142,23 +147,15 @@ def _make_plan(model: ForeignModel, dtype: str, name: str, quantized: GGUFFile |
         "general.file_type": _FILE_TYPES[dtype],
         "general.quantization_version": QUANTIZATION_VERSION,
         **architecture.write_metadata(config),
-        **(_tokenizer_metadata(model, config) if end_id is None else write_numbers(end_id, config.vocab_size)),
+        **tokenizer,
     }
-    plan = _Plan(model, config, family, architecture, tensors, planned, metadata)
+    plan = _Plan(model, config, architecture, tensors, planned, metadata)
     _check_expressible(plan)
     return plan
 
 
-def _tokenizer_metadata(model: ForeignModel, config: ModelConfig) -> dict[str, Any]:
-    try:
-        spec = validate_tokenizer(model.tokenizer)
-        return write_tokenizer(spec, model.special, model.chat_template, config.vocab_size)
-    except ValueError as error:
-        raise UsageError(f"The tokenizer cannot be written as GGUF: {error}.") from error
-
-
 def _plan_tensors(
-    architecture: Architecture, config: ModelConfig, tensors: ExportedTensors, dtype: str
+    architecture: Architecture, config: ModelConfig, tensors: ExportedTensors, dtype: str, quantized: GGUFFile | None
 ) -> Iterator[_Planned]:
     heads = {"num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads, "": 0}
     places: dict[str, list[TensorPlace]] = {}
@@ -170,25 +167,22 @@ def _plan_tensors(
         shape = tensors.shape(first.foreign)
         shape = shape[::-1] if first.change.transposes else shape
         shape = shape if first.expert is None else (len(parts), *shape)
-        info = TensorInfo(stored, shape, _TYPES[_type_of(stored, shape, dtype)], 0)
-        yield _Planned(info, tuple(part.foreign for part in parts), first.change, heads[first.change.heads])
+        if len(shape) == 1 or stored.endswith(_ALWAYS_F32):
+            kind = _TYPES["F32"]
+        else:
+            kind = _TYPES["F16" if shape[-1] % _TYPES[dtype].elements else dtype]
+        blocks = None
+        copied = None if quantized is None else quantized.tensors.get(stored)
+        if quantized is not None and copied is not None and copied.shape == shape and copied.type.name not in DTYPES:
+            kind = copied.type
+            blocks = np.frombuffer(quantized.data, dtype=np.uint8, count=copied.size, offset=copied.offset)
+        sources = tuple(part.foreign for part in parts)
+        yield _Planned(TensorInfo(stored, shape, kind, 0), sources, first.change, heads[first.change.heads], blocks)
     if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
-        yield _Planned(TensorInfo(ROPE_FACTORS, (config.head_dim // 2,), _TYPES["F32"], 0), (), SAME, 0)
-
-
-def _with_blocks(planned: _Planned, file: GGUFFile) -> _Planned:
-    """`planned` with quantized blocks from `file` if that has a quantized tensor of the same name and shape."""
-    info = file.header.tensors.get(planned.info.name)
-    if info is None or info.shape != planned.info.shape or info.type.name in DTYPES:
-        return planned
-    blocks = np.frombuffer(file.data, dtype=np.uint8, count=info.size, offset=info.offset)
-    return replace(planned, info=replace(planned.info, type=info.type), blocks=blocks)
-
-
-def _type_of(name: str, shape: Sequence[int], dtype: str) -> str:
-    if len(shape) == 1 or name.endswith(_ALWAYS_F32):
-        return "F32"
-    return "F16" if shape[-1] % _TYPES[dtype].elements else dtype
+        factors = llama3_factors(config.rope_scaling, config.rope_theta, config.head_dim)
+        yield _Planned(
+            TensorInfo(ROPE_FACTORS, tuple(factors.shape), _TYPES["F32"], 0), (), blocks=factors.numpy().view(np.uint8)
+        )
 
 
 def _check_expressible(plan: _Plan) -> None:
@@ -200,45 +194,34 @@ def _check_expressible(plan: _Plan) -> None:
             f"tokens, which is shorter than the context of {context}. Write a Hugging Face folder instead."
         )
     infos = {planned.info.name: planned.info for planned in plan.planned}
+    blocks = {planned.info.name: planned.blocks for planned in plan.planned if planned.blocks is not None}
     try:
-        values = read_config(plan.architecture, Metadata(plan.metadata), infos, lambda _: _rope_factors(plan.config))
+        metadata, load = Metadata(plan.metadata), lambda name: torch.from_numpy(blocks[name].view(np.float32))
+        values = read_config(plan.architecture, metadata, infos, load)
         found = resolve(find_family(values).config(values))
     except ValueError as error:
         raise UsageError(f"GGUF's {plan.architecture.name} cannot represent this model: {error}.") from error
-    if lost := _differences(plan.config, found):
+    if lost := differing_fields(plan.config, found, TOLERANCE):
         settings = " and ".join(f"`{name}` {getattr(plan.config, name)}" for name in lost[:3])
         raise UsageError(f"GGUF's {plan.architecture.name} cannot represent this model's {settings}.")
-
-
-def _differences(wanted: ModelConfig, found: ModelConfig) -> list[str]:
-    pairs = ((field.name, getattr(wanted, field.name), getattr(found, field.name)) for field in fields(ModelConfig))
-    return [name for name, ours, theirs in pairs if not _same(ours, theirs)]
-
-
-def _same(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, float) and isinstance(theirs, float):
-        return math.isclose(ours, theirs, rel_tol=TOLERANCE)
-    if hasattr(ours, "__dataclass_fields__") and type(ours) is type(theirs):
-        return all(_same(getattr(ours, field.name), getattr(theirs, field.name)) for field in fields(ours))
-    return bool(ours == theirs)
-
-
-def _rope_factors(config: ModelConfig) -> Tensor:
-    assert config.rope_scaling is not None and config.head_dim is not None
-    return llama3_factors(config.rope_scaling, config.rope_theta, config.head_dim)
 
 
 # Writing.
 
 
 def _write(plan: _Plan, path: Path) -> None:
+    """Write the file. Raises OSError, and UsageError for numbers that a tensor's type cannot represent."""
     import gguf
 
+    kinds = gguf.GGUFValueType
+    by_type = {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING}
+    by_item = {str: kinds.STRING, float: kinds.FLOAT32, int: kinds.INT32}  # of a list, which must not be empty
     writer = gguf.GGUFWriter(None, plan.architecture.name)
     for key, value in plan.metadata.items():
         if key == "general.architecture":  # GGUFWriter adds it
             continue
-        writer.add_key_value(key, value, *_value_types(gguf, value))
+        types = [kinds.ARRAY, by_item[type(value[0])]] if isinstance(value, list) else [by_type[type(value)]]
+        writer.add_key_value(key, value, *types)
     for planned in plan.planned:
         info = planned.info
         kind = gguf.GGMLQuantizationType[info.type.name]
@@ -248,34 +231,11 @@ def _write(plan: _Plan, path: Path) -> None:
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for planned in plan.planned:
-            writer.write_tensor_data(_tensor_bytes(plan, planned))
+            stored = (planned.change.write(plan.tensors[source], planned.heads) for source in planned.sources)
+            parts = [planned.blocks] if planned.blocks is not None else [_encode(t, planned.info) for t in stored]
+            writer.write_tensor_data(parts[0] if len(parts) == 1 else np.concatenate(parts))
     finally:
         writer.close()
-
-
-def _value_types(gguf: Any, value: Any) -> tuple[Any, ...]:
-    """The GGUF type of a metadata value and, for a list, which must not be empty, the type of its items."""
-    kinds = gguf.GGUFValueType
-    if isinstance(value, list):
-        return kinds.ARRAY, {str: kinds.STRING, float: kinds.FLOAT32, int: kinds.INT32}[type(value[0])]
-    by_type = {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING}
-    return (by_type[type(value)],)
-
-
-def _tensor_bytes(plan: _Plan, planned: _Planned) -> np.ndarray:
-    """The bytes of a tensor as stored in the file. Raises UsageError for numbers that its type cannot represent."""
-    if planned.blocks is not None:
-        return planned.blocks
-    parts = [_encode(tensor, planned.info) for tensor in _convert_layout(plan, planned)]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _convert_layout(plan: _Plan, planned: _Planned) -> Iterator[Tensor]:
-    """Yield the parts of a planned tensor, one per source, in the layout of the file."""
-    if not planned.sources:
-        yield _rope_factors(plan.config)
-    for source in planned.sources:
-        yield planned.change.write(plan.tensors[source], planned.heads)
 
 
 def _encode(tensor: Tensor, info: TensorInfo) -> np.ndarray:
@@ -307,7 +267,7 @@ def _verify(plan: _Plan, path: Path, has_tokenizer: bool) -> None:
     file = open_gguf(path)
     values, tensors = read_model(file)
     config = find_family(values).config(values)
-    if lost := _differences(plan.config, resolve(config)):
+    if lost := differing_fields(plan.config, resolve(config), TOLERANCE):
         raise ValueError(f"its {lost[0]} differs")
     convert_tensors(find_family(values), config, tensors)  # checks their names and shapes
     for planned in plan.planned:
@@ -317,7 +277,7 @@ def _verify(plan: _Plan, path: Path, has_tokenizer: bool) -> None:
             written, found = (planned.change.write(tensor, planned.heads) for tensor in (written, found))
             _compare(source, written, found, planned.info.type.name)
     if has_tokenizer:
-        tokenizer = read_tokenizer(file.header.metadata, values["model_type"], config.vocab_size)
+        tokenizer = read_tokenizer(file.metadata, values["model_type"], config.vocab_size)
         _compare_tokenizers(plan.model, tokenizer)
 
 
@@ -382,18 +342,13 @@ def make_modelfile(gguf: Path, model: ForeignModel) -> str:
     EOS tokens with a quote, a backslash or a line break are left out.
     """
     lines = [from_line(gguf), f"PARAMETER num_ctx {model.config.context}"]
-    template = _template(model.chat_template)
-    if template is None:
-        lines.insert(0, "# Without TEMPLATE, ollama uses the chat template in the GGUF file if it supports that one.")
+    chat = model.chat_template
+    if chat is None:
+        lines.append('TEMPLATE """{{ .Prompt }}"""')
+    elif CHATML_TURN in chat and "<|im_end|>" in chat:
+        lines.append(f'TEMPLATE """{CHATML}"""')
     else:
-        lines.append(f'TEMPLATE """{template}"""')
+        lines.insert(0, "# Without TEMPLATE, ollama uses the chat template in the GGUF file if it supports that one.")
     ends = model.special.eos or (model.special.end_of_text,)
     lines += [f'PARAMETER stop "{end}"' for end in ends if not set('"\\\n') & set(end)]
     return "\n".join(lines) + "\n"
-
-
-def _template(chat_template: str | None) -> str | None:
-    """ollama's template: only the prompt if there is no chat template; ChatML; `None` for other chat templates."""
-    if chat_template is None:
-        return "{{ .Prompt }}"
-    return CHATML if CHATML_TURN in chat_template and "<|im_end|>" in chat_template else None

@@ -22,12 +22,15 @@ from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError, concerning
 from tinylm.formats.families import choose_family, convert, find_family, resolve
 from tinylm.formats.family import ExportedTensors, ForeignModel
+from tinylm.formats.foreign_config import refused
 from tinylm.formats.gguf_tokenizer import find_pre
 from tinylm.formats.safetensors_files import (
     DTYPE_NAMES,
+    MAX_CONFIG_BYTES,
     WEIGHTS,
     inside,
     open_weights,
+    read_object,
     reading,
     stored_dtypes,
     write_file,
@@ -35,7 +38,6 @@ from tinylm.formats.safetensors_files import (
 from tinylm.system.files import (
     flush_folder,
     is_link,
-    parse_unicode_json,
     read_json,
     read_text,
     remove_tree,
@@ -53,22 +55,8 @@ TOKENIZER_CONFIG, TOKEN_MAP, GENERATION_CONFIG = (
     "generation_config.json",
 )
 CHAT_TEMPLATE = "chat_template.jinja"
-MAX_CONFIG_BYTES = 1 << 24  # tokenizer_config.json of Gemma repeats its 6,000 added tokens
 MAX_TEMPLATE_BYTES = 1 << 20  # of a file; characters of a template within tokenizer_config.json
 MAX_END_TOKENS = 64
-
-
-def read_object(folder: Path, name: str) -> dict[str, Any]:
-    """The JSON object in a file of the folder; an empty one if there is no such file."""
-    if not os.path.lexists(folder / name):
-        return {}
-    try:
-        value = parse_unicode_json(read_text(inside(folder, name), MAX_CONFIG_BYTES))
-    except ValueError as error:
-        raise ValueError(f"{name} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is not a JSON object")
-    return value
 
 
 def read_special_tokens(folder: Path, config: Mapping[str, Any], tokenizer: TokenizerSpec) -> SpecialTokens:
@@ -91,31 +79,31 @@ def read_special_tokens(folder: Path, config: Mapping[str, Any], tokenizer: Toke
     if end_of_text is None:
         raise ValueError("it names no end-of-text token (eos_token in tokenizer_config.json)")
     ends = [end_of_text, *_tokens(generation, config, "eos_token_id", tokens)]
-    add_bos = bos is not None and _adds_bos(settings, tokenizer, bos)
-    try:
+    add_bos = settings.get("add_bos_token")
+    if bos is not None and add_bos is not None and not isinstance(add_bos, bool):
+        raise ValueError(f"add_bos_token of {TOKENIZER_CONFIG} is {short_repr(add_bos)}; it must be true or false")
+    if bos is None or add_bos is None:
+        add_bos = bos is not None and begins_with(tokenizer, bos)
+    with refused("its special tokens cannot be used"):
         return SpecialTokens(
             end_of_text=end_of_text, bos=bos, eos=tuple(dict.fromkeys(ends)), pad=named["pad"], add_bos=add_bos
         )
-    except UsageError as error:
-        raise ValueError(f"its special tokens cannot be used: {error}".replace("`", "").rstrip(".")) from error
 
 
 def _named(kind: str, sources: Iterable[Mapping[str, Any]], ids: Mapping[str, int]) -> str | None:
-    """The token from the field `{kind}_token` of the first source that has one; `None` if there is none."""
+    """The token from the field `{kind}_token` of the first source that has one, as a string or as an object with
+    `content`; `None` if there is none.
+    """
     for source in sources:
-        if token := _content(source.get(f"{kind}_token"), f"{kind}_token"):
-            if token not in ids:
-                raise ValueError(f"its {kind}_token {short_repr(token)} is not in its tokenizer.json")
+        value = source.get(f"{kind}_token")
+        token = value.get("content") if isinstance(value, dict) else value
+        if token is not None and not isinstance(token, str):
+            raise ValueError(f"its {kind}_token is {short_repr(value)}, which is not a token")
+        if token and token not in ids:
+            raise ValueError(f"its {kind}_token {short_repr(token)} is not in its tokenizer.json")
+        if token:
             return token
     return None
-
-
-def _content(value: Any, name: str) -> str | None:
-    """The text of a token that is stored as a string or as an object with `content`; `None` for null."""
-    content = value.get("content") if isinstance(value, dict) else value
-    if content is not None and not isinstance(content, str):
-        raise ValueError(f"its {name} is {short_repr(value)}, which is not a token")
-    return content
 
 
 def _tokens(
@@ -132,13 +120,6 @@ def _tokens(
             f"its {name} is {short_repr(value)}; it must be a token id or a list of up to {MAX_END_TOKENS}"
         )
     return [tokens[i] for i in ids if i in tokens]
-
-
-def _adds_bos(settings: Mapping[str, Any], tokenizer: TokenizerSpec, bos: str) -> bool:
-    value = settings.get("add_bos_token")
-    if value is not None and not isinstance(value, bool):
-        raise ValueError(f"add_bos_token of {TOKENIZER_CONFIG} is {short_repr(value)}; it must be true or false")
-    return begins_with(tokenizer, bos) if value is None else value
 
 
 def begins_with(tokenizer: TokenizerSpec, token: str) -> bool:
@@ -192,29 +173,6 @@ def _bos_template(bos: str, bos_id: int) -> dict[str, Any]:
         "single": [first, text],
         "pair": [first, text, second, other],
         "special_tokens": {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}},
-    }
-
-
-def tokenizer_config(special: SpecialTokens, context: int) -> dict[str, Any]:
-    """The content of tokenizer_config.json. context: context length in tokens."""
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": special.bos,
-        "eos_token": special.end_of_text,
-        "pad_token": special.pad,
-        "add_bos_token": special.add_bos,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": context,
-    }
-
-
-def token_id_fields(special: SpecialTokens, ids: Mapping[str, int]) -> dict[str, Any]:
-    """`bos_token_id`, `eos_token_id` (a list for several) and `pad_token_id` of config.json; `None` for no token."""
-    ends = [ids[token] for token in special.eos or (special.end_of_text,)]
-    return {
-        "bos_token_id": None if special.bos is None else ids[special.bos],
-        "eos_token_id": ends[0] if len(ends) == 1 else ends,
-        "pad_token_id": None if special.pad is None else ids[special.pad],
     }
 
 
@@ -356,21 +314,42 @@ def write_folder(folder: Path, model: ForeignModel, dtype: torch.dtype | None = 
     tensors = ExportedTensors(family, model.config, model.tensors)
     if model.config.labels and model.special.pad is None:  # transformers finds the last token of a text by the padding
         model = replace(model, special=replace(model.special, pad=model.special.end_of_text))
+    special, ids = model.special, token_ids(spec)
+
+    # The weights
     layout = {name: (dtype or tensors.dtype(name), tensors.shape(name)) for name in tensors}
     most = collections.Counter(kind for kind, _ in layout.values()).most_common(1)[0][0]
-    fields = {
-        **family.fields(resolve(model.config)),
-        **token_id_fields(model.special, token_ids(spec)),
-        "use_cache": True,
-        "dtype": DTYPE_NAMES[most],  # in which transformers loads the weights
-    }
     write_file(folder / WEIGHTS, layout, tensors.__getitem__)
-    write_text(folder / TOKENIZER, tokenizer_for_export(spec, model.special))
-    _write_json(folder / TOKENIZER_CONFIG, tokenizer_config(model.special, model.config.context))
+
+    # The tokenizer
+    write_text(folder / TOKENIZER, tokenizer_for_export(spec, special))
     if model.chat_template is not None:
         write_text(folder / CHAT_TEMPLATE, model.chat_template)
-    _write_json(folder / GENERATION_CONFIG, _generation_fields(fields))
-    _write_json(folder / CONFIG, fields)  # last: a folder without it is not a model
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": special.bos,
+        "eos_token": special.end_of_text,
+        "pad_token": special.pad,
+        "add_bos_token": special.add_bos,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": model.config.context,
+    }
+
+    # The configurations of the model, and of generation with it
+    ends = [ids[token] for token in special.eos or (special.end_of_text,)]
+    token_id_fields: dict[str, Any] = {
+        "bos_token_id": None if special.bos is None else ids[special.bos],
+        "eos_token_id": ends[0] if len(ends) == 1 else ends,
+        "pad_token_id": None if special.pad is None else ids[special.pad],
+    }
+    fields = family.fields(resolve(model.config)) | token_id_fields
+    fields |= {"use_cache": True, "dtype": DTYPE_NAMES[most]}  # in which transformers loads the weights
+    generation = dict(token_id_fields)
+    if special.pad is None:  # else transformers warns at each generation
+        generation["pad_token_id"] = ends[0]
+    files = {TOKENIZER_CONFIG: settings, GENERATION_CONFIG: generation, CONFIG: fields}
+    for name, values in files.items():  # config.json last: a folder without it is not a model
+        write_text(folder / name, json.dumps(values, ensure_ascii=False, indent=2) + "\n")
     return family.name
 
 
@@ -386,18 +365,3 @@ def rebuilds_tokenizer(family: str, tokenizer: str) -> bool:
         return find_pre(validate_tokenizer(tokenizer)) != "qwen2"
     except ValueError:  # find_pre has no name for it
         return True
-
-
-def _generation_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of generation_config.json. The default padding token is the first EOS token.
-
-    Without a padding token, transformers warns at each generation.
-    """
-    ends = config["eos_token_id"]
-    first = ends[0] if isinstance(ends, list) else ends
-    pad = first if config["pad_token_id"] is None else config["pad_token_id"]
-    return {"bos_token_id": config["bos_token_id"], "eos_token_id": ends, "pad_token_id": pad}
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(values, ensure_ascii=False, indent=2) + "\n")

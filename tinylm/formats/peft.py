@@ -17,11 +17,11 @@ from pathlib import Path
 from torch import Tensor
 
 from tinylm.config.model import ModelConfig
-from tinylm.formats.family import Family, Parameter, Rule
+from tinylm.formats.family import STACKED_PARAMETERS, Family, Parameter, Rule
 from tinylm.formats.peft_config import ADAPTER_CONFIG, PeftConfig, read_peft_config
-from tinylm.formats.safetensors_files import inside, reading, stored_dtypes
+from tinylm.formats.safetensors_files import inside, read_object, reading, stored_dtypes
 from tinylm.run_directory.tensor_file import DTYPES, StoredTensor, open_file
-from tinylm.system.files import hash_file, parse_unicode_json, read_text
+from tinylm.system.files import hash_file
 from tinylm.transformer.build import build_empty_model
 
 ADAPTER_WEIGHTS, ADAPTER_PICKLE = "adapter_model.safetensors", "adapter_model.bin"
@@ -124,11 +124,7 @@ def read_adapter(folder: Path, family: Family, config: ModelConfig) -> ForeignAd
 
 
 def _read_config(folder: Path) -> PeftConfig:
-    try:
-        values = parse_unicode_json(read_text(inside(folder, ADAPTER_CONFIG), MAX_CONFIG_BYTES))
-    except ValueError as error:
-        raise ValueError(f"{ADAPTER_CONFIG} cannot be read: {error}") from error
-    return read_peft_config(values)
+    return read_peft_config(read_object(folder, ADAPTER_CONFIG, MAX_CONFIG_BYTES))
 
 
 def _open_weights(folder: Path) -> dict[str, StoredTensor]:
@@ -170,13 +166,10 @@ class _Reader:
             routers = (foreign for _, foreign, ours in family.modules(untied) if ours[0].endswith(".router"))
             for layer, router in enumerate(routers):
                 self._aliases[family.stacked.router.format(layer=layer)] = router
-                self._add_stacked(family.stacked.experts.format(layer=layer), layer, family.stacked.parameters)
-
-    def _add_stacked(self, module: str, layer: int, parameters: tuple[tuple[str, tuple[str, ...]], ...]) -> None:
-        """Register the names that PEFT gives to `module`: it wraps the module once for each adapted parameter."""
-        adapted = [item for item in parameters if self._is_target_parameter(f"{module}.{item[0]}")]
-        for outer, (name, projections) in enumerate(reversed(adapted)):
-            self._stacked[module + outer * _BASE] = _Stacked(f"{module}.{name}", layer, projections)
+                module = family.stacked.experts.format(layer=layer)
+                adapted = [p for p in STACKED_PARAMETERS if self._is_target_parameter(f"{module}.{p[0]}")]
+                for outer, (name, projections) in enumerate(reversed(adapted)):  # PEFT wraps the module for each
+                    self._stacked[module + outer * _BASE] = _Stacked(f"{module}.{name}", layer, projections)
 
     def _is_target_parameter(self, name: str) -> bool:
         return any(f".{name}".endswith(f".{target}") for target in self._peft.target_parameters)
@@ -206,22 +199,22 @@ class _Reader:
 
     def _update(self, module: str, parts: Mapping[str, StoredTensor]) -> dict[str, LowRank]:
         """The updates, by module name, from the pair A, B of one foreign module or of all experts of a layer."""
-        stacked = self._stacked.get(module)
-        rule, ours = self._matrices.get(self._aliases.get(module, module), (None, ()))
-        if rule is None and stacked is None:
+        foreign = self._aliases.get(module, module)
+        if module not in self._stacked and foreign not in self._matrices:
             raise ValueError(
                 f"it adapts {module[:200]}, which is not a matrix of the base model ({self._architecture})"
             )
-        a_name, b_name = EMBEDDING_PARTS if ours == (EMBEDDING,) else LINEAR_PARTS
-        if parts.keys() != {a_name, b_name}:
-            raise ValueError(f"the tensors of {module[:200]} are not {a_name} and {b_name}")
-        a, b = parts[a_name], parts[b_name]
-        if stacked is not None:
-            return self._update_experts(stacked, a, b)
-        assert rule is not None
+        is_embedding = foreign in self._matrices and self._matrices[foreign][1] == (EMBEDDING,)
+        names = EMBEDDING_PARTS if is_embedding else LINEAR_PARTS
+        if parts.keys() != set(names):
+            raise ValueError(f"the tensors of {module[:200]} are not {' and '.join(names)}")
+        a, b = (parts[name] for name in names)
+        if module in self._stacked:
+            return self._update_experts(self._stacked[module], a, b)
+        rule, ours = self._matrices[foreign]
         shapes = [tuple(self._expected[f"{name}.weight"].shape) for name in ours]
         outputs, inputs = sum(out for out, _ in shapes), shapes[0][1]
-        if ours == (EMBEDDING,):
+        if is_embedding:
             outputs, inputs = inputs, outputs
         rank = a.shape[0] if a.shape else 0
         _check_shapes(module, a, b, (rank, inputs), (outputs, rank))
@@ -231,24 +224,23 @@ class _Reader:
 
     def _update_experts(self, stacked: _Stacked, a: StoredTensor, b: StoredTensor) -> dict[str, LowRank]:
         """The updates of a layer's experts, from A (E r, in), expert first, and B (out, r E), rank first."""
-        config, projections = self._config, stacked.projections
-        shapes = [self._expected[f"{self._expert(stacked, 0, name)}.weight"].shape for name in projections]
+        experts, projections = self._config.experts, stacked.projections
+        names = [_EXPERT.format(layer=stacked.layer, expert=0, projection=name) for name in projections]
+        shapes = [self._expected[f"{name}.weight"].shape for name in names]
         outputs, inputs = sum(shape[0] for shape in shapes), shapes[0][1]
-        rank = a.shape[0] // config.experts if a.shape else 0
-        rows = rank * config.experts
+        rank = a.shape[0] // experts if a.shape else 0
+        rows = rank * experts
         _check_shapes(stacked.name, a, b, (rows, inputs), (outputs, rows))
         scale = self._peft.scale(stacked.name, rank)
-        by_expert_a = _load(a).unflatten(0, (config.experts, rank))  # (E r, in) -> (E, r, in)
-        by_expert_b = _load(b).unflatten(1, (rank, config.experts)).permute(2, 0, 1)  # (out, r E) -> (E, out, r)
+        by_expert_a = _load(a).unflatten(0, (experts, rank))  # (E r, in) -> (E, r, in)
+        by_expert_b = _load(b).unflatten(1, (rank, experts)).permute(2, 0, 1)  # (out, r E) -> (E, out, r)
         return {
-            self._expert(stacked, expert, name): LowRank(by_expert_a[expert], part, scale)
-            for expert in range(config.experts)
+            _EXPERT.format(layer=stacked.layer, expert=expert, projection=name): LowRank(
+                by_expert_a[expert], part, scale
+            )
+            for expert in range(experts)
             for name, part in zip(projections, by_expert_b[expert].chunk(len(projections)), strict=True)
         }
-
-    @staticmethod
-    def _expert(stacked: _Stacked, expert: int, projection: str) -> str:
-        return _EXPERT.format(layer=stacked.layer, expert=expert, projection=projection)
 
     def _full_parameters(self, tensors: Mapping[str, StoredTensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The fields `replaced` and `stored` of ForeignAdapter, from the tensors that are not a part of a LoRA."""

@@ -127,10 +127,8 @@ def _compile(pattern: str) -> re.Pattern[str]:
     )
 
 
-def read_peft_config(values: Any) -> PeftConfig:
-    """Check the JSON value of an adapter_config.json and convert it."""
-    if not isinstance(values, dict):
-        raise ValueError(f"{ADAPTER_CONFIG} is not a JSON object")
+def read_peft_config(values: Mapping[str, Any]) -> PeftConfig:
+    """Check the content of an adapter_config.json and convert it."""
     config = ForeignConfig(values, ADAPTER_CONFIG)
     if not config.has("peft_type"):
         raise ValueError(f"its {ADAPTER_CONFIG} lacks peft_type")

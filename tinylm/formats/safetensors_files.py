@@ -27,6 +27,7 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "co
 _HEADER_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 MAX_SHARDS = 1024
+MAX_CONFIG_BYTES = 1 << 24  # tokenizer_config.json of Gemma repeats its 6,000 added tokens
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors")  # a file name without a folder
 _ALIGNMENT = 8  # bytes; the header is padded to a multiple
 
@@ -43,6 +44,19 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
             'transformers: AutoModelForCausalLM.from_pretrained("FOLDER").save_pretrained("NEW_FOLDER")'
         )
     raise ValueError(f"it has neither {WEIGHTS} nor {INDEX}")
+
+
+def read_object(folder: Path, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """The JSON object in a file of the folder of at most `limit` bytes; an empty one if there is no such file."""
+    if not os.path.lexists(folder / name):
+        return {}
+    try:
+        value = parse_unicode_json(read_text(inside(folder, name), limit))
+    except ValueError as error:
+        raise ValueError(f"{name} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is not a JSON object")
+    return value
 
 
 def _open_shards(folder: Path) -> dict[str, StoredTensor]:

@@ -71,16 +71,15 @@ def evaluation_tokens(
         records = "text" if data.is_plain_text else rows_on(data.kind)[0].records
         reporter.note(f"Evaluating on the validation {records} of {run}.")
         codes = np.asarray(reopen_part(run, data, tokenizer, "val"))
-        return EvaluationTokens(data.kind, codes, document_end=document_end(data.format))
-    names: list[str] = []
+        return EvaluationTokens(data.kind, codes, document_end(data.format))
     with opened_corpus(source, reader, reporter) as corpus:
         encoding = job_on(corpus.kind).encoding
         corpus, stats = known_text(corpus, tokenizer, source.unknown, run, reporter)
         with reporter.counting("encoding", stats.characters, "characters") as advance:
             check_encoder(tokenizer, encoding, stats.sample, reporter.warn)
-            documents = corpus.examples() if isinstance(corpus, RecordCorpus) else corpus.stream(started=names.append)
+            documents = corpus.examples() if isinstance(corpus, RecordCorpus) else corpus.stream()
             codes = encode_in_memory(documents, tokenizer, encoding, advance)
-        return EvaluationTokens(corpus.kind, codes, names, document_end(corpus.format))
+        return EvaluationTokens(corpus.kind, codes, document_end(corpus.format))
 
 
 @contextlib.contextmanager

@@ -66,14 +66,12 @@ MakeTask = Callable[..., Task]  # see `Job.task`
 class EvaluationTokens(NamedTuple):
     """An encoded text.
 
-    kind: of the corpus. codes: (N,), ids, or the codes of the job. names: of the documents (see `Corpus.stream`), ""
-    for those of pairs; no names for records that are encoded one by one and for the validation text of a run.
-    document_end: the text that each end-of-text id stands for.
+    kind: of the corpus. codes: (N,), ids, or the codes of the job. document_end: the text that each end-of-text id
+    stands for.
     """
 
     kind: str
     codes: np.ndarray
-    names: Sequence[str] = ()
     document_end: str = ""
 
 

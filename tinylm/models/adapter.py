@@ -1,4 +1,4 @@
-"""Add adapters to a model, and load saved ones with their base model."""
+"""Add adapters of tinylm or PEFT to a model, and load saved ones with their base model."""
 
 import dataclasses
 import math
@@ -8,24 +8,40 @@ from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Self
 
-from tinylm.adapters.adapter import Adapter, add_head, load_adapter_tensors
+import torch
+from torch import Tensor, nn
+
+from tinylm.adapters.adapter import Adapter, Replacement, add_head, load_adapter_tensors, trained_dtype, unwrapped_name
 from tinylm.adapters.bottleneck import add_bottlenecks
-from tinylm.adapters.lora import add_lora
+from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, add_lora
 from tinylm.config.run import AdapterConfig, DataConfig, RunConfig, run_of
 from tinylm.config.validation import describe_value
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.formats.peft import EMBEDDING, is_adapter_folder, read_adapter, read_base_name
+from tinylm.formats.families import FAMILIES, choose_family
+from tinylm.formats.family import Family
+from tinylm.formats.peft import (
+    EMBEDDING,
+    OUTPUT,
+    ForeignAdapter,
+    LowRank,
+    is_adapter_folder,
+    read_adapter,
+    read_base_name,
+)
 from tinylm.models.by_digest import find_base_model
 from tinylm.models.open import open_model
-from tinylm.models.peft_adapter import add_foreign_adapter, family_of, require_tied
 from tinylm.reporter import Reporter
 from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE, find_run, path_exists
 from tinylm.run_directory.loading import LoadedModel, read_config, read_weights
 from tinylm.system.files import is_link
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Transformer
+from tinylm.transformer.layers import Linear
 
 MAX_ADAPTER_SCALE = 1000
+# Largest difference between weights of the base and the copies that PEFT saved, relative to the largest weight of the
+# module; more than the rounding of bf16.
+STORED_TOLERANCE = 2**-7
 
 ADAPTERS: dict[str, Callable[[Transformer, AdapterConfig, int], dict[str, Adapter]]] = {
     "lora": add_lora,
@@ -101,15 +117,21 @@ def read_adapter_config(path: Path) -> tuple[RunConfig, AdapterConfig]:
     return config, config.adapter
 
 
-def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, device: str) -> LoadedModel:
+def load_base_model(path: Path, adapter: AdapterConfig | None, model: Path | None, device: str) -> LoadedModel:
     """Load the base model of the adapter at `path`: the one at `model`, or the run that `find_base_model` finds.
 
     The digest of the weights that the adapter was trained on must be that of the base model's weights, or the
     `recovered_digest` of the base model. The path that the adapter recorded is not opened: an untrusted adapter could
-    name any file.
+    name any file. adapter: `None` for a PEFT adapter, which records no digest, so that `model` is required.
 
-    Raises TinyLMError if the base model has other weights, and UsageError if none is found.
+    Raises TinyLMError if the base model has other weights, and UsageError if none is found or a required one missing.
     """
+    if adapter is None:
+        if model is None:
+            recorded = read_base_name(path)
+            named = "names no base model" if recorded is None else f"was trained on {recorded[:200]}"
+            raise UsageError(f"{path} is a PEFT adapter and {named}; name the base model with `model`.")
+        return open_model(model, device)
     run = model or find_base_model(path, adapter.base, adapter.base_digest)
     if run is None:
         same_name = run_of(path.absolute()).parent / PureWindowsPath(adapter.base).name
@@ -131,18 +153,6 @@ def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, devi
     return base
 
 
-def load_foreign_base(path: Path, model: Path | None, device: str) -> LoadedModel:
-    """Load the base model of a PEFT adapter from `model`. The path that the adapter recorded is not opened.
-
-    Raises UsageError if `model` is `None`.
-    """
-    if model is None:
-        recorded = read_base_name(path)
-        named = "names no base model" if recorded is None else f"was trained on {recorded[:200]}"
-        raise UsageError(f"{path} is a PEFT adapter and {named}; name the base model with `model`.")
-    return open_model(model, device)
-
-
 def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> LoadedAdapter:
     """Add a saved adapter of tinylm or PEFT to its base model, in place. Adapters added earlier stay active.
 
@@ -150,12 +160,24 @@ def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> Load
     and UsageError for a PEFT adapter on a model of no Hugging Face family, and for one that cannot be combined.
     """
     if is_adapter_folder(spec.path):
-        loaded = _load_foreign_adapter(model, spec, base)
+        try:
+            family = family_of(base)
+        except UsageError as error:
+            raise UsageError(f"{spec.path} is a PEFT adapter and does not fit this base model. {error}") from error
+        layers = add_foreign_adapter(model, read_adapter(spec.path, family, base.model), spec.path)
+        recorded = read_base_name(spec.path)
+        named = "" if recorded is None else f" ({recorded[:200]})"
+        note = (
+            f"{spec.path} is a PEFT adapter, which records no digest of its base model{named}: only names and shapes "
+            "were compared with this model."
+        )
+        loaded = LoadedAdapter(spec.path, layers, spec.scale, None, note=note)
     else:
         config, adapter = read_adapter_config(spec.path)
         weights = read_weights(spec.path, config)
-        if EMBEDDING in adapter.targets:
-            require_tied(model, base, spec.path)
+        # An earlier adapter of PEFT may have untied the output layer, which this adapter changes with the embedding
+        if EMBEDDING in adapter.targets and base.model.tie and model.output is not None:
+            raise _not_combinable(spec.path)
         layers = add_adapter(model, adapter)
         load_adapter_tensors(layers, weights.tensors, spec.path)
         dtype = None if config.runtime is None else config.runtime.dtype
@@ -165,21 +187,6 @@ def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> Load
     return loaded
 
 
-def _load_foreign_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> LoadedAdapter:
-    try:
-        family = family_of(base)
-    except UsageError as error:
-        raise UsageError(f"{spec.path} is a PEFT adapter and does not fit this base model. {error}") from error
-    adapter = read_adapter(spec.path, family, base.model)
-    layers = add_foreign_adapter(model, adapter, spec.path)
-    recorded = read_base_name(spec.path)
-    note = (
-        f"{spec.path} is a PEFT adapter, which records no digest of its base model"
-        f"{'' if recorded is None else f' ({recorded[:200]})'}: only names and shapes were compared with this model."
-    )
-    return LoadedAdapter(spec.path, layers, spec.scale, None, note=note)
-
-
 def load_adapted_model(
     specs: Sequence[AdapterSpec], model: Path | None, device: str
 ) -> tuple[Transformer, RunConfig, Tokenizer, list[LoadedAdapter]]:
@@ -187,20 +194,18 @@ def load_adapted_model(
 
     `model` is the base model; by default that of the first adapter that tinylm saved, found by `find_base_model`.
 
-    Raises TinyLMError if adapters saved by tinylm record different base models, and the errors of `load_base_model` or
-    `load_foreign_base`, and of `load_adapter`.
+    Raises TinyLMError if adapters saved by tinylm record different base models, and the errors of `load_base_model` and
+    `load_adapter`.
     """
     runs = [spec.path for spec in specs if not is_adapter_folder(spec.path)]
-    if runs:
-        _, first = read_adapter_config(runs[0])
-        base, config, tokenizer, _ = load_base_model(runs[0], first, model, device)
-        for path in runs:
-            if read_adapter_config(path)[1].base_digest != first.base_digest:
-                raise TinyLMError(
-                    f"{path} was trained on another base model than {runs[0]}; combine adapters of one base model."
-                )
-    else:
-        base, config, tokenizer, _ = load_foreign_base(specs[0].path, model, device)
+    adapters = [read_adapter_config(path)[1] for path in runs]
+    first, recorded = (runs[0], adapters[0]) if runs else (specs[0].path, None)
+    base, config, tokenizer, _ = load_base_model(first, recorded, model, device)
+    for path, adapter in zip(runs, adapters, strict=True):
+        if adapter.base_digest != adapters[0].base_digest:
+            raise TinyLMError(
+                f"{path} was trained on another base model than {first}; combine adapters of one base model."
+            )
     loaded = [load_adapter(base, spec, config) for spec in specs]
     if base.output is not None and config.model.tie:  # a PEFT adapter has untied the output layer
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, tie=False))
@@ -219,3 +224,110 @@ def set_adapter_scale(layers: dict[str, Adapter], scale: float) -> None:
     """Set the scale of an adapter in all its layers: 1 as trained, 0 to disable it."""
     for layer in layers.values():
         layer.adapter_scale = scale
+
+
+# Adapters of PEFT
+
+
+def family_of(config: RunConfig) -> Family:
+    """The Hugging Face family that a model was imported from, or that it can be exported as.
+
+    Raises UsageError naming the settings that no family has.
+    """
+    return FAMILIES.get(config.family or "") or choose_family(config.model)
+
+
+def add_foreign_adapter(model: Transformer, adapter: ForeignAdapter, path: Path) -> dict[str, Adapter]:
+    """Freeze the model and add a PEFT adapter to it, in place.
+
+    Returns the new layers by module name; the name of a Replacement is followed by " (replaced)".
+
+    A tied output layer is untied (it becomes `Transformer.output`) if the adapter does not change it in the same way as
+    the embedding. This is usual in PEFT, where a LoRA of the embedding does not change the output layer.
+
+    path: of the adapter, for messages. Raises TinyLMError if the adapter belongs to another base model or replaces
+    position embeddings, and UsageError if it cannot be combined with the adapters that the model has.
+    """
+    model.requires_grad_(False)
+    _check_stored(model, adapter, path)
+    updates, replaced = dict(adapter.updates), dict(adapter.replaced)
+    if model.output is None:
+        if _changes_output_alike(adapter):
+            updates.pop(OUTPUT, None)
+            replaced.pop(f"{OUTPUT}.weight", None)
+        else:  # an output layer that shares the embedding's weight tensor, but can have an adapter of its own
+            if isinstance(model.embedding, Adapter):
+                raise _not_combinable(path)
+            weight = model.embedding.weight
+            model.output = Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+            model.output.weight = weight
+    modules: dict[str, dict[str, Tensor]] = {}
+    for name, value in replaced.items():
+        module, _, parameter = name.rpartition(".")
+        modules.setdefault(module, {})[parameter] = value
+    if "position" in modules:
+        raise TinyLMError(f"Cannot use {path}: it replaces the position embeddings, which is not supported.")
+    paths = {unwrapped_name(name): name for name, _ in model.named_modules() if not name.endswith("base")}
+    layers: dict[str, Adapter] = {}
+    for name, parameters in modules.items():
+        layer = layers[f"{name} (replaced)"] = Replacement(model.get_submodule(paths[name]), parameters)
+        model.set_submodule(paths[name], layer)
+    for name, update in updates.items():
+        layers[name] = _low_rank(name, model.get_submodule(paths[name]), update)
+        model.set_submodule(paths[name], layers[name])
+    return layers
+
+
+def _low_rank(name: str, base: nn.Module, update: LowRank) -> Adapter:
+    is_embedding = name == EMBEDDING
+    rank = len(update.A)
+    weight: Tensor = base.weight  # type: ignore[assignment]  # mypy: Tensor | Module
+    a, b = (
+        nn.Parameter(tensor.to(weight.device, trained_dtype(weight), copy=True), requires_grad=False)
+        for tensor in (update.A, update.B)
+    )
+    with torch.random.fork_rng(devices=[]):  # initial values are drawn, and then replaced
+        if is_embedding:
+            embedding = LoRAEmbedding(base, rank, update.scale)
+            embedding.lora_embedding_A, embedding.lora_embedding_B = a, b
+            return embedding
+        linear = LoRALinear(base, rank, update.scale, dropout=0.0)
+    linear.lora_A, linear.lora_B = a, b
+    return linear
+
+
+def _changes_output_alike(adapter: ForeignAdapter) -> bool:
+    embedding, output = adapter.updates.get(EMBEDDING), adapter.updates.get(OUTPUT)
+    if embedding is None or output is None:
+        updates_alike = embedding is output
+    else:
+        alike = torch.equal(embedding.A, output.B.T) and torch.equal(embedding.B, output.A.T)
+        updates_alike = alike and embedding.scale == output.scale
+    one, other = (adapter.replaced.get(f"{name}.weight") for name in (EMBEDDING, OUTPUT))
+    if one is None or other is None:
+        return updates_alike and one is other
+    return updates_alike and torch.equal(one, other)
+
+
+def _not_combinable(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} changes the embedding or the output layer, which this model ties, and so does another `adapter`; "
+        "merge one of them into the model first."
+    )
+
+
+def _check_stored(model: Transformer, adapter: ForeignAdapter, path: Path) -> None:
+    """Raise TinyLMError if the base weights that PEFT saved with an adapter differ from those of the model."""
+    for name, stored in adapter.stored.items():
+        module = name.rpartition(".")[0]
+        tied = module == OUTPUT and model.output is None
+        plain: nn.Module = model.get_submodule(EMBEDDING if tied else module)
+        while isinstance(plain, Adapter):
+            plain = plain.base
+        weight: Tensor = plain.weight  # type: ignore[assignment]  # mypy: Tensor | Module
+        difference = (stored.to(weight.device, torch.float32) - weight.float()).abs().max()
+        if difference > STORED_TOLERANCE * weight.abs().max():
+            raise TinyLMError(
+                f"{path} was trained on another base model: the weights of the {module} that were saved with it are "
+                "different. Name the base that it was trained on with `model`."
+            )

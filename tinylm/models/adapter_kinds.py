@@ -75,7 +75,7 @@ class LoRAWeights(AdapterWeights):
         )
 
     def write_copy(self, folder: Path, config: RunConfig, tensors: dict[str, Tensor]) -> None:
-        write_peft_copy(folder, config, tensors)
+        write_peft_copy(folder, config, self._config, tensors)
 
 
 class BottleneckWeights(AdapterWeights):
@@ -83,7 +83,7 @@ class BottleneckWeights(AdapterWeights):
 
     @staticmethod
     def configure(settings: AdapterSettings, base: LoadedModel, source: Path) -> AdapterConfig:
-        """As `LoRAWeights.configure`, for bottlenecks after all sublayers."""
+        """The configuration of bottlenecks after all sublayers. Raises UsageError if they are wider than the model."""
         width = base.config.model.width
         if not 1 <= settings.bottleneck <= width:
             raise UsageError(f"`bottleneck` is {settings.bottleneck}; it must be from 1 to the model's width, {width}.")

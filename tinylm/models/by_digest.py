@@ -43,7 +43,13 @@ def find_base_model(path: Path, recorded: str, digest: str) -> Path | None:
         with contextlib.suppress(OSError):  # a name that is too long
             if base_name not in ("", "..") and not is_link(named) and not is_run(named):
                 return named
-    return _recall_base(digest)
+    with contextlib.suppress(TinyLMError, OSError, ValueError):
+        file = cache_root() / BASES / digest
+        if is_private_entry(file, BASES):
+            kept = Path(os.fsdecode(read_bytes(file, MAX_PATH_BYTES)))
+            if not is_run(kept) or _is_base(kept, read_config(kept), digest):
+                return kept
+    return None
 
 
 def remember_base(digest: str, base: Path) -> None:
@@ -54,16 +60,6 @@ def remember_base(digest: str, base: Path) -> None:
     """
     with contextlib.suppress(TinyLMError, OSError), replacing(private_folder(BASES) / digest) as unfinished:
         unfinished.write_bytes(os.fsencode(resolve_links(base)))
-
-
-def _recall_base(digest: str) -> Path | None:
-    with contextlib.suppress(TinyLMError, OSError, ValueError):
-        file = cache_root() / BASES / digest
-        if is_private_entry(file, BASES):
-            base = Path(os.fsdecode(read_bytes(file, MAX_PATH_BYTES)))
-            if not is_run(base) or _is_base(base, read_config(base), digest):
-                return base
-    return None
 
 
 def _is_base(run: Path, config: RunConfig, digest: str) -> bool:

@@ -106,17 +106,16 @@ class EvaluatedModel(TextGenerator):
         return data_kinds(self.architecture, self.objective, has_labels=bool(self.labels))
 
     def _shared_tokens(self, source: TextSource | None, ranks: Ranks) -> EvaluationTokens:
-        """The encoded text, on all ranks."""
         ranks.require_device(self.network.device.type)
         if not ranks.is_first:
             ranks.wait()
-            kind, *others = ranks.first(None)
-            return EvaluationTokens(kind, ranks.broadcast({})["codes"].numpy(), *others)
+            kind, document_end = ranks.first(None)
+            return EvaluationTokens(kind, ranks.broadcast({})["codes"].numpy(), document_end)
         reader = ModelReader(self.data_kinds, self.labels, self.tokenizer, self.chat_template)
         text = evaluation_tokens(source, self.path, self.data, self.tokenizer, reader, self.reporter)
         ranks.announce()
         if ranks.size > 1:
-            ranks.first([text.kind, list(text.names), text.document_end])
+            ranks.first([text.kind, text.document_end])
             ranks.broadcast({"codes": torch.from_numpy(np.array(text.codes))})
         return text
 

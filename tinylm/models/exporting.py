@@ -4,6 +4,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,11 +25,10 @@ from tinylm.formats.huggingface import (
 )
 from tinylm.formats.peft import ADAPTER_WEIGHTS, EMBEDDING_PARTS, LINEAR_PARTS, is_adapter_folder
 from tinylm.formats.peft_config import ADAPTER_CONFIG
-from tinylm.formats.peft_writer import Factors, convert_adapter, write_adapter
-from tinylm.models.adapter import AdapterSpec, load_adapter, load_base_model, set_adapter_scale
+from tinylm.formats.peft_writer import convert_adapter, write_adapter
+from tinylm.models.adapter import AdapterSpec, family_of, load_adapter, load_base_model, set_adapter_scale
 from tinylm.models.logits import logit_difference, probe_logits, require_equal_logits
 from tinylm.models.open import find_model, open_model
-from tinylm.models.peft_adapter import family_of
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory import tensor_file
 from tinylm.run_directory.layout import find_run, newest_model
@@ -37,106 +37,6 @@ from tinylm.system.files import open_regular, resolve_links, write_text
 from tinylm.text.tokenizer import Tokenizer
 
 _HUB_SNAPSHOT = re.compile(r".*[/\\]models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\][^/\\]+")
-
-
-@dataclass(frozen=True)
-class ExportedAdapter:
-    """An adapter that was exported in PEFT's format.
-
-    path: its folder.
-    family: the model type of its base in transformers.
-    difference: the largest difference between the logits of the base with the adapter and with its export.
-    change: the largest difference between the logits of the base with and without the adapter.
-    """
-
-    path: Path
-    family: str
-    difference: float
-    change: float
-
-
-def export_adapter(
-    adapter: Path,
-    out: Path,
-    model: Path | None,
-    reporter: Reporter,
-    *,
-    force: bool = False,
-    base_name: str | None = None,
-) -> ExportedAdapter:
-    """Write a LoRA adapter of tinylm as a folder that `PeftModel.from_pretrained(base, out)` of PEFT loads.
-
-    adapter: run directory or name. model: the base model; default: the one that `find_base_model`
-        finds.
-    out: folder to write. force: replace an exported adapter there, and nothing else.
-    base_name: name of the base for PEFT: a name on the Hugging Face hub, or the folder of an exported model. Default:
-        the folder, or the name on the hub, of the model that the adapter was trained on.
-
-    The export is loaded again and its logits are compared before it appears at `out`.
-
-    Raises UsageError, before anything is written, for an adapter that PEFT cannot represent, for a path that is not
-    free, and if no base model is found; TinyLMError for damaged files, and if the logits differ.
-    """
-    adapter = find_run(adapter, reporter)
-    if is_adapter_folder(adapter):
-        raise UsageError(f"{adapter} is in PEFT's format already.")
-    config = read_config(adapter).adapter
-    if config is None:
-        raise UsageError(f"{adapter} is a model, and PEFT's format is for LoRA adapters; choose another `to`.")
-    if config.kind != "lora":
-        raise UsageError(f"{adapter} is a {config.kind} adapter; PEFT has LoRA, but not this kind.")
-    if config.labels:
-        raise UsageError(f"{adapter} makes a classifier of its base; merge both, and export the model.")
-    check_folder_free(out, (ADAPTER_CONFIG, ADAPTER_WEIGHTS), force)
-    base = load_base_model(adapter, config, model and find_model(model, reporter), "cpu")
-    family = family_of(base.config)
-    network = base.network.float()
-    logits_without_adapter = probe_logits(network)
-    loaded = load_adapter(network, AdapterSpec(adapter), base.config)
-    converted = convert_adapter(family, base.config.model, config, _factors(adapter_tensors(loaded.layers)))
-    expected = probe_logits(network)
-    set_adapter_scale(loaded.layers, 0.0)
-    with replacing_folder(out) as folder:
-        write_adapter(folder, family, converted, base_name or _recorded_name(config))
-        load_adapter(network, AdapterSpec(folder), base.config)
-        difference = require_equal_logits(probe_logits(network), expected, "the exported adapter", "exported")
-    return ExportedAdapter(out, family.name, difference, logit_difference(expected, logits_without_adapter))
-
-
-def write_peft_copy(folder: Path, config: RunConfig, tensors: dict[str, Tensor]) -> None:
-    """Write the adapter of a run in PEFT's format, unless PEFT or transformers cannot represent it.
-
-    config: of the adapter's run. tensors: by the names of `adapter_tensors`. Raises OSError.
-    """
-    assert config.adapter is not None
-    if config.adapter.kind != "lora" or config.adapter.labels:
-        return
-    try:
-        family = family_of(config)
-        converted = convert_adapter(family, config.model, config.adapter, _factors(tensors))
-    except UsageError:  # a base of no family of Hugging Face, or a module that PEFT cannot adapt
-        return
-    write_adapter(folder, family, converted, _recorded_name(config.adapter))
-
-
-def _factors(tensors: dict[str, Tensor]) -> Factors:
-    """The low-rank matrices A and B of the adapted modules, by module name, from `adapter_tensors`."""
-    modules: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        part = next(part for part in (*LINEAR_PARTS, *EMBEDDING_PARTS) if name.endswith(f".{part}"))
-        modules.setdefault(name.removesuffix(f".{part}"), {})[part] = tensor
-    pairs = {}
-    for module, parts in modules.items():
-        a, b = (parts[name] for name in (EMBEDDING_PARTS if EMBEDDING_PARTS[0] in parts else LINEAR_PARTS))
-        pairs[module] = (a, b)
-    return pairs
-
-
-def _recorded_name(config: AdapterConfig) -> str:
-    """The path of the model that the adapter was trained on, or its name on the hub if it is in the hub's cache."""
-    match = _HUB_SNAPSHOT.fullmatch(config.base)
-    return f"{match[1]}/{match[2]}" if match else config.base
-
 
 FORMATS = ("hf", "gguf", "peft")
 DTYPES = {name.lower(): dtype for name, dtype in tensor_file.DTYPES.items()}
@@ -156,6 +56,79 @@ class Exported:
     path: Path
     family: str
     difference: float | None
+
+
+def export_adapter(
+    adapter: Path, out: Path, model: Path | None, reporter: Reporter, *, force: bool = False
+) -> Exported:
+    """Write a LoRA adapter of tinylm as a folder that `PeftModel.from_pretrained(base, out)` of PEFT loads.
+
+    adapter: run directory or name. model: the base model; default: the one that `find_base_model` finds.
+    out: folder to write. force: replace an exported adapter there, and nothing else.
+
+    The export is loaded again and its logits are compared before it appears at `out`.
+
+    Raises UsageError, before anything is written, for an adapter that PEFT cannot represent, for a path that is not
+    free, and if no base model is found; TinyLMError for damaged files, and if the logits differ.
+    """
+    adapter = find_run(adapter, reporter)
+    if is_adapter_folder(adapter):
+        raise UsageError(f"{adapter} is in PEFT's format already.")
+    config = read_config(adapter).adapter
+    if config is None:
+        raise UsageError(f"{adapter} is a model, and PEFT's format is for LoRA adapters; choose another `to`.")
+    if config.kind != "lora":
+        raise UsageError(f"{adapter} is a {config.kind} adapter; PEFT has LoRA, but not this kind.")
+    if config.labels:
+        raise UsageError(f"{adapter} makes a classifier of its base; merge both, and export the model.")
+    check_folder_free(out, (ADAPTER_CONFIG, ADAPTER_WEIGHTS), force)
+    base = load_base_model(adapter, config, model and find_model(model, reporter), "cpu")
+    network = base.network.float()
+    loaded = load_adapter(network, AdapterSpec(adapter), base.config)
+    family, lora, fields = _in_peft(base.config, config, adapter_tensors(loaded.layers))
+    expected = probe_logits(network)
+    set_adapter_scale(loaded.layers, 0.0)
+    with replacing_folder(out) as folder:
+        write_adapter(folder, lora, fields)
+        load_adapter(network, AdapterSpec(folder), base.config)
+        difference = require_equal_logits(probe_logits(network), expected, "the exported adapter", "exported")
+    return Exported(out, family, difference)
+
+
+def write_peft_copy(folder: Path, config: RunConfig, adapter: AdapterConfig, tensors: dict[str, Tensor]) -> None:
+    """Write a LoRA of a run in PEFT's format, unless PEFT or transformers cannot represent it.
+
+    config: of the adapter's run. tensors: by the names of `adapter_tensors`. Raises OSError.
+    """
+    if adapter.labels:
+        return
+    try:
+        _, lora, fields = _in_peft(config, adapter, tensors)
+    except UsageError:  # a base of no family of Hugging Face, or a module that PEFT cannot adapt
+        return
+    write_adapter(folder, lora, fields)
+
+
+def _in_peft(
+    config: RunConfig, adapter: AdapterConfig, tensors: dict[str, Tensor]
+) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+    """The name of the base's family, and a LoRA as `convert_adapter` returns it.
+
+    config: of the base model. tensors: by the names of `adapter_tensors`.
+    """
+    family = family_of(config)
+    modules: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        part = next(part for part in (*LINEAR_PARTS, *EMBEDDING_PARTS) if name.endswith(f".{part}"))
+        modules.setdefault(name.removesuffix(f".{part}"), {})[part] = tensor
+    factors = {}
+    for module, parts in modules.items():
+        a, b = (parts[name] for name in (EMBEDDING_PARTS if EMBEDDING_PARTS[0] in parts else LINEAR_PARTS))
+        factors[module] = a, b
+    # The path of the model that the adapter was trained on, or its name on the hub if it is in the hub's cache
+    match = _HUB_SNAPSHOT.fullmatch(adapter.base)
+    base = f"{match[1]}/{match[2]}" if match else adapter.base
+    return family.name, *convert_adapter(family, config.model, adapter, factors, base)
 
 
 @concerning("model", "base")
@@ -189,10 +162,7 @@ def export_model(
     if to == "peft":
         require(model is not None, "Name the adapter to export.")
         require(dtype is None, '`dtype` has no effect with `to="peft"`, which stores adapters in fp32; leave it out.')
-        written = export_adapter(
-            Path(str(model)), Path(out), None if base is None else Path(base), reporter, force=force
-        )
-        return Exported(Path(out), written.family, written.difference)
+        return export_adapter(Path(str(model)), Path(out), None if base is None else Path(base), reporter, force=force)
 
     # The model, and a path that is free for it
     path = newest_model(reporter) if model is None else find_model(Path(model), reporter)
@@ -221,7 +191,7 @@ def export_model(
     # A folder, which is opened again and compared before it appears
     with replacing_folder(out) as folder:
         family = write_folder(folder, _foreign(opened), DTYPES[dtype] if dtype else None)
-        difference = _compare(opened, open_model(folder), out)
+        difference = check_export(opened, open_model(folder), out)
     if rebuilds_tokenizer(family, opened.tokenizer.to_str()):
         reporter.warn(
             "AutoTokenizer of transformers 5 makes Qwen's own tokenizer for every model of the type qwen2, which gives "
@@ -265,7 +235,7 @@ def _check_gguf_free(out: Path, force: bool) -> None:
             raise UsageError(f"{file} exists; choose another `out`, or replace it with `force`.")
 
 
-def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
+def check_export(original: LoadedModel, written: LoadedModel, out: Path) -> float:
     """The largest difference between the logits of an export and of the original model.
 
     Raises TinyLMError if the logits differ by more than rounding from those of the original model with the exported
@@ -277,9 +247,8 @@ def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
     _require_same(_special_ids(written.tokenizer) == _special_ids(original.tokenizer), out, "a special token")
     for text in SAMPLES:
         if not original.tokenizer.unknown_characters(text):
-            _require_same(
-                _ids(original.tokenizer, text) == _ids(written.tokenizer, text), out, f"the tokens of {text!r}"
-            )
+            before, after = (model.tokenizer.encode(text).tolist() for model in (original, written))
+            _require_same(before == after, out, f"the tokens of {text!r}")
     logits = probe_logits(written.network.float())
     expected = unrounded = probe_logits(original.network.float())
     if written.weights.dtypes != original.weights.dtypes:
@@ -289,10 +258,6 @@ def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
         raise TinyLMError("The logits of the model are not finite numbers; nothing was exported.")
     require_equal_logits(logits, expected, f"{out} and of the model", "exported")
     return logit_difference(logits, unrounded)
-
-
-def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    return [int(i) for i in tokenizer.encode(text)]
 
 
 def _special_ids(tokenizer: Tokenizer) -> tuple[object, ...]:

@@ -21,7 +21,6 @@ from tinylm.models.adapter import (
     load_adapted_model,
     load_adapter,
     load_base_model,
-    load_foreign_base,
     read_adapter_config,
 )
 from tinylm.models.by_digest import find_base_model
@@ -30,7 +29,7 @@ from tinylm.models.open import find_model, open_model
 from tinylm.reporter import Reporter
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.layout import find_run
-from tinylm.run_directory.loading import LoadedModel, load_model, read_weights
+from tinylm.run_directory.loading import load_model, read_weights
 from tinylm.run_directory.lock_and_commit import reserve
 from tinylm.system.files import resolve_links
 from tinylm.text.tokenizer import Tokenizer
@@ -88,25 +87,19 @@ def merge_adapter(
         # The merged weights
         source = _Source.of(adapter, config)
         merged = _subtract(source, model) if undo else _add(source, model)
-        tensors = merged.tensors if dtype == "fp32" else merged.rounded()
-        if undo and not merged.history.steps:
+        tensors, dtypes = merged.tensors, merged.base_dtypes
+        if dtype == "auto":  # an untied output layer has the dtype of the embedding
+            tensors = {name: t.to(dtypes.get(name, dtypes["embedding.weight"])) for name, t in tensors.items()}
+        if undo and not merged.config.merged_steps:
             reporter.note("The merged model does not record the step of its base, so step 0 is recorded.")
 
         # A run with them, which is read again and compared before it appears
-        base = merged.base_config
-        new = RunConfig.new(
-            model=base.model,
-            tokenizer=base.tokenizer,
-            family=base.family,
-            data=merged.data,
-            merged=merged.history.digests,
-            merged_steps=merged.history.steps,
-            runtime=source.runtime or base.runtime,
-            unmerged_digest=merged.unmerged_digest,
-        )
-        run = RunDirectory.create(out, new, merged.tokenizer)
-        run.save_best(tensors, new, merged.step, merged.val_loss)
-        difference = merged.compare(load_model(staging))
+        run = RunDirectory.create(out, merged.config, merged.tokenizer)
+        run.save_best(tensors, merged.config, merged.step, merged.val_loss)
+        written = load_model(staging).network.float()
+        if undo:
+            load_adapter(written, AdapterSpec(adapter), merged.config)
+        difference = logit_difference(probe_logits(written), merged.expected)
         _check_rounding(tensors, difference, merged.change, reporter)
         run.commit()
     reporter.note(
@@ -158,73 +151,24 @@ class _Source:
         saved = read_weights(path, run)
         return cls(path, config, saved.digest, run.runtime, saved.step, saved.val_loss)
 
-    def load_base(self, model: Path | None) -> LoadedModel:
-        """Load the base model. Raises the errors of `load_base_model` and `load_foreign_base`."""
-        if self.config is None:
-            return load_foreign_base(self.path, model, "cpu")
-        return load_base_model(self.path, self.config, model, "cpu")
-
 
 @dataclass(frozen=True)
-class _History:
-    """The adapters that were merged into the weights of a model.
-
-    digests: of the adapters, in the order of the merges. steps: of the base and of each adapter; empty if a step was
-        not recorded.
-    """
-
-    digests: tuple[str, ...]
-    steps: tuple[int, ...]
-
-    @classmethod
-    def of(cls, config: RunConfig, step: int) -> Self:
-        """The history of the weights of a run. step: of these weights, used if they were never merged into."""
-        steps = config.merged_steps or (() if config.merged or config.unmerged_digest else (step,))
-        return cls(config.merged, steps if len(steps) == len(config.merged) + 1 else ())
-
-    def plus(self, digest: str, step: int) -> "_History":
-        return _History((*self.digests, digest), (*self.steps, step) if self.steps else ())
-
-    def without(self, digest: str) -> "_History":
-        index = self.digests.index(digest)
-        steps = self.steps and (*self.steps[: index + 1], *self.steps[index + 2 :])
-        return _History((*self.digests[:index], *self.digests[index + 1 :]), steps)
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Merged:
-    """The model to write, with its origin.
+    """The model to write.
 
-    tensors: in fp32. base_dtypes: of the base's tensors.
+    tensors: in fp32. base_dtypes: of the base's tensors. config: of the new run, with its merges
     expected: `probe_logits` of the base with the adapter; with `undo`, those of the model from which it was subtracted.
     change: as in Merge.
-    subtracted: the adapter to add before the comparison with `expected`; `None` for a model into which it was merged.
     """
 
     tensors: dict[str, Tensor]
     base_dtypes: dict[str, torch.dtype]
-    base_config: RunConfig
+    config: RunConfig
     tokenizer: Tokenizer
-    data: DataConfig | None
-    history: _History
-    unmerged_digest: str | None
     step: int
     val_loss: float | None
     expected: Tensor
     change: float
-    subtracted: AdapterSpec | None = None
-
-    def rounded(self) -> dict[str, Tensor]:
-        """The weights in the dtypes of the base; an untied output layer has that of the embedding."""
-        dtypes = self.base_dtypes
-        return {name: tensor.to(dtypes.get(name, dtypes["embedding.weight"])) for name, tensor in self.tensors.items()}
-
-    def compare(self, written: LoadedModel) -> float:
-        """The largest difference between `expected` and the logits of the model that was written."""
-        network = written.network.float()
-        if self.subtracted is not None:
-            load_adapter(network, self.subtracted, written.config)
-        return logit_difference(probe_logits(network), self.expected)
 
 
 def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -> tuple[float, float]:
@@ -246,32 +190,34 @@ def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -
 
 
 def _add(source: _Source, model: Path | None) -> _Merged:
-    spec = [AdapterSpec(source.path)]
-    base, base_config, tokenizer, weights = source.load_base(model)
-    adapted, adapted_config, _, (loaded,) = load_adapted_model(spec, model, "cpu")
+    # The base, and two copies of it with the adapter, of which one is merged
+    spec, adapter = [AdapterSpec(source.path)], source.config
+    base, base_config, tokenizer, weights = load_base_model(source.path, adapter, model, "cpu")
+    adapted, config, _, (loaded,) = load_adapted_model(spec, model, "cpu")
     merged, _, _, _ = load_adapted_model(spec, model, "cpu")
     for network in (base, adapted, merged):  # 16-bit weights are merged in fp32, and rounded once
         network.float()
     merge_lora(merged)
     _, change = check_merged(base, adapted, merged)
+
+    # What is recorded of the merges
     step = weights.step if source.step is None else source.step
-    history, unmerged_digest = _History((), ()), None
+    digests: tuple[str, ...] = ()
+    steps: tuple[int, ...] = ()
+    unmerged_digest = None
     replaces = any(isinstance(layer, Replacement) for layer in loaded.layers.values())
-    if not replaces and adapted_config.model == base_config.model:  # else the merge cannot be undone
-        history = _History.of(base_config, weights.step).plus(source.digest, step)
-        base_digest = weights.digest if source.config is None else source.config.base_digest
+    if not replaces and config.model == base_config.model:  # else the merge cannot be undone
+        digests, steps = (*base_config.merged, source.digest), _merged_steps(base_config, weights.step)
+        steps = (*steps, step) if steps else ()
+        base_digest = weights.digest if adapter is None else adapter.base_digest
         unmerged_digest = base_config.unmerged_digest or (None if base_config.merged else base_digest)
     if loaded.chat_template is not None:
-        tokens = replace(adapted_config.tokenizer, chat_template=loaded.chat_template)
-        adapted_config = replace(adapted_config, tokenizer=tokens)
+        config = replace(config, tokenizer=replace(config.tokenizer, chat_template=loaded.chat_template))
     return _Merged(
         tensors=merged.state_dict(),
         base_dtypes=weights.dtypes,
-        base_config=adapted_config,
+        config=_new_config(config, source, digests, steps, unmerged_digest, loaded.data),
         tokenizer=tokenizer,
-        data=loaded.data,
-        history=history,
-        unmerged_digest=unmerged_digest,
         step=step,
         val_loss=source.val_loss,
         expected=probe_logits(adapted),
@@ -296,18 +242,45 @@ def _subtract(source: _Source, model: Path | None) -> _Merged:
     adapted = copy.deepcopy(base)
     load_adapter(adapted, AdapterSpec(source.path), config)
     _, change = check_merged(base, adapted, merged)
-    history = _History.of(config, weights.step).without(source.digest)
+    index, steps = config.merged.index(source.digest), _merged_steps(config, weights.step)
+    digests, steps = config.merged[:index] + config.merged[index + 1 :], steps[: index + 1] + steps[index + 2 :]
     return _Merged(
         tensors=base.state_dict(),
         base_dtypes=weights.dtypes,
-        base_config=config,
+        config=_new_config(config, source, digests, steps, config.unmerged_digest, None),
         tokenizer=tokenizer,
-        data=None,
-        history=history,
-        unmerged_digest=config.unmerged_digest,
-        step=history.steps[-1] if history.steps else 0,
+        step=steps[-1] if steps else 0,
         val_loss=None,
         expected=probe_logits(merged),
         change=change,
-        subtracted=AdapterSpec(source.path),
+    )
+
+
+def _merged_steps(config: RunConfig, step: int) -> tuple[int, ...]:
+    """The steps of the base of a model and of each adapter merged into it; empty if one was not recorded.
+
+    step: of the weights, used if nothing was merged into them
+    """
+    steps = config.merged_steps or (() if config.merged or config.unmerged_digest else (step,))
+    return steps if len(steps) == len(config.merged) + 1 else ()
+
+
+def _new_config(
+    base: RunConfig,
+    source: _Source,
+    digests: tuple[str, ...],
+    steps: tuple[int, ...],
+    unmerged_digest: str | None,
+    data: DataConfig | None,
+) -> RunConfig:
+    """The configuration of the new run. digests, steps, unmerged_digest: fields about merges"""
+    return RunConfig.new(
+        model=base.model,
+        tokenizer=base.tokenizer,
+        family=base.family,
+        data=data,
+        merged=digests,
+        merged_steps=steps,
+        runtime=source.runtime or base.runtime,
+        unmerged_digest=unmerged_digest,
     )

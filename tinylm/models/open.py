@@ -56,12 +56,9 @@ def open_model(path: Path, device: str = "cpu") -> LoadedModel:
     """
     if is_adapter_folder(path):
         raise AdapterNotModelError(path, "peft")
-    if is_foreign(path):
-        return _from_foreign(read_foreign(path), path, device)
-    return load_model(path, device)
-
-
-def _from_foreign(foreign: ForeignModel, path: Path, device: str) -> LoadedModel:
+    if not is_foreign(path):
+        return load_model(path, device)
+    foreign = read_foreign(path)
     config, tokenizer = run_config(foreign, path)
     tensors = dict(foreign.tensors)
     network = restore_model(config, tensors, path).to(device).eval()
@@ -127,5 +124,4 @@ def import_model(
         run.save_best(model.weights.tensors, model.config, model.weights.step, model.weights.val_loss)
         check_weights_file(staging / MODEL_FILE, model.config)
         run.commit()
-    assert model.config.family is not None
-    return Imported(out, model.config.family, count_parameters(model.network)["total"])
+    return Imported(out, str(model.config.family), count_parameters(model.network)["total"])

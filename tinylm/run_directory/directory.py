@@ -54,7 +54,7 @@ class LastSave:
     state: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The save as JSON values, for the other ranks."""
         return {
             "weights": [str(file.absolute()) for file in self.weights],
             "optimizer": [str(file.absolute()) for file in self.optimizer],
@@ -307,27 +307,17 @@ class ShardOnlyRun(RunDirectory):
     """The run directory on the ranks other than 0, which write only their shards of `last/`."""
 
     def write_last(self, new: Path, *arguments: Any, **options: Any) -> dict[str, str]:
-        """As `RunDirectory.write_last`. Rank 0 moves the run to its path; `new` shows where it is now."""
+        """Write the files of this rank's shard. Rank 0 moves the run to its path; `new` shows where it is now."""
         self._current = new.parent
         return super().write_last(new, *arguments, **options)
 
-    def write_config(self, config: RunConfig) -> None:
-        """Do nothing."""
-
-    def save_best(self, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> None:
-        """Do nothing."""
-
-    def save_copy(self, write: Callable[[Path], None]) -> None:
-        """Do nothing."""
-
-    def append_metrics(self, record: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def append_sample(self, record: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def truncate_metrics(self, step: int, last_eval_step: int) -> None:
-        """Do nothing."""
+    # What rank 0 writes
+    def write_config(self, config: RunConfig) -> None: ...
+    def save_best(self, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> None: ...
+    def save_copy(self, write: Callable[[Path], None]) -> None: ...
+    def append_metrics(self, record: dict[str, Any]) -> None: ...
+    def append_sample(self, record: dict[str, Any]) -> None: ...
+    def truncate_metrics(self, step: int, last_eval_step: int) -> None: ...
 
 
 def _shard_files(folder: Path, config: RunConfig, shard: Shard) -> tuple[Path, Path]:

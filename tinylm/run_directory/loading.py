@@ -155,15 +155,13 @@ def summarise(path: Path) -> dict[str, Any]:
     `None` if not recorded.
     """
     config = read_config(path)
-    shards = _shards(path, config)
-    file = shards[0] if shards else path / weights_file(config)
-    header, last = read_header(file), run_of(path) / LAST
-    shapes = {name: shape for name, (_, shape) in read_layout(shards).items()} if shards else header.shapes
+    files = _shards(path, config) or [path / weights_file(config)]
+    header, last = read_header(files[0]), run_of(path) / LAST
     # A LoRA B that the layers of one name and shape share is stored for each of them, and counts once.
     shares_b = config.adapter is not None and config.adapter.share_b
     counts = {
         (name.split(".")[-3], shape) if shares_b and ".lora_B." in name else name: math.prod(shape)
-        for name, shape in shapes.items()
+        for name, (_, shape) in read_layout(files).items()
     }
     step, seconds = header.step, None
     try:
@@ -175,7 +173,7 @@ def summarise(path: Path) -> dict[str, Any]:
                 raise ValueError(f"its step is {str(step)[:40]}")
             if seconds is not None and (type(seconds) is not float or not TRAINED_SECONDS.contains(seconds)):
                 raise ValueError(f"its seconds are {str(seconds)[:40]}")
-        saved = file.stat().st_mtime
+        saved = files[0].stat().st_mtime
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TinyLMError(f"{last} is damaged ({error}). If it was copied, copy it again.") from error
     return {

@@ -24,11 +24,9 @@ from tinylm.run_directory.layout import (
 from tinylm.system.files import flush_folder, is_link, is_unfinished, remove_tree, replace_folder, resolve_links
 from tinylm.system.process_signals import temporary
 
-WINDOWS = os.name == "nt"
-
 
 @contextlib.contextmanager
-def lock_run(path: Path) -> Iterator[None]:
+def lock_run(path: Path, *, windows: bool = os.name == "nt") -> Iterator[None]:
     """Context manager that locks the run at `path` against other processes that write it.
 
     The operating system releases the lock when the process ends for any reason. A symbolic link at the path of the lock
@@ -59,7 +57,7 @@ def lock_run(path: Path) -> Iterator[None]:
         with temporary(Path(lock.lock_file)):
             yield
     finally:
-        if WINDOWS:  # an open file cannot be deleted there
+        if windows:  # an open file cannot be deleted there
             lock.release()
         with contextlib.suppress(OSError):
             Path(lock.lock_file).unlink(missing_ok=True)

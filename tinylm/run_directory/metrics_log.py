@@ -98,19 +98,14 @@ def iterate_metrics(directory: Path, file: str = METRICS_FILE) -> Iterator[dict[
                     return
                 with contextlib.suppress(ValueError):
                     record = parse_json(line.decode("utf-8", "replace"))
-                    if isinstance(record, dict) and _is_step(record.get("step")) and _is_loss(record.get("val_loss")):
-                        yield record
+                    if isinstance(record, dict):
+                        step, loss = record.get("step"), record.get("val_loss")
+                        is_loss = loss is None or (type(loss) in (int, float) and abs(loss) < MAX_LOSS)
+                        if is_loss and type(step) is int and COUNT_FROM_0.contains(step):
+                            yield record
     except FileNotFoundError:
         return
     except OSError as error:
         advice = "Run the command again." if is_system_failure(error) else remedy
         raise TinyLMError(f"Cannot read {path}: {error.strerror or error}. {advice}") from error
     raise TinyLMError(f"{path} has more than {MAX_LINES} lines. {remedy}")
-
-
-def _is_step(value: Any) -> bool:
-    return type(value) is int and COUNT_FROM_0.contains(value)
-
-
-def _is_loss(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and abs(value) < MAX_LOSS)

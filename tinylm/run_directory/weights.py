@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +75,6 @@ def _open(path: Path) -> TensorFile:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Context manager in which the errors of a file that cannot be read become TinyLMErrors."""
     remedy = "If it was copied, copy it again; pickles are never opened."
     try:
         yield
@@ -112,10 +111,12 @@ def _join(files: Sequence[Path], opened: Sequence[Mapping[str, StoredTensor]]) -
     return joined
 
 
-def read_tensors(files: Sequence[Path], shard: Shard = WHOLE) -> dict[str, Tensor]:
+def read_tensors(
+    files: Sequence[Path], shard: Shard = WHOLE, free_memory: Callable[[str], int | None] = free_memory
+) -> dict[str, Tensor]:
     """Copies of the tensors in N files, of which file i has part i of N, by name.
 
-    shard: the part that is read
+    shard: the part that is read. free_memory: returns the free bytes of a device
 
     Raises TinyLMError also if the files are not the N parts of the same tensors, and if they need more than the free
     memory.
@@ -169,9 +170,8 @@ class Weights:
 
 @dataclass(frozen=True)
 class WeightsHeader:
-    """The header of a weights file: the shapes of the tensors by name, and the metadata."""
+    """The metadata of a weights file."""
 
-    shapes: dict[str, tuple[int, ...]]
     step: int
     val_loss: float | None
     digest: str
@@ -179,19 +179,17 @@ class WeightsHeader:
 
 def read_header(file: Path) -> WeightsHeader:
     """Read the header of a weights file, without its tensors."""
-    return _header(file, _open(file))
+    return _header(file, _open(file).metadata)
 
 
-def _header(file: Path, opened: TensorFile) -> WeightsHeader:
-    metadata = opened.metadata
+def _header(file: Path, metadata: Mapping[str, str]) -> WeightsHeader:
     try:
         step, val_loss = int(metadata["step"]), parse_json(metadata["val_loss"])
         if not COUNT_FROM_0.contains(step):
             raise ValueError(f"its step is {str(step)[:40]}")
         if val_loss is not None and (type(val_loss) not in (int, float) or not math.isfinite(val_loss)):
             raise ValueError(f"its validation loss is {str(val_loss)[:40]}")
-        shapes = {name: tensor.shape for name, tensor in opened.tensors.items()}
-        return WeightsHeader(shapes, step, val_loss, metadata["digest"])
+        return WeightsHeader(step, val_loss, metadata["digest"])
     except KeyError as error:
         raise TinyLMError(f"{file} was not written by tinylm: it has no {error}.") from error
     except (ValueError, OverflowError) as error:
@@ -216,7 +214,7 @@ def read_weights_files(files: Sequence[Path], config: RunConfig) -> Weights:
 def check_weights_file(file: Path, config: RunConfig) -> None:
     """Verify the digest of a weights file as `read_weights_files` does, with its tensors memory-mapped, not copied."""
     opened = _open(file)
-    header = _header(file, opened)
+    header = _header(file, opened.metadata)
     with _reading(file):
         mapped = {name: tensor.load() for name, tensor in opened.tensors.items()}
     _check_digest(Weights(mapped, config, header.step, header.val_loss), header, file)

@@ -81,11 +81,10 @@ class Corpus:
     min_split: ClassVar[float] = math.inf  # records of which a part is for validation, however short the text is
     languages: ClassVar[int] = 1  # that each record has, so that a vocabulary needs room for all
 
-    def stream(self, progress: Progress = no_progress, started: Callable[[str], None] | None = None) -> Stream:
+    def stream(self, progress: Progress = no_progress) -> Stream:
         """Yield the text of all files in order.
 
-        `progress` receives the number of bytes read from the disk, and `started` the name of each document before its
-        first chunk: its file, with the line, element or row if the file has several documents.
+        `progress` receives the number of bytes read from the disk.
 
         Raises UsageError for a file that cannot be read, for bytes that are not valid in the encoding, for damaged
         compressed data, for invalid JSON, for records without a text and, unless the `format` is jsonl, for those with
@@ -94,33 +93,26 @@ class Corpus:
         self._counts.clear()
 
         def chunks() -> Stream:
-            for name, document in self._documents(progress):
+            for document in self._documents(progress):
                 yield None
-                begun = started
-                for chunk in document:
-                    if self.drop_unknown is not None:
-                        chunk = self.drop_unknown(chunk)
-                    if chunk and begun is not None:
-                        begun(name)
-                        begun = None
-                    yield chunk
+                yield from document if self.drop_unknown is None else map(self.drop_unknown, document)
 
         return joined(chunks())
 
-    def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
-        """The name and the text of each document."""
+    def _documents(self, progress: Progress) -> Iterator[Iterable[str]]:
+        """The text of each document, in chunks."""
         for file in self.files:
             name = display_name(file)
             if self.has_records(file):
                 for location, record in self._records(file, [self.text_key], progress):
-                    yield location, self._with_line_feeds([text_of_record(record, location, self.text_key)])
+                    yield self._with_line_feeds([text_of_record(record, location, self.text_key)])
                 continue
             chunks = self._with_line_feeds(decoded_chunks(file, self.encoding, progress))
             if self.format == "lines":
-                for number, line in numbered_lines(chunks, name):
-                    yield f"{name}, line {number}", [line]
+                for _, line in numbered_lines(chunks, name):
+                    yield [line]
             else:
-                yield name, chunks
+                yield chunks
 
     def _with_line_feeds(self, chunks: Iterable[str]) -> Iterator[str]:
         r"""Yield a text with \n in place of \r\n and of \r, which may be in two chunks, and count these."""

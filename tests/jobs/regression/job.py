@@ -55,8 +55,8 @@ class NumberCorpus(RecordCorpus):
                     raise UsageError(f"{location}: there is no 'number'; correct it.")
                 yield NumberedText(record["text"], round(PARTS * record["number"]))
 
-    def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
-        return (("", [text]) for text, _ in self.examples(progress))
+    def _documents(self, progress: Progress) -> Iterator[Iterable[str]]:
+        return ([text] for text, _ in self.examples(progress))
 
     def _scan(self, progress: Progress) -> CorpusStats:
         examples = list(self.examples(progress))

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tinylm.config.model import ModelConfig
+from tinylm.config.model import ModelConfig, RopeScaling
 from tinylm.config.validation import describe_value
 from tinylm.errors import UsageError
 from tinylm.formats.families.gemma import GEMMA, GEMMA3_TEXT
@@ -13,6 +13,7 @@ from tinylm.formats.families.gpt2 import GPT2
 from tinylm.formats.families.gpt_neox import GPT_NEOX
 from tinylm.formats.families.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE
 from tinylm.formats.family import ConvertedTensors, Family, Source, convert_tensors
+from tinylm.formats.foreign_config import refused
 from tinylm.transformer.position import yarn_attention_factor
 
 # In the order in which choose_family tries them.
@@ -39,10 +40,8 @@ def convert(
     they are looked up. Raises ValueError with a reason that completes a sentence such as "Cannot import PATH: ".
     """
     family = find_family(values)
-    try:
+    with refused("tinylm cannot build its model"):
         config = family.config(values, file)
-    except UsageError as error:
-        raise ValueError(f"tinylm cannot build its model: {error}".replace("`", "").rstrip(".")) from error
     return family.name, config, convert_tensors(family, config, tensors)
 
 
@@ -91,6 +90,20 @@ def _given(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
+def differing_fields(wanted: ModelConfig, found: ModelConfig, tolerance: float = 0.0) -> list[str]:
+    """The fields in which two resolved configurations differ, numbers by more than the relative tolerance."""
+
+    def same(one: Any, other: Any) -> bool:
+        if isinstance(one, float) and isinstance(other, float):
+            return math.isclose(one, other, rel_tol=tolerance)
+        if isinstance(one, RopeScaling) and isinstance(other, RopeScaling):
+            return all(map(same, dataclasses.astuple(one), dataclasses.astuple(other)))
+        return bool(one == other)
+
+    names = [field.name for field in dataclasses.fields(ModelConfig)]
+    return [name for name in names if not same(getattr(wanted, name), getattr(found, name))]
+
+
 def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
     """The family to export a model of this configuration as: `preferred` if it fits, else the first that fits.
 
@@ -137,11 +150,8 @@ def _differences(family: Family, config: ModelConfig) -> list[str]:
         found = resolve(family.config(family.fields(wanted)))
     except (ValueError, UsageError, ArithmeticError):  # for example, a combination of sizes that is not allowed
         found = None
-    names = [
-        field.name
-        for field in dataclasses.fields(ModelConfig)
-        if found is None or getattr(found, field.name) != getattr(wanted, field.name)
-    ]
+    every = [field.name for field in dataclasses.fields(ModelConfig)]
+    names = every if found is None else differing_fields(wanted, found)
     whole = [name for name in names if _PARTS.get(name) not in names]
     decided = (_DECIDED_BY.get(name, name) if getattr(config, name) is None else name for name in whole)
     return list(dict.fromkeys(decided))

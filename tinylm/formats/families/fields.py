@@ -23,9 +23,10 @@ def read_rope(config: ForeignConfig, default_theta: float = DEFAULT_THETA) -> di
 
 
 def read_partial_rope(config: ForeignConfig, head_dim: int, theta_field: str, share_field: str) -> dict[str, Any]:
-    """As `read_rope`, with `rotary_dim` from the rotated fraction of each head.
+    """`rope_theta`, `rope_scaling` and `rotary_dim` of ModelConfig. Raises as `read_rope`.
 
-    The fraction is `partial_rotary_factor`, else `share_field`, else 0.25. theta_field: the field with the RoPE base.
+    The rotated fraction of each head is `partial_rotary_factor`, else `share_field`, else 0.25. theta_field: the field
+    with the RoPE base.
     """
     parameters = _Parameters(_merged(config), config.file)
     share = parameters.number("partial_rotary_factor", config.number(share_field, 0.25), _SHARE)

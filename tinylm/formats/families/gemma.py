@@ -63,7 +63,12 @@ def _read_gemma3(config: ForeignConfig) -> dict[str, Any]:
     config.require("attn_logit_softcapping", None)
     config.require("final_logit_softcapping", None)
     rope = read_rope_by_layer_type(config)
-    local = windows(config.optional_integer("sliding_window", 4096), read_layer_types(config, _pattern(config)))
+    # Without `layer_types`, every sixth layer or every `sliding_window_pattern`-th has full attention
+    name = "sliding_window_pattern" if config.has("sliding_window_pattern") else "_sliding_window_pattern"
+    every = config.integer(name, 6)
+    config.mark_read("_sliding_window_pattern")
+    types = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(config.layers())]
+    local = windows(config.optional_integer("sliding_window", 4096), read_layer_types(config, types))
     if not local:
         rope["local_rope_theta"] = None
     return {
@@ -75,14 +80,6 @@ def _read_gemma3(config: ForeignConfig) -> dict[str, Any]:
         "norm_placement": "sandwich",
         "attention_multiplier": config.integer("query_pre_attn_scalar", 256) ** -0.5,
     }
-
-
-def _pattern(config: ForeignConfig) -> list[str]:
-    """The layer types of a config without `layer_types`: full in every `sliding_window_pattern`-th (default 6)."""
-    name = "sliding_window_pattern" if config.has("sliding_window_pattern") else "_sliding_window_pattern"
-    every = config.integer(name, 6)
-    config.mark_read("_sliding_window_pattern")
-    return [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(config.layers())]
 
 
 def _write_gemma3(config: ModelConfig) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tinylm.config.model import ModelConfig
 from tinylm.formats.families.fields import (
+    DEFAULT_THETA,
     GATED,
     read_optional_window,
     read_rope,
@@ -39,14 +40,21 @@ FEEDFORWARD_RULES = tuple(
 RULES = (*ATTENTION_RULES, PRE_NORM_RULE, *FEEDFORWARD_RULES)
 
 
+def _read_shared(config: ForeignConfig, default_theta: float = DEFAULT_THETA, **sizes: int) -> dict[str, Any]:
+    """The fields that all these families have, which `write_sizes` writes. sizes: arguments of `read_sizes`"""
+    return {
+        **read_sizes(config, **sizes),
+        **read_rope(config, default_theta),
+        "activation": config.choice("hidden_act", GATED, "silu"),
+        "tie": config.flag("tie_word_embeddings", False),
+    }
+
+
 def _read_llama(config: ForeignConfig) -> dict[str, Any]:
     require_divisible_width(config)
     bias = config.flag("attention_bias", False)
     return {
-        **read_sizes(config),
-        **read_rope(config),
-        "activation": config.choice("hidden_act", GATED, "silu"),
-        "tie": config.flag("tie_word_embeddings", False),
+        **_read_shared(config),
         "qkv_bias": bias,
         "output_bias": bias,
         "ffn_bias": config.flag("mlp_bias", False),
@@ -58,13 +66,7 @@ def _write_llama(config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_mistral(config: ForeignConfig) -> dict[str, Any]:
-    return {
-        **read_sizes(config, kv_heads=8),
-        **read_rope(config),
-        **read_window(config, 4096),
-        "activation": config.choice("hidden_act", GATED, "silu"),
-        "tie": config.flag("tie_word_embeddings", False),
-    }
+    return {**_read_shared(config, kv_heads=8), **read_window(config, 4096)}
 
 
 def _write_mistral(config: ModelConfig) -> dict[str, Any]:
@@ -73,11 +75,8 @@ def _write_mistral(config: ModelConfig) -> dict[str, Any]:
 
 def _read_qwen2(config: ForeignConfig) -> dict[str, Any]:
     return {
-        **read_sizes(config, kv_heads=32),
-        **read_rope(config),
+        **_read_shared(config, kv_heads=32),
         **read_windows_by_layer(config),
-        "activation": config.choice("hidden_act", GATED, "silu"),
-        "tie": config.flag("tie_word_embeddings", False),
         "qkv_bias": True,
     }
 
@@ -98,11 +97,8 @@ def _write_qwen2(config: ModelConfig) -> dict[str, Any]:
 def _read_qwen3(config: ForeignConfig) -> dict[str, Any]:
     bias = config.flag("attention_bias", False)
     return {
-        **read_sizes(config, kv_heads=32, head_dim=128),
-        **read_rope(config),
+        **_read_shared(config, kv_heads=32, head_dim=128),
         **read_windows_by_layer(config),
-        "activation": config.choice("hidden_act", GATED, "silu"),
-        "tie": config.flag("tie_word_embeddings", False),
         "qk_norm": True,
         "qkv_bias": bias,
         "output_bias": bias,
@@ -151,12 +147,9 @@ _STACKED = StackedExperts(router=f"{_QWEN}.gate", experts=f"{_QWEN}.experts")  #
 
 def _read_mixtral(config: ForeignConfig) -> dict[str, Any]:
     return {
-        **read_sizes(config, kv_heads=8),
-        **read_rope(config, default_theta=1_000_000.0),
+        **_read_shared(config, 1_000_000.0, kv_heads=8),
         **read_window(config, None),
         "norm_epsilon": config.number("rms_norm_eps", 1e-5),
-        "activation": config.choice("hidden_act", GATED, "silu"),
-        "tie": config.flag("tie_word_embeddings", False),
         "experts": config.integer("num_local_experts", 8, low=2),
         "experts_per_token": config.integer("num_experts_per_tok", 2),
         "normalise_top_k": True,
@@ -179,12 +172,9 @@ def _read_qwen3_moe(config: ForeignConfig) -> dict[str, Any]:
     config.require("num_local_experts", experts)  # name of num_experts in files of transformers 5
     bias = config.flag("attention_bias", False)
     return {
-        **read_sizes(config, kv_heads=4),
-        **read_rope(config),
+        **_read_shared(config, kv_heads=4),
         **read_optional_window(config),
         "ffn_width": config.integer("moe_intermediate_size", 768),
-        "activation": config.choice("hidden_act", GATED, "silu"),
-        "tie": config.flag("tie_word_embeddings", False),
         "qk_norm": True,
         "qkv_bias": bias,
         "output_bias": bias,

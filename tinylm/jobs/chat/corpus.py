@@ -103,9 +103,9 @@ class ChatCorpus(RecordCorpus):
         # Other conversations are not rendered
         return self.chat.render_each(itertools.compress(self.conversations(), selected))
 
-    def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
+    def _documents(self, progress: Progress) -> Iterator[Iterable[str]]:
         for example in self.examples(progress):
-            yield "", self.chat.ordinary_text(example.text)
+            yield self.chat.ordinary_text(example.text)
 
     def _scan(self, progress: Progress) -> CorpusStats:
         """The fingerprint is a hash of the texts with special tokens and of the scored spans."""

@@ -79,9 +79,9 @@ class LabelCorpus(RecordCorpus):
                 raise UsageError(f"{location}: the label {label!r} is not one of the model's ({known}); correct it.")
             yield LabelledText(text, numbers[label])
 
-    def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
+    def _documents(self, progress: Progress) -> Iterator[Iterable[str]]:
         for text, _ in self.examples(progress):
-            yield "", [text]
+            yield [text]
 
     def _scan(self, progress: Progress) -> CorpusStats:
         """The fingerprint is a hash of the labels, and of the texts with the numbers of theirs."""

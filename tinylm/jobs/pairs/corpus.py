@@ -81,10 +81,10 @@ class PairCorpus(Corpus):
                     )
                 yield location, Pair(*sides)
 
-    def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
+    def _documents(self, progress: Progress) -> Iterator[Iterable[str]]:
         for pair in self.pairs(progress):
-            yield "", [pair.source]
-            yield "", [pair.target]
+            yield [pair.source]
+            yield [pair.target]
 
 
 def _from_record(record: Any, location: str) -> Pair:

@@ -1,8 +1,7 @@
 """Evaluation of a decoder on a text: each token but the first is scored once, given earlier tokens of a window."""
 
 import bisect
-import itertools
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,13 +10,12 @@ from tinylm.evaluation.loop import EvaluationLoss
 from tinylm.evaluation.result import (
     MIN_BLOCK,
     MIN_UNITS,
-    DocumentLoss,
     Evaluation,
     choose_units,
     ratio_interval,
     token_excerpt,
 )
-from tinylm.jobs.job import EvaluationTokens, Scoring
+from tinylm.jobs.job import Scoring
 from tinylm.objectives.loss import next_token_losses
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.sharded_tokens import Tokens
@@ -47,25 +45,20 @@ def evaluate_text(scoring: Scoring) -> Evaluation:
     batches = evaluation_batches(tokens, length, scoring.rows(length), config.stride)
     losses = scoring.values(batches, next_token_losses, len(tokens) - 1, "tokens")
     result = EvaluationLoss(float(losses.sum(dtype=np.float64)), len(losses))
-    fields: dict[str, Any] = {}
+    evaluation = result.of_text(*tokenizer.decoded_size(tokens[1:], text.document_end))
 
-    # Its interval
+    # The interval of the loss, by bootstrap
     edges = document_edges(tokens, tokenizer.end_of_text_id)
-    units = choose_units(_loss_indices(edges))
+    units = choose_units(np.maximum(edges - 1, 0))  # in indices of losses: the first token has none
     interval = ratio_interval(sums_between(losses, units.edges), np.diff(units.edges))
     if interval is None:
-        shortest = MIN_UNITS * MIN_BLOCK
         scoring.reporter.note(
-            f"The text is too short for a confidence interval of the loss, which needs {shortest} tokens."
+            f"The text is too short for a confidence interval of the loss, which needs {MIN_UNITS * MIN_BLOCK} tokens."
         )
-    else:
-        resampled = units.describe(len(edges) - 1, "tokens")
-        scoring.reporter.note(f"95 % interval of the loss: bootstrap of {resampled}.")
-        fields = {"loss_low": interval.low, "loss_high": interval.high, "resampled": resampled}
-
-    if config.by_document:
-        fields["documents"] = _document_losses(tokenizer, text, losses, edges)
-    return result.of_text(*tokenizer.decoded_size(tokens[1:], text.document_end), **fields)
+        return evaluation
+    resampled = units.describe(len(edges) - 1, "tokens")
+    scoring.reporter.note(f"95 % interval of the loss: bootstrap of {resampled}.")
+    return replace(evaluation, loss_low=interval.low, loss_high=interval.high, resampled=resampled)
 
 
 def document_edges(tokens: np.ndarray, end_of_text_id: int) -> np.ndarray:
@@ -85,41 +78,11 @@ def sums_between(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return totals[edges[1:]] - totals[edges[:-1]]
 
 
-def _loss_indices(edges: np.ndarray) -> np.ndarray:
-    """Convert indices of tokens to indices of losses: the first token has no loss."""
-    return np.maximum(edges - 1, 0)
-
-
-def _document_losses(
-    tokenizer: Tokenizer, text: EvaluationTokens, losses: np.ndarray, edges: np.ndarray
-) -> tuple[DocumentLoss, ...]:
-    nats = sums_between(losses, _loss_indices(edges))
-    documents = []
-    for index, (start, stop) in enumerate(itertools.pairwise(edges)):
-        scored = text.codes[max(start, 1) : stop]
-        if not len(scored):
-            continue
-        result = EvaluationLoss(float(nats[index]), len(scored))
-        characters, n_bytes = tokenizer.decoded_size(scored, text.document_end)
-        documents.append(
-            DocumentLoss(
-                document=index + 1,
-                name=text.names[index] if len(text.names) == len(edges) - 1 else "",
-                loss=result.loss,
-                bits_per_byte=result.bits_per(n_bytes),
-                tokens=result.tokens,
-                characters=characters,
-                bytes=n_bytes,
-            )
-        )
-    return tuple(documents)
-
-
 MAX_BYTES_SCORED = 50_000  # of plain text; a limit in tokens would give models with other tokenizers other texts
 
 
 def text_excerpt(tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
-    """The tokens of `token_excerpt`, of at most MAX_BYTES_SCORED bytes of text."""
+    """The first tokens of a text (see `token_excerpt`), at most MAX_BYTES_SCORED bytes of text."""
     return first_bytes(tokenizer, token_excerpt(tokenizer, tokens, parameters), MAX_BYTES_SCORED)
 
 

@@ -150,7 +150,6 @@ def test_refresh_records_what_is_measured_now(
     rates: dict[str, Any] = dict.fromkeys(COMPARED_DTYPES, 7e10)
     monkeypatch.setattr(doctor, "measure_matmul_rates", lambda device, dtypes: {name: rates[name] for name in dtypes})
     monkeypatch.setattr(doctor, "measure_layer_seconds", lambda dtype: {dtype: 8e-6})
-    monkeypatch.setattr(doctor, "can_measure_wake_up", lambda: False)
     diagnosis = diagnose("cpu", LogReporter(), refresh=True)
     assert diagnosis.sections["devices"]["matmul_tflops"] == dict.fromkeys(formats, 0.07)
     assert diagnosis.sections["devices"]["layer_microseconds"] == pytest.approx(8, rel=0.1)

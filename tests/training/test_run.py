@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import errno
-import math
 import os
 import weakref
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import pytest
 import torch
 
 import tinylm
-from tests.kernels.test_openmp_spin import two_cores
+from tests.kernels.test_thread_placement import two_cores
 from tests.machines import machine
 from tests.planning.planned import data
 from tests.shell import snapshot, story
@@ -152,7 +151,7 @@ def test_a_run_with_checkpointed_activations_equals_one_without(
 ) -> None:
     """To the bit, if both are evaluated in batches of the same size."""
     monkeypatch.setattr("tinylm.training.validation.evaluation_rows", lambda micro_batch, checkpointed: micro_batch)
-    settings = {"budget": Budget(steps=8), "eval_every": 4, "log_every": 1, "log_gradients": True}
+    settings = {"budget": Budget(steps=8), "eval_every": 4, "log_every": 1}
     found = []
     for checkpointed in (False, True):
         config = case_config(CASES[name], adapter, **settings, checkpoint_activations=checkpointed)
@@ -216,16 +215,6 @@ def test_metrics_equal_the_reported_events(begin: Begin) -> None:
     evaluated = {"step", "val_loss", "seconds"}
     assert records[0].keys() == {*evaluated, "val_tokens"}  # before the first step
     assert all(r.keys() in (keys, evaluated) for r in records[1:])
-
-
-def test_gradient_norms_of_layers_are_logged_with_log_gradients(begin: Begin) -> None:
-    """The sum of their squares is the square of the total norm before clipping."""
-    run = begin(log_gradients=True, grad_clip=0.0, budget=Budget(steps=14))
-    records = [record for record in read_metrics(run.path) if "loss" in record]
-    assert len(records) == 2
-    for record in records:
-        assert set(record["gradient_norms"]) == {"embedding", "layers.0", "norm"}
-        assert math.hypot(*record["gradient_norms"].values()) == pytest.approx(record["grad_norm"], rel=1e-5)
 
 
 def test_only_the_adapter_is_trained_and_saved(begin: Begin, adapter: AdapterConfig) -> None:

@@ -1,6 +1,5 @@
 """The diagnosis of this machine: versions, devices, speeds, memory, and problems with them."""
 
-import contextlib
 import copy
 import functools
 import importlib.metadata
@@ -19,13 +18,7 @@ from torch import Tensor
 from tinylm import __version__
 from tinylm.config.presets import make_model_config
 from tinylm.errors import TinyLMError
-from tinylm.kernels.process import (
-    SPIN_VARIABLES,
-    can_measure_wake_up,
-    choose_spin_count,
-    measure_wake_up,
-    wake_up_entry,
-)
+from tinylm.kernels.process import SPIN_VARIABLES
 from tinylm.machine.device import (
     can_compile,
     choose_generation_dtype,
@@ -186,7 +179,6 @@ def _examine_threads(diagnosis: Diagnosis) -> None:
         "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         **{name: os.environ.get(name) for name in SPIN_VARIABLES},
-        "spin_count_of_this_machine": choose_spin_count(),
     }
     diagnosis.sections["threads"] = found
     limit = os.environ.get("OMP_NUM_THREADS")
@@ -303,6 +295,3 @@ def _measure_again(machine: Machine, reporter: Reporter) -> None:
     if machine.layer_seconds is not None:
         for dtype in dtypes:
             layer_seconds_entry(device, dtype).refresh(functools.partial(measure_layer_seconds, dtype))
-    if can_measure_wake_up():
-        with contextlib.suppress(OSError, RuntimeError):  # a sandbox may forbid the measurement
-            wake_up_entry().refresh(measure_wake_up)

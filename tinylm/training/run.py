@@ -34,7 +34,7 @@ from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Sampled, metrics_record
 from tinylm.training.execution import GraphedModel, capture_graphs, checkpoint_activations, compile_layers
-from tinylm.training.optimizer import build_optimizer, layer_gradient_norms
+from tinylm.training.optimizer import build_optimizer
 from tinylm.training.parallel import load_shards, rank_shard, shard_model
 from tinylm.training.run_store import open_store
 from tinylm.training.samples import RunSampler
@@ -211,9 +211,6 @@ class TrainingRun:
                     self.directory.append_sample(dataclasses.asdict(sampled))
                     report(sampled)
 
-            def gradient_norms() -> dict[str, Any]:
-                return {"gradient_norms": layer_gradient_norms(self.model, self.ranks)}
-
             trainer = Trainer(
                 model=self.model,
                 task=self.task,
@@ -227,7 +224,6 @@ class TrainingRun:
                 graphed=self._capture_graphs(state.micro_batch, report),
                 report=record,
                 check_stop=check_stop,
-                extra_metrics=gradient_norms if self.training.log_gradients else dict,
                 step_done=placement.step if placement else lambda tokens, seconds: None,
             )
             return trainer.run(), state

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -76,8 +76,6 @@ class Trainer:
     graphed: the model with CUDA graphs, which steps use; `None` without
     report: receives every event
     check_stop: called between steps and between evaluation batches; raises StopTraining to end training
-    extra_metrics: called before the update of a step that is logged, when the gradients are complete; its values are
-        logged with the step
     step_done: called after each step with its tokens and its duration in seconds
     """
 
@@ -93,7 +91,6 @@ class Trainer:
     graphed: GraphedModel | None = None
     report: Callable[[Event], None] = lambda event: None
     check_stop: Callable[[], None] = lambda: None
-    extra_metrics: Callable[[], dict[str, Any]] = dict
     step_done: Callable[[int, float], None] = lambda tokens, seconds: None
     now: Callable[[], float] = time.monotonic
 
@@ -198,7 +195,6 @@ class Trainer:
     def _step(self, progress: float) -> None:
         """Update the weights with the gradient of the next batch. Raises _OutOfMemory before the weights change."""
         config, state = self.config, self.state
-        is_logged = (state.step + 1) % config.log_every == 0
 
         # The batch, of all ranks and of this one
         sequences = window_parts(state.step, progress, config.sequence_growth)  # per window
@@ -222,7 +218,6 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self._scaler.unscale_(self.optimizer)
-        extra_metrics = self.extra_metrics() if is_logged else {}
         with self._memory_for_update():
             norm = full(torch.nn.utils.clip_grad_norm_(self._parameters, config.grad_clip or math.inf))
             self._unread.append((state.step + 1, (sums.loss, norm)))
@@ -242,8 +237,8 @@ class Trainer:
         seconds = self._clock.end_step(batch.n_tokens)
         self.step_done(batch.n_tokens, seconds)
         self.report(Stepped(state.step, progress))
-        if is_logged:
-            self._log(progress, lr, extra_metrics)
+        if state.step % config.log_every == 0:
+            self._log(progress, lr)
 
     def _wait_for_earlier_steps(self) -> None:
         """If Python runs ahead, wait until at most STEPS_AHEAD steps are running."""
@@ -273,7 +268,7 @@ class Trainer:
                 )
             state.loss_sum += loss_sum
 
-    def _log(self, progress: float, lr: float, extra_metrics: dict[str, Any]) -> None:
+    def _log(self, progress: float, lr: float) -> None:
         """Report the means since the last log line, and reset the sums."""
         self._read_losses()
         state = self.state
@@ -285,7 +280,7 @@ class Trainer:
             grad_norm=self._norm if math.isfinite(self._norm) else None,
             tokens_per_second=self._clock.tokens_per_second(),
             seconds=self._clock.seconds,
-            metrics=add_metrics({}, state.metrics, 1 / state.n_targets) | extra_metrics,
+            metrics=add_metrics({}, state.metrics, 1 / state.n_targets),
         )
         state.loss_sum, state.n_targets, state.metrics = 0.0, 0, {}
         self.report(event)

@@ -79,7 +79,7 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         config = replace(config, training=training, id=config.id or new_run_id())
         state = TrainerState.from_json(save.state)
         notices: list[str] = []
-        save.state["micro_batch"] = plan.micro_batch(state.micro_batch, notices)
+        save.state["micro_batch"] = plan.resumed_micro_batch(state.micro_batch, notices)
 
         # The model, its base and its teachers
         shard, rows = rank_shard(plan.parallel, config, ranks), None

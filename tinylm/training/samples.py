@@ -4,7 +4,7 @@ import math
 import time
 
 from tinylm.config.run import RunConfig
-from tinylm.errors import TinyLMError, is_out_of_memory
+from tinylm.errors import TinyLMError, memory_errors
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.prompts import start_tokens
 from tinylm.generation.sampler import Sampler
@@ -70,16 +70,12 @@ def generate_sample(
     start = start_tokens(tokenizer, config.data, [], model.context)
     end, ids = time.monotonic() + seconds, []
     try:
-        with force_eager(), autocast(model.device.type, dtype):
+        with memory_errors(), force_eager(), autocast(model.device.type, dtype):
             for (token,), _ in generate(model, [start], sampler, tokens, kept_id=tokenizer.start_id):
                 ids.append(token)
                 if time.monotonic() >= end:
                     break
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return None
-    except TinyLMError:  # the logits are not finite: the next evaluation raises DivergedError
+    except (MemoryError, TinyLMError):  # the latter for logits that are not finite: the next evaluation diverges
         return None
     finally:
         model.train(was_training)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tinylm.config.training import TrainingConfig, window_parts
-from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
+from tinylm.errors import DivergedError, TinyLMError, memory_errors
 from tinylm.evaluation.loop import EvaluationLoss, batch_losses
 from tinylm.jobs.job import Task
 from tinylm.kernels.without_compiler import force_eager
@@ -228,7 +228,10 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             if self._average is not None and math.isfinite(self._norm):  # else fp16 has skipped it
                 self._average.update(state.step + 1)
-        self._wait_for_earlier_steps()
+        if self._runs_ahead:
+            self._started_steps.append(mark(self.device))
+            if len(self._started_steps) > STEPS_AHEAD:
+                self._started_steps.popleft()()  # wait until it has ended
 
         # Count and report
         state.step += 1
@@ -239,14 +242,6 @@ class Trainer:
         self.report(Stepped(state.step, progress))
         if state.step % config.log_every == 0:
             self._log(progress, lr)
-
-    def _wait_for_earlier_steps(self) -> None:
-        """If Python runs ahead, wait until at most STEPS_AHEAD steps are running."""
-        if not self._runs_ahead:
-            return
-        self._started_steps.append(mark(self.device))
-        if len(self._started_steps) > STEPS_AHEAD:
-            self._started_steps.popleft()()
 
     def _read_losses(self) -> None:
         """Read loss and gradient norm of the steps that are not read yet.
@@ -291,11 +286,10 @@ class Trainer:
         """Allocate the optimizer's state before any weight changes. Raises TinyLMError if memory runs out."""
         for freed in (False, True):
             try:
-                allocate_state(self.optimizer)
-                break
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
+                with memory_errors():
+                    allocate_state(self.optimizer)
+                    break
+            except MemoryError:
                 if freed:
                     raise TinyLMError(
                         "Out of memory for the optimizer's state, before the first step; choose a smaller `size`."
@@ -317,12 +311,11 @@ class Trainer:
         """
         sums, found = Sums(torch.zeros((), device=self.device)), None
         try:
-            yield sums
-            missing = [index for index, p in enumerate(self._parameters) if p.grad is None]
-            found = (sums.loss if self.ranks.size == 1 else sums.loss.item(), sums.metrics, missing)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
+            with memory_errors():
+                yield sums
+                missing = [index for index, p in enumerate(self._parameters) if p.grad is None]
+                found = (sums.loss if self.ranks.size == 1 else sums.loss.item(), sums.metrics, missing)
+        except MemoryError:
             if self._sharded:
                 raise TinyLMError(
                     f"Out of memory in step {self.state.step + 1}; choose a smaller `micro_batch` (it is "
@@ -343,10 +336,9 @@ class Trainer:
         raises TinyLMError, and they are not saved.
         """
         try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
+            with memory_errors():
+                yield
+        except MemoryError:
             step = self.store.saved_step
             saved = f"the run is saved up to step {step}" if step >= 0 else "nothing is saved yet"
             raise TinyLMError(

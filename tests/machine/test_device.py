@@ -112,33 +112,31 @@ def test_the_description_and_free_memory_of_a_device(monkeypatch: pytest.MonkeyP
     assert d.describe_device("mps") == "mps"
 
 
-LIMIT, USED, STAT = (f"/sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat"))
-MEMINFO = "/proc/meminfo"
+MEMINFO = "proc/meminfo"
+LIMIT, USED, STAT = (f"sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat"))
 
 
-def test_free_memory_is_the_smallest_limit_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    for files, physical, free in (
-        ({MEMINFO: "MemTotal: 7 kB\nMemAvailable:    5 kB\n", LIMIT: "max\n", USED: "10\n", STAT: ""}, 8000, 5120),
-        ({MEMINFO: "MemAvailable: 5 kB", LIMIT: "4000\n", USED: "1000\n", STAT: "anon 1\n"}, 8000, 3000),
-        ({LIMIT: "4000\n", USED: "3900\n", STAT: "file 9\ninactive_file 1200\nactive_file 7"}, 8000, 1300),
-        ({LIMIT: "1000", USED: "1500", STAT: ""}, 8000, 0),
-        ({MEMINFO: "MemTotal: 7 kB"}, 8000, 8000),
-        ({MEMINFO: "MemAvailable: 9 kB"}, 8000, 8000),
-        ({}, None, None),
+def test_free_memory_is_the_smallest_limit_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, (files, physical, free) in enumerate(
+        (
+            ({MEMINFO: "MemTotal: 7 kB\nMemAvailable:    5 kB\n", LIMIT: "max\n", USED: "10\n", STAT: ""}, 8000, 5120),
+            ({MEMINFO: "MemAvailable: 5 kB", LIMIT: "4000\n", USED: "1000\n", STAT: "anon 1\n"}, 8000, 3000),
+            ({LIMIT: "4000\n", USED: "3900\n", STAT: "file 9\ninactive_file 1200\nactive_file 7"}, 8000, 1300),
+            ({LIMIT: "1000", USED: "1500", STAT: ""}, 8000, 0),
+            ({MEMINFO: "MemTotal: 7 kB"}, 8000, 8000),
+            ({MEMINFO: "MemAvailable: 9 kB"}, 8000, 8000),
+            ({}, None, None),
+        )
     ):
-
-        def read_text(path: Path, *args: object, files: dict[str, str] = files, **kwargs: object) -> str:
-            if str(path) not in files:
-                raise FileNotFoundError(str(path))
-            return files[str(path)]
+        for name, text in files.items():
+            path = tmp_path / str(number) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
 
         def sysconf(name: str, physical: int | None = physical) -> int:
             if physical is None:
                 raise ValueError(name)
             return {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": physical // 1000}[name]
 
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "read_text", read_text)
-            patch.setattr(os, "sysconf", sysconf)
-            found = d.free_memory("cpu")
-        assert found == free, (files, physical)
+        monkeypatch.setattr(os, "sysconf", sysconf)
+        assert d.free_memory("cpu", tmp_path / str(number)) == free, (files, physical)

@@ -1,5 +1,6 @@
 """The diagnosis of this machine: versions, devices, speeds, memory, and problems with them."""
 
+import contextlib
 import copy
 import functools
 import importlib.metadata
@@ -104,25 +105,22 @@ def diagnose(device: str, reporter: Reporter, *, refresh: bool = False) -> Diagn
     """
     machine = choose_machine(device, "auto", reporter)
     if refresh:
-        _measure_again(machine, reporter)
+        reporter.note("Measuring this machine again...")
+        dtypes = _measured_dtypes(machine.device)
+        matmul_rates_entry(machine.device, dtypes).refresh(lambda: measure_matmul_rates(machine.device, dtypes))
+        for dtype in dtypes if machine.layer_seconds is not None else ():
+            layer_seconds_entry(machine.device, dtype).refresh(functools.partial(measure_layer_seconds, dtype))
         machine = choose_machine(device, "auto", reporter)
     diagnosis = Diagnosis(machine)
-    _examine_versions(diagnosis)
+    diagnosis.sections["versions"] = {"tinylm": __version__, "python": platform.python_version()}
+    diagnosis.sections["versions"] |= {name: _version(name) for name in PACKAGES}
+    diagnosis.sections["optional_packages"] = {name: _version(name) for name in OPTIONAL_PACKAGES}
     _examine_devices(diagnosis, machine)
     _examine_threads(diagnosis)
     _examine_memory_and_disk(diagnosis, machine)
     _examine_cache(diagnosis)
     _examine_computation(diagnosis, machine)
     return diagnosis
-
-
-def _examine_versions(diagnosis: Diagnosis) -> None:
-    diagnosis.sections["versions"] = {
-        "tinylm": __version__,
-        "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
-    }
-    diagnosis.sections["optional_packages"] = {name: _version(name) for name in OPTIONAL_PACKAGES}
 
 
 def _version(package: str) -> str | None:
@@ -134,6 +132,9 @@ def _version(package: str) -> str | None:
 
 def _examine_devices(diagnosis: Diagnosis, machine: Machine) -> None:
     identity = identify_processor()
+    rates = {machine.dtype: machine.matmul_rate}
+    with contextlib.suppress(TinyLMError):  # the cache cannot be used
+        rates = matmul_rates_entry(machine.device, _measured_dtypes(machine.device)).recorded() or {}
     available = ["cpu"]
     available += [f"cuda ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())]
     available += ["mps"] if torch.backends.mps.is_available() else []
@@ -143,7 +144,7 @@ def _examine_devices(diagnosis: Diagnosis, machine: Machine) -> None:
         "available": available,
         "training": machine.reasons,
         "sampling": choose_generation_dtype("auto", machine.device).value,
-        "matmul_tflops": {dtype: round(rate / 1e12, 3) for dtype, rate in _recorded_rates(machine).items()},
+        "matmul_tflops": {dtype: round(rate / 1e12, 3) for dtype, rate in rates.items()},
         "layer_microseconds": None if machine.layer_seconds is None else round(machine.layer_seconds * 1e6, 1),
         "compiled_layers": "faster" if machine.compiled_is_faster else "not faster, or not available",
     }
@@ -157,14 +158,6 @@ def _examine_devices(diagnosis: Diagnosis, machine: Machine) -> None:
         diagnosis.warn(
             "compiler", "There is no C++ compiler, so that long runs are not compiled. Install g++, or set CXX."
         )
-
-
-def _recorded_rates(machine: Machine) -> dict[str, float]:
-    """FLOP/s by number format, from the machine profile; without a usable cache, that of the chosen format."""
-    try:
-        return matmul_rates_entry(machine.device, _measured_dtypes(machine.device)).recorded() or {}
-    except TinyLMError:
-        return {machine.dtype: machine.matmul_rate}
 
 
 def _measured_dtypes(device: str) -> tuple[str, ...]:
@@ -201,7 +194,9 @@ def _examine_threads(diagnosis: Diagnosis) -> None:
 
 
 def _examine_memory_and_disk(diagnosis: Diagnosis, machine: Machine) -> None:
-    free = {"memory": free_memory("cpu"), "disk": _free_disk(Path()), "cache_disk": _free_disk(_root())}
+    free = {"memory": free_memory("cpu"), "disk": _free_disk(Path()), "cache_disk": None}
+    with contextlib.suppress(TinyLMError):
+        free["cache_disk"] = _free_disk(cache_root())
     if machine.device != "cpu":
         free[f"{machine.device}_memory"] = free_memory(machine.device)
     diagnosis.sections["free_space"] = {
@@ -216,17 +211,8 @@ def _examine_memory_and_disk(diagnosis: Diagnosis, machine: Machine) -> None:
             diagnosis.warn("disk", f"Only {disk / 1e6:,.0f} MB are free on {place}.")
 
 
-def _root() -> Path | None:
-    try:
-        return cache_root()
-    except TinyLMError:
-        return None
-
-
-def _free_disk(path: Path | None) -> int | None:
+def _free_disk(path: Path) -> int | None:
     """Free bytes of the file system of `path`, which need not exist; `None` if unknown."""
-    if path is None:
-        return None
     existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     try:
         return shutil.disk_usage(existing).free
@@ -286,12 +272,3 @@ def _logits_and_gradients(model: Any, ids: Tensor) -> Iterator[Tensor]:
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
     yield logits.detach()
     yield from (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
-
-
-def _measure_again(machine: Machine, reporter: Reporter) -> None:
-    reporter.note("Measuring this machine again...")
-    device, dtypes = machine.device, _measured_dtypes(machine.device)
-    matmul_rates_entry(device, dtypes).refresh(lambda: measure_matmul_rates(device, dtypes))
-    if machine.layer_seconds is not None:
-        for dtype in dtypes:
-            layer_seconds_entry(device, dtype).refresh(functools.partial(measure_layer_seconds, dtype))

@@ -108,12 +108,17 @@ def choose_machine(device: str, dtype: str, reporter: Reporter) -> Machine:
     chosen_device = choose_device(device)
     rate = _matmul_rate(chosen_device.value, reporter)
     chosen_dtype = choose_training_dtype(dtype, chosen_device.value, rate)
+    matmul_rate, layer_seconds = round_measured(rate(chosen_dtype.value)), None
+    if chosen_device.value == "cpu":  # the note for the matmul rate covers both
+        entry = layer_seconds_entry("cpu", chosen_dtype.value)
+        seconds = entry.get(lambda: measure_layer_seconds(chosen_dtype.value))
+        layer_seconds = round_measured(seconds[chosen_dtype.value])
     return Machine(
         device=chosen_device.value,
         dtype=chosen_dtype.value,
         threads=torch.get_num_threads(),
-        matmul_rate=round_measured(rate(chosen_dtype.value)),
-        layer_seconds=_layer_seconds(chosen_device.value, chosen_dtype.value),
+        matmul_rate=matmul_rate,
+        layer_seconds=layer_seconds,
         free_memory=free_memory(chosen_device.value),
         compiled_is_faster=compiled_is_faster(chosen_device.value, chosen_dtype.value),
         max_unfused_keys=max_unfused_keys(chosen_device.value, chosen_dtype.value),
@@ -227,13 +232,6 @@ def probe_config() -> ModelConfig:
 def layer_seconds_entry(device: str, dtype: str) -> Measurement:
     """The machine profile's entry for the time per token and layer in a number format."""
     return Measurement("layer", identify_device(device), {dtype: LAYER_BOUNDS})
-
-
-def _layer_seconds(device: str, dtype: str) -> float | None:
-    """Recorded or measured seconds per token and layer; `None` on a GPU. The note for the matmul rate covers both."""
-    if device != "cpu":
-        return None
-    return round_measured(layer_seconds_entry(device, dtype).get(lambda: measure_layer_seconds(dtype))[dtype])
 
 
 def measure_layer_seconds(dtype: str) -> dict[str, float]:

@@ -15,7 +15,7 @@ from tinylm.training.events import Examples, Planned
 from tinylm.training.prepare import PreparedRun, machine_of, paths_of, prepare
 from tinylm.training.resume import resume_run
 from tinylm.training.run import TrainingRun
-from tinylm.training.session import Session, TrainingResult, note_sharding, receive_run, share_run, train_to_end
+from tinylm.training.session import Session, TrainingResult, receive_run, share_run, train_to_end
 from tinylm.training.start import default_out, find_source
 from tinylm.training.training_request import TrainingRequest
 
@@ -50,8 +50,7 @@ def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
             session.report(Examples(prepared.examples(request.settings.show_examples)))
         run = create_run(prepared, out, ranks)
         del prepared  # with the weights of a base as they were read, which the network may no longer share
-        note_sharding(run, session)
-        share_run(run, ranks)
+        share_run(run, session)
         return train_to_end(run, session)
 
 

@@ -72,10 +72,6 @@ class TrainingRun:
     _first_model: Transformer | None = field(default=None, init=False, repr=False)
 
     @property
-    def _keeps_first_weights(self) -> bool:
-        return JOBS[self.training.objective].has_reference and self.config.adapter is None
-
-    @property
     def training(self) -> TrainingConfig:
         """`config.training`, which every training run has."""
         return self.config.training_parts(self.directory.path).training
@@ -163,7 +159,8 @@ class TrainingRun:
         if self.parallel == "ddp":
             self.model.to(self.runtime.device)
         set_weights_dtype(self.model, DTYPES[self.runtime.dtype])
-        if JOBS[self.training.objective].has_reference:
+        has_reference = JOBS[self.training.objective].has_reference
+        if has_reference:
             disable_dropout(self.model)
         if self.parallel == "fsdp":
             shard_model(self.model, self.runtime.device, self.runtime.dtype)
@@ -171,9 +168,10 @@ class TrainingRun:
                 load_shards(self.model, self.rows, self.runtime.device)
                 self.rows = None
 
+        # The models that it is compared with
         for teacher in self.teachers:
             set_weights_dtype(teacher.network.to(self.runtime.device), DTYPES[self.runtime.dtype])
-        if self._keeps_first_weights:
+        if has_reference and self.config.adapter is None:
             self._first_model = self._copy_of_first_model()
 
         # The optimizer, and how layers compute

@@ -1,7 +1,7 @@
 """Choice of device and number format, and free memory, on pretended machines."""
 
 import os
-import platform
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tinylm.errors import UsageError
+from tinylm.kernels import cpu_features
 from tinylm.machine import device as d
 
 
@@ -55,20 +56,9 @@ def test_training_is_in_bf16_where_that_is_faster(
         machine("cuda", capability=capability)
         assert training_dtype("auto", "cuda").value == d.choose_generation_dtype("auto", "cuda").value == dtype
     assert training_dtype("auto", "mps").value == d.choose_generation_dtype("auto", "mps").value == "fp32"
-    for processor, avx, amx, bf16, dtype in (
-        ("x86_64", True, False, 3.0, "bf16"),
-        ("x86_64", True, False, 1.3, "bf16"),
-        ("x86_64", True, False, 1.1, "fp32"),
-        ("x86_64", True, False, 0.5, "fp32"),
-        ("AMD64", False, True, 3.0, "bf16"),
-        ("AMD64", False, True, 0.5, "fp32"),
-        ("x86_64", False, False, 3.0, "fp32"),
-        ("arm64", True, True, 3.0, "fp32"),
-    ):
-        monkeypatch.setattr(platform, "machine", lambda processor=processor: processor)
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda avx=avx: avx)
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
-        assert training_dtype("auto", "cpu", bf16).value == dtype, (processor, avx, amx, bf16)
+    for has_bf16, times, dtype in ((True, 3.0, "bf16"), (True, 1.3, "bf16"), (True, 1.1, "fp32"), (False, 3.0, "fp32")):
+        monkeypatch.setattr(cpu_features, "computes_bf16", lambda has_bf16=has_bf16: has_bf16)
+        assert training_dtype("auto", "cpu", times).value == dtype, (has_bf16, times)
         assert d.choose_generation_dtype("auto", "cpu").value == "fp32"
 
 
@@ -90,15 +80,19 @@ def test_products_are_computed_in_the_dtype_and_weights_stay_in_fp32() -> None:
     assert layer.weight.dtype == torch.float32
 
 
-def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     rows = (("cpu", "c++", True), ("cpu", "g++", True), ("cpu", "", False), ("cuda", "", True), ("mps", "c++", False))
-    for device, there, can in rows:
-        monkeypatch.setattr(d.shutil, "which", lambda name, there=there: name if name == there else None)
+    for device, there, can in (*rows, ("cpu", "mycc", True)):
+        folder = tmp_path / f"{device}-{there}"
+        folder.mkdir()
+        if there:
+            (folder / there).symlink_to(sys.executable)
+        monkeypatch.setenv("PATH", str(folder))
+        if there == "mycc":
+            assert not d.can_compile(device)
+            monkeypatch.setenv("CXX", there)
         assert d.can_compile(device) == can
-    monkeypatch.setenv("CXX", "mycc")
-    monkeypatch.setattr(d.shutil, "which", lambda name: name if name == "mycc" else None)
-    assert d.can_compile("cpu")
 
 
 def test_the_description_and_free_memory_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +100,11 @@ def test_the_description_and_free_memory_of_a_device(monkeypatch: pytest.MonkeyP
     assert d.free_memory("cuda") == 123
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Big One")
     assert d.describe_device("cuda") == "cuda (Big One)"
-    for threads, described in ((1, "1 thread"), (2, "2 threads")):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+    before = torch.get_num_threads()
+    for threads, described in ((2, "2 threads"), (1, "1 thread")):
+        torch.set_num_threads(threads)
         assert d.describe_device("cpu") == f"cpu ({described})"
+    torch.set_num_threads(before)
     assert d.describe_device("mps") == "mps"
 
 

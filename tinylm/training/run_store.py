@@ -43,8 +43,10 @@ class BackgroundSaver:
         The initial value is from an earlier session.
     """
 
-    def __init__(self, seconds: float = 0.0) -> None:
+    def __init__(self, seconds: float = 0.0, free: Callable[[str], int | None] = free_memory) -> None:
+        """free: returns the free bytes of a device"""
         self.seconds = seconds
+        self._free = free
         self._bytes = 0  # size of the write that took `seconds`; 0 if unknown
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
         self._pending: Future[None] | None = None
@@ -108,7 +110,7 @@ class BackgroundSaver:
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         if shapes != {name: (copy.shape, copy.dtype) for name, copy in self._copies.items()}:
             self._copies = {}
-            free = free_memory("cpu")
+            free = self._free("cpu")
             if size < MIN_BYTES or (free is not None and 2 * size > free):
                 return False
         try:

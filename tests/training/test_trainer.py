@@ -27,7 +27,6 @@ from tinylm.errors import DivergedError
 from tinylm.evaluation import loop
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch
-from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Evaluated, Logged, Stepped
 from tinylm.training.optimizer import learning_rate
 from tinylm.training.trainer import Trainer
@@ -225,31 +224,27 @@ def test_validation_batches_have_more_rows_for_shorter_sequences(monkeypatch: py
         assert trained(sequence_length=length, micro_batch=micro_batch, lr=0.1).validation_rows == rows
 
 
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of steps whose losses are read at a time, as on a device that Python runs ahead of."""
-    counts: list[int] = []
-    read = Trainer._read_losses
+class AheadTrainer(Trainer):
+    """A trainer on a device that Python runs ahead of. reads: the number of steps whose losses are read at a time"""
 
-    def counted(trainer: Trainer) -> None:
-        counts.append(len(trainer._unread))
-        read(trainer)
+    def __init__(self, reads: list[int], **parts: Any) -> None:
+        self.reads = reads
+        super().__init__(**parts, runs_ahead=lambda device: True)
 
-    monkeypatch.setattr(trainer_module, "runs_ahead", lambda device: True)
-    monkeypatch.setattr(Trainer, "_read_losses", counted)
-    return counts
+    def _read_losses(self) -> None:
+        self.reads.append(len(self._unread))
+        super()._read_losses()
 
 
 INTERVALS: dict[str, Any] = {"log_every": 4, "eval_every": 5, "save_every": 7, "lr": 0.1, "average": 0.25}
 
 
-def test_a_gpu_is_waited_for_only_before_log_lines_evaluations_and_saves(reads: list[int]) -> None:
+def test_a_gpu_is_waited_for_only_before_log_lines_evaluations_and_saves() -> None:
     """And events, weights and state are those of a device that is waited for in every step."""
-    ahead = trained(budget=Budget(steps=12), **INTERVALS)
+    reads: list[int] = []
+    ahead = trained(budget=Budget(steps=12), kind=functools.partial(AheadTrainer, reads), **INTERVALS)
     assert [count for count in reads if count] == [1, 3, 1, 2, 1, 2, 2]  # after steps 1, 4, 5, 7, 8, 10 and 12
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer_module, "runs_ahead", lambda device: False)
-        plain = trained(budget=Budget(steps=12), **INTERVALS)
+    plain = trained(budget=Budget(steps=12), **INTERVALS)
     assert ahead.saved == plain.saved and ahead.best == plain.best
     for kind in (Logged, Evaluated, Stepped):
         found, expected = ([timeless(event) for event in bench.reported(kind)] for bench in (ahead, plain))
@@ -264,9 +259,7 @@ def timeless(event: Any) -> Any:
 
 
 @pytest.mark.parametrize(("last", "what"), [("log_every", "loss"), ("eval_every", "loss"), ("save_every", "gradient")])
-def test_a_step_that_diverged_is_named_later_and_nothing_is_saved_after_it(
-    last: str, what: str, reads: list[int]
-) -> None:
+def test_a_step_that_diverged_is_named_later_and_nothing_is_saved_after_it(last: str, what: str) -> None:
     def objective(model: Decoder, batch: Batch) -> Loss:
         loss = next_token(model, batch)
         if not torch.is_grad_enabled() or bench.state.step != 2:
@@ -275,7 +268,8 @@ def test_a_step_that_diverged_is_named_later_and_nothing_is_saved_after_it(
         return loss._replace(total=loss.total * factor) if what == "loss" else loss._replace(aux=loss.total * factor)
 
     intervals = {"log_every": 100, "eval_every": 100, "save_every": 100, last: 6}
-    bench = Bench(objective=objective, budget=Budget(steps=50), lr=0.1, **intervals)
+    ahead = functools.partial(AheadTrainer, [])
+    bench = Bench(objective=objective, budget=Budget(steps=50), lr=0.1, kind=ahead, **intervals)
     with pytest.raises(DivergedError, match=f"The {what} of step 3 is not finite"):
         bench.run()
     assert bench.state.step == 6

@@ -243,7 +243,8 @@ def choose_model(request: PlanRequest, size: str, sequence_length: int | None, n
 
 
 def _new_model(request: PlanRequest, size: str) -> ModelConfig:
-    return make_model_config(vocab_size=request.vocab_size, preset=request.preset, size=size, **request.model_fields)
+    fields = {name: value for name, value in request.model.items() if name not in ("preset", "size")}
+    return make_model_config(vocab_size=request.vocab_size, preset=request.preset, size=size, **fields)
 
 
 def choose_sizes(machine: Machine, request: PlanRequest) -> list[str]:

@@ -92,11 +92,6 @@ class PlanRequest:
         return self.model.get("size", "auto")
 
     @property
-    def model_fields(self) -> dict[str, Any]:
-        """The chosen fields of ModelConfig."""
-        return {name: value for name, value in self.model.items() if name not in ("preset", "size")}
-
-    @property
     def recipe_name(self) -> str:
         """Key of RECIPES: the kind of the adapter, or the preset."""
         return self.preset if self.adapter is None else self.adapter.kind

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tinylm.config.jobs import JOBS, applicable, objective_for, rows_on
 from tinylm.config.run import Estimates, RunConfig, TokenizerConfig, new_run_id
+from tinylm.config.settings import names_of
+from tinylm.config.training import TrainingSettings
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.jobs.encoding import encode_text
 from tinylm.jobs.job import MarkedText, load_job
@@ -21,9 +23,11 @@ from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.text.unknown_characters import handle_unknown_characters
 from tinylm.training.start import Start, default_out, find_source, open_start
-from tinylm.training.training_request import TrainingRequest, training_settings
+from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import count_parameters
+
+TRAINING_NAMES = names_of(TrainingSettings) | {"warmup_steps"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +142,7 @@ def prepare(
             vocab_size=tokenizer.vocab_size,
             sizes=load_job(objective).sizes(tokens, tokenizer),
             model=start.choices,
-            training=training_settings(given),
+            training={name: value for name, value in given.items() if name in TRAINING_NAMES},
             budget=request.budget,
             compile=request.settings.compile,
             base=start.model_config(tokenizer.vocab_size),

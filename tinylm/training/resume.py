@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tinylm.config.duration import format_duration, format_duration_setting
 from tinylm.config.run import new_run_id, run_of
+from tinylm.config.settings import INTERVAL_NAMES
 from tinylm.config.training import TIME_BUDGET
 from tinylm.errors import OtherRunKindError, UsageError, concerning
 from tinylm.jobs.job import load_job
@@ -75,7 +76,8 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         # The plan: memory, and the settings that may change
         sizes, parallel = load_job(training.objective).sizes(tokens, tokenizer), request.settings.parallel
         plan = plan_resumed(config, recorded, sizes, tokenizer.vocab_size, free, parallel, ranks.size)
-        training = replace(training, budget=request.budget or training.budget, **request.resumed_training)
+        changes = request.select(INTERVAL_NAMES | {"patience"})
+        training = replace(training, budget=request.budget or training.budget, **changes)
         config = replace(config, training=training, id=config.id or new_run_id())
         state = TrainerState.from_json(save.state)
         notices: list[str] = []

@@ -77,6 +77,7 @@ class Trainer:
     report: receives every event
     check_stop: called between steps and between evaluation batches; raises StopTraining to end training
     step_done: called after each step with its tokens and its duration in seconds
+    runs_ahead, mark: see `tinylm.machine.device`
     """
 
     model: Transformer
@@ -93,6 +94,8 @@ class Trainer:
     check_stop: Callable[[], None] = lambda: None
     step_done: Callable[[int, float], None] = lambda tokens, seconds: None
     now: Callable[[], float] = time.monotonic
+    runs_ahead: Callable[[torch.device], bool] = runs_ahead
+    mark: Callable[[torch.device], Callable[[], None]] = mark
 
     def __post_init__(self) -> None:
         config, state = self.config, self.state
@@ -113,7 +116,7 @@ class Trainer:
         self._begun_save = (state.step, state.last_eval_step) if state.step else (-1, -1)
         # Without loss scaling, which needs each gradient norm, losses and norms stay on a GPU until a log line, an
         # evaluation or a save, and up to STEPS_AHEAD steps are started ahead.
-        self._runs_ahead = runs_ahead(self.device) and self.ranks.size == 1 and not self._scaler.is_enabled()
+        self._runs_ahead = self.runs_ahead(self.device) and self.ranks.size == 1 and not self._scaler.is_enabled()
         self._started_steps: deque[Callable[[], None]] = deque()  # each waits for the end of a step
         self._unread: list[tuple[int, tuple[Tensor, Tensor]]] = []  # number, and loss and gradient norm, of steps
         self._norm = 0.0  # of the gradient of the last step that was read, before clipping
@@ -229,7 +232,7 @@ class Trainer:
             if self._average is not None and math.isfinite(self._norm):  # else fp16 has skipped it
                 self._average.update(state.step + 1)
         if self._runs_ahead:
-            self._started_steps.append(mark(self.device))
+            self._started_steps.append(self.mark(self.device))
             if len(self._started_steps) > STEPS_AHEAD:
                 self._started_steps.popleft()()  # wait until it has ended
 

@@ -1,6 +1,6 @@
 """What the caller of a training command or function gives: settings, texts and paths."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +9,6 @@ from typing import Any
 from tinylm.config.duration import parse_duration
 from tinylm.config.jobs import JOBS
 from tinylm.config.settings import (
-    INTERVAL_NAMES,
     MODEL_NAMES,
     RESUMABLE_NAMES,
     AdapterSettings,
@@ -21,17 +20,11 @@ from tinylm.config.settings import (
     names_of,
     reject_fixed_settings,
 )
-from tinylm.config.training import Budget, TrainingSettings
+from tinylm.config.training import Budget
 from tinylm.errors import UsageError
 from tinylm.text.source import TextSource
 
 Files = str | Path | Sequence[str | Path]
-
-
-def training_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given fields of TrainingConfig, and `warmup_steps`."""
-    names = names_of(TrainingSettings) | {"warmup_steps"}
-    return {name: value for name, value in given.items() if name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +114,6 @@ class TrainingRequest:
         if isinstance(values.get("time"), str):
             values["time"] = parse_duration(values["time"])
         return Budget(**values) if values else None
-
-    @property
-    def resumed_training(self) -> dict[str, Any]:
-        """The given fields of TrainingConfig that may change when a run is resumed."""
-        return self.select(INTERVAL_NAMES | {"patience"})
 
     @property
     def objective(self) -> str | None:

@@ -108,9 +108,8 @@ def with_average(request: PlanRequest, config: ModelConfig, length: RunLength) -
     """
     chosen = request.training.keys() & {"average", "min_lr", "schedule"}
     is_plain_decoder = config.architecture == "decoder" and request.data.is_plain_text
-    if chosen or not (request.is_new_modern and is_plain_decoder and request.optimizer in MUON_OPTIMIZERS):
-        return request
-    if length.epochs < recipes.AVERAGE_MIN_EPOCHS:
+    helps = request.is_new_modern and is_plain_decoder and request.optimizer in MUON_OPTIMIZERS
+    if chosen or not helps or length.epochs < recipes.AVERAGE_MIN_EPOCHS:
         return request
     lr = request.training.get("lr", choose_learning_rate(request.recipe_name, config.width))
     settings = {"average": recipes.AVERAGE, "min_lr": float(f"{lr / recipes.AVERAGE_MIN_LR_DIVISOR:.2g}")}

@@ -11,7 +11,6 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.presets import SIZES, check_options_have_effect, make_model_config
 from tinylm.config.run import DataConfig, RunConfig, RuntimeConfig, TrainingParts
 from tinylm.config.training import SEQUENCE_GROWTHS, Budget, TrainingConfig, check_sequence_growth
-from tinylm.config.validation import require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
@@ -184,12 +183,12 @@ def choose_sequence_length(request: PlanRequest, notices: list[str]) -> int | No
     """
     base, length = request.base, request.training.get("sequence_length")
     if length is not None:
-        require(base is not None, "`sequence_length` is for a model that is trained further; set `context` instead.")
-        assert base is not None
-        require(
-            length <= base.context,
-            f"`sequence_length` is {length}; it must be at most the context of the model, {base.context}.",
-        )
+        if base is None:
+            raise UsageError("`sequence_length` is for a model that is trained further; set `context` instead.")
+        if length > base.context:
+            raise UsageError(
+                f"`sequence_length` is {length}; it must be at most the context of the model, {base.context}."
+            )
         return int(length)
     if base is None or not request.data.is_plain_text:
         return None

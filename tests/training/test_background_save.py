@@ -207,7 +207,7 @@ def test_a_run_killed_at_random_moments_can_be_loaded_and_resumed(
         assert process.exitcode == -signal.SIGKILL, "the run ended by itself"
         model, _, _, weights = load_model(path)
         step = last_step(path)
-        assert step >= reached and step % 2 == 0
+        assert step >= reached and (step == 1 or step % 2 == 0)  # the first save is after one step
         assert weights.step <= step + 2 + 4  # of an evaluation after the save that was being written
         assert all(torch.isfinite(tensor).all() for tensor in model.state_dict().values())
         reached = step

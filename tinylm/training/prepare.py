@@ -56,12 +56,11 @@ class PreparedRun:
         return load_job(self.plan.training.objective).marked_examples(self.tokens, self.tokenizer, number)
 
 
-def plan_run(request: TrainingRequest, reporter: Reporter, launch: Launch | None = None) -> PreparedRun:
+def plan_run(request: TrainingRequest, reporter: Reporter, launch: Launch) -> PreparedRun:
     """Load the model and the text, and plan the run, as `train_run` does, without writing a run directory.
 
     Raises UsageError for settings and files that cannot be used, and TinyLMError for a run that does not fit in memory.
     """
-    launch = launch or Launch()
     machine = machine_of(request, reporter, launch)
     source, out = paths_of(request, reporter)
     is_free = not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir()))

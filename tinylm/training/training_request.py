@@ -56,23 +56,14 @@ class TrainingRequest:
             raise UsageError("There is no text to train on; name files or folders, or - for standard input.")
         if given.get("extend_vocab") and "init_from" not in given:
             raise UsageError("`extend_vocab` extends the vocabulary of an existing model; name it with `init_from`.")
-        if isinstance(self.settings, TrainSettings) and given.get("unknown") == "skip":
-            self._check_skipping()
-
-    def _check_skipping(self) -> None:
-        if "unknown" in self.ignorable:
-            return
-        if "extend_vocab" in self.given:
-            raise UsageError('`extend_vocab` and `unknown="skip"` contradict each other; give one of them.')
-        if not {"init_from", "teacher"} & self.given.keys() and self.given.get("tokenizer") in (
-            None,
-            "auto",
-            "char",
-            "bpe",
-        ):
-            raise UsageError(
-                "`unknown` is for a given vocabulary, that of `init_from` or of `tokenizer=PATH`; leave it out."
-            )
+        if self.adapter_kind is None and given.get("unknown") == "skip" and "unknown" not in self.ignorable:
+            if "extend_vocab" in given:
+                raise UsageError('`extend_vocab` and `unknown="skip"` contradict each other; give one of them.')
+            is_trained = given.get("tokenizer", "auto") in ("auto", "char", "bpe")
+            if is_trained and not {"init_from", "teacher"} & given.keys():
+                raise UsageError(
+                    "`unknown` is for a given vocabulary, that of `init_from` or of `tokenizer=PATH`; leave it out."
+                )
 
     @cached_property
     def given(self) -> dict[str, Any]:

@@ -16,8 +16,8 @@ likeliest token. llama.cpp is the package that tinylm uses, called directly.
 
 `of the bandwidth`: the bytes of the weights that one stream reads per second, each weight once per token, relative to
 the bytes that all threads read from memory per second.
-`GOMP_SPINCOUNT` is what tinylm's command line chooses for tinylm, and 10,000 for the others, unless it is set. A
-program that is not installed has no row, and is named on stderr. Needs the extra [bench].
+`GOMP_SPINCOUNT` is that of tinylm's command line for all programs, unless it is set. A program that is not installed
+has no row, and is named on stderr. Needs the extra [bench].
 """
 
 import argparse
@@ -131,13 +131,13 @@ class Subject:
         return {"one": Request("", 1, 1, self.tokens), "many": many, "first": first}
 
 
-def environment(name: str) -> dict[str, str]:
-    """The environment variables of a program, with its OpenMP spin count."""
-    from tinylm.kernels.process import SPIN_COUNT, SPIN_VARIABLES, choose_spin_count
+def environment() -> dict[str, str]:
+    """The environment variables of a program, with the OpenMP spin count of tinylm's command line."""
+    from tinylm.kernels.process import SPIN_COUNT, SPIN_VARIABLES
 
     values = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     if not any(variable in values for variable in SPIN_VARIABLES):
-        values["GOMP_SPINCOUNT"] = str(choose_spin_count() if name.startswith("tinylm") else SPIN_COUNT)
+        values["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
     return values
 
 
@@ -227,7 +227,7 @@ def compare(
         for name in names:
             command = [sys.executable, __file__, "--worker", name, json.dumps(asdict(job))]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            process = stack.enter_context(running(command, env=environment(name), **pipes))
+            process = stack.enter_context(running(command, env=environment(), **pipes))
             opened = ask(process, limit=ANSWER_LIMIT)
             if "missing" in opened:
                 print(f"{subject.name}, {job.kind}: {opened['missing']}.", file=sys.stderr, flush=True)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tinylm.kernels.process import wake_up_entry
 from tinylm.machine.measure import COMPARED_DTYPES, Machine, layer_seconds_entry, matmul_rates_entry
 
 MATMUL_RATE = 1e11  # FLOP/s
@@ -31,4 +30,3 @@ def write_profile(cache: Path) -> None:
             matmul_rates_entry("cpu", dtypes).write({dtype: rates[dtype] for dtype in dtypes})
         for dtype in COMPARED_DTYPES:
             layer_seconds_entry("cpu", dtype).write({dtype: LAYER_SECONDS})
-        wake_up_entry().write({"seconds": 1e-6})

@@ -22,7 +22,7 @@ from tinylm.commands.finetune import finetune_adapter, finetune_lora
 from tinylm.commands.train import train
 from tinylm.config.run import RunConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.kernels.process import choose_spin_count
+from tinylm.kernels.process import SPIN_COUNT
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.system.ranks import Ranks
 from tinylm.training import resume
@@ -75,7 +75,7 @@ print(late[0] / imported, os.environ["GOMP_SPINCOUNT"])
     assert python(f"import sys; {names}") == "load True\n"
     late, spin = python(program).split()
     assert float(late) < 0.3
-    assert spin == str(choose_spin_count())
+    assert spin == str(SPIN_COUNT)
     assert python("import tinylm, os; tinylm.load; print(os.environ['GOMP_SPINCOUNT'])", GOMP_SPINCOUNT="5") == "5\n"
 
 

@@ -185,3 +185,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     some devices have an exception of their own.
     """
     return isinstance(error, MemoryError) or any(message in str(error).lower() for message in _MEMORY_MESSAGES)
+
+
+@contextlib.contextmanager
+def memory_errors() -> Iterator[None]:
+    """Context manager that raises MemoryError for each error for which `is_out_of_memory` is true."""
+    try:
+        yield
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
+        raise

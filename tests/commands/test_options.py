@@ -161,8 +161,8 @@ PLANNED: dict[str, dict[str, dict[str, Any]]] = {  # what the flags set, by sect
         | {"label_smoothing": 0.3},
         "runtime": {"compile": False},
     },
-    "--mtp-weight 0.2 --sequence-growth 2 --log-gradients --eval-every 3 --save-every 5 --patience 7 --seed 9": {
-        "training": {"mtp_weight": 0.2, "sequence_growth": 2, "log_gradients": True, "eval_every": 3}
+    "--mtp-weight 0.2 --sequence-growth 2 --eval-every 3 --save-every 5 --patience 7 --seed 9": {
+        "training": {"mtp_weight": 0.2, "sequence_growth": 2, "eval_every": 3}
         | {"save_every": 5, "patience": 7, "seed": 9}
     },
 }

@@ -345,7 +345,8 @@ def test_the_preferred_objective_is_chosen_if_it_fits_and_parts_that_do_not_fit_
 
 
 def test_an_integer_is_read_as_a_float() -> None:
-    assert RunConfig.from_json(document("training", "r_drop", value=0.0)) == VALID, "as written until 2026-11-28"
+    for former, value in (("r_drop", 0.0), ("log_gradients", True)):
+        assert RunConfig.from_json(document("training", former, value=value)) == VALID, "as written by an older version"
     run = RunConfig.from_json(document("training", "budget", value={"steps": None, "epochs": 3, "time": None}))
     assert isinstance(run.training.budget.epochs, float)
 

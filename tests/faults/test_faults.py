@@ -476,7 +476,7 @@ PARTS = """--preset=modern|gpt2|original --norm=rmsnorm|layernorm|none --norm-pl
 --attention-dropout=0.2 --position=learned|sinusoidal|none --position=relative+--relative-clip=1|3|100
 --position=rope+--rope-theta=2|100|1e6 --experts=2|3+--expert-mode=route|merge --tokenizer=char|bpe
 --optimizer=adamw|adam|muon --average=0.2 --micro-batch=2 --schedule=trapezoid|cosine|linear|inverse-sqrt|constant
---label-smoothing=0.1 --log-gradients --norm-gain --no-norm-gain --norm-bias --no-residual --bias --no-bias
+--label-smoothing=0.1 --norm-gain --no-norm-gain --norm-bias --no-residual --bias --no-bias
 --no-attention-scale --qk-norm --no-qk-norm --tie --scale-embedding"""
 PARTS_OF = {
     "decoder": "--local-window=1|3|8 --mtp-weight=0.3",

@@ -1,7 +1,7 @@
 """Choice of device and number format, and free memory, on pretended machines."""
 
 import os
-import platform
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tinylm.errors import UsageError
+from tinylm.kernels import cpu_features
 from tinylm.machine import device as d
 
 
@@ -55,20 +56,9 @@ def test_training_is_in_bf16_where_that_is_faster(
         machine("cuda", capability=capability)
         assert training_dtype("auto", "cuda").value == d.choose_generation_dtype("auto", "cuda").value == dtype
     assert training_dtype("auto", "mps").value == d.choose_generation_dtype("auto", "mps").value == "fp32"
-    for processor, avx, amx, bf16, dtype in (
-        ("x86_64", True, False, 3.0, "bf16"),
-        ("x86_64", True, False, 1.3, "bf16"),
-        ("x86_64", True, False, 1.1, "fp32"),
-        ("x86_64", True, False, 0.5, "fp32"),
-        ("AMD64", False, True, 3.0, "bf16"),
-        ("AMD64", False, True, 0.5, "fp32"),
-        ("x86_64", False, False, 3.0, "fp32"),
-        ("arm64", True, True, 3.0, "fp32"),
-    ):
-        monkeypatch.setattr(platform, "machine", lambda processor=processor: processor)
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda avx=avx: avx)
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
-        assert training_dtype("auto", "cpu", bf16).value == dtype, (processor, avx, amx, bf16)
+    for has_bf16, times, dtype in ((True, 3.0, "bf16"), (True, 1.3, "bf16"), (True, 1.1, "fp32"), (False, 3.0, "fp32")):
+        monkeypatch.setattr(cpu_features, "computes_bf16", lambda has_bf16=has_bf16: has_bf16)
+        assert training_dtype("auto", "cpu", times).value == dtype, (has_bf16, times)
         assert d.choose_generation_dtype("auto", "cpu").value == "fp32"
 
 
@@ -90,15 +80,19 @@ def test_products_are_computed_in_the_dtype_and_weights_stay_in_fp32() -> None:
     assert layer.weight.dtype == torch.float32
 
 
-def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     rows = (("cpu", "c++", True), ("cpu", "g++", True), ("cpu", "", False), ("cuda", "", True), ("mps", "c++", False))
-    for device, there, can in rows:
-        monkeypatch.setattr(d.shutil, "which", lambda name, there=there: name if name == there else None)
+    for device, there, can in (*rows, ("cpu", "mycc", True)):
+        folder = tmp_path / f"{device}-{there}"
+        folder.mkdir()
+        if there:
+            (folder / there).symlink_to(sys.executable)
+        monkeypatch.setenv("PATH", str(folder))
+        if there == "mycc":
+            assert not d.can_compile(device)
+            monkeypatch.setenv("CXX", there)
         assert d.can_compile(device) == can
-    monkeypatch.setenv("CXX", "mycc")
-    monkeypatch.setattr(d.shutil, "which", lambda name: name if name == "mycc" else None)
-    assert d.can_compile("cpu")
 
 
 def test_the_description_and_free_memory_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,39 +100,39 @@ def test_the_description_and_free_memory_of_a_device(monkeypatch: pytest.MonkeyP
     assert d.free_memory("cuda") == 123
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Big One")
     assert d.describe_device("cuda") == "cuda (Big One)"
-    for threads, described in ((1, "1 thread"), (2, "2 threads")):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+    before = torch.get_num_threads()
+    for threads, described in ((2, "2 threads"), (1, "1 thread")):
+        torch.set_num_threads(threads)
         assert d.describe_device("cpu") == f"cpu ({described})"
+    torch.set_num_threads(before)
     assert d.describe_device("mps") == "mps"
 
 
-LIMIT, USED, STAT = (f"/sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat"))
-MEMINFO = "/proc/meminfo"
+MEMINFO = "proc/meminfo"
+LIMIT, USED, STAT = (f"sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat"))
 
 
-def test_free_memory_is_the_smallest_limit_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    for files, physical, free in (
-        ({MEMINFO: "MemTotal: 7 kB\nMemAvailable:    5 kB\n", LIMIT: "max\n", USED: "10\n", STAT: ""}, 8000, 5120),
-        ({MEMINFO: "MemAvailable: 5 kB", LIMIT: "4000\n", USED: "1000\n", STAT: "anon 1\n"}, 8000, 3000),
-        ({LIMIT: "4000\n", USED: "3900\n", STAT: "file 9\ninactive_file 1200\nactive_file 7"}, 8000, 1300),
-        ({LIMIT: "1000", USED: "1500", STAT: ""}, 8000, 0),
-        ({MEMINFO: "MemTotal: 7 kB"}, 8000, 8000),
-        ({MEMINFO: "MemAvailable: 9 kB"}, 8000, 8000),
-        ({}, None, None),
+def test_free_memory_is_the_smallest_limit_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, (files, physical, free) in enumerate(
+        (
+            ({MEMINFO: "MemTotal: 7 kB\nMemAvailable:    5 kB\n", LIMIT: "max\n", USED: "10\n", STAT: ""}, 8000, 5120),
+            ({MEMINFO: "MemAvailable: 5 kB", LIMIT: "4000\n", USED: "1000\n", STAT: "anon 1\n"}, 8000, 3000),
+            ({LIMIT: "4000\n", USED: "3900\n", STAT: "file 9\ninactive_file 1200\nactive_file 7"}, 8000, 1300),
+            ({LIMIT: "1000", USED: "1500", STAT: ""}, 8000, 0),
+            ({MEMINFO: "MemTotal: 7 kB"}, 8000, 8000),
+            ({MEMINFO: "MemAvailable: 9 kB"}, 8000, 8000),
+            ({}, None, None),
+        )
     ):
-
-        def read_text(path: Path, *args: object, files: dict[str, str] = files, **kwargs: object) -> str:
-            if str(path) not in files:
-                raise FileNotFoundError(str(path))
-            return files[str(path)]
+        for name, text in files.items():
+            path = tmp_path / str(number) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
 
         def sysconf(name: str, physical: int | None = physical) -> int:
             if physical is None:
                 raise ValueError(name)
             return {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": physical // 1000}[name]
 
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "read_text", read_text)
-            patch.setattr(os, "sysconf", sysconf)
-            found = d.free_memory("cpu")
-        assert found == free, (files, physical)
+        monkeypatch.setattr(os, "sysconf", sysconf)
+        assert d.free_memory("cpu", tmp_path / str(number)) == free, (files, physical)

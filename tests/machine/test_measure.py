@@ -2,12 +2,13 @@
 
 import itertools
 import os
-import platform
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -18,25 +19,21 @@ from hypothesis import strategies as st
 from tests.machines import LAYER_SECONDS, MATMUL_RATE
 from tests.shell import TINY, child_process, run_ok, story
 from tinylm.config.run import RuntimeConfig
-from tinylm.machine import measure as machine_load
 from tinylm.machine import measure as module
 from tinylm.machine.doctor import diagnose
 from tinylm.machine.measure import LoadMeter, LoadNotes, slows_training
 from tinylm.reporter import LogReporter
 
-posix_clock = pytest.mark.skipif(sys.platform == "win32", reason="thread time has a resolution of 16 ms there")
 
-
-def test_a_machine_has_the_rate_of_the_profile_and_a_run_records_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_has_the_rate_of_the_profile_and_a_run_records_it() -> None:
     reporter = Mock()
-    monkeypatch.setattr(module, "free_memory", lambda device: 123)
     found = module.choose_machine("cpu", "fp32", reporter)
     assert (found.device, found.dtype) == ("cpu", "fp32")
     assert found.threads == torch.get_num_threads()
     assert found.reasons.startswith("cpu (")
     assert "requested; fp32: requested" in found.reasons
     assert found.matmul_rate == module.round_measured(MATMUL_RATE)
-    assert found.free_memory == 123
+    assert found.free_memory is not None and found.free_memory > 0
     assert found.layer_seconds == module.round_measured(LAYER_SECONDS)
     measured = {"matmul_rate": found.matmul_rate, "layer_seconds": found.layer_seconds}
     expected = RuntimeConfig(device="cpu", dtype="fp32", compile=True, threads=found.threads, **measured)
@@ -44,40 +41,47 @@ def test_a_machine_has_the_rate_of_the_profile_and_a_run_records_it(monkeypatch:
     assert not reporter.mock_calls
 
 
-def test_compiled_is_faster_with_a_compiler_unless_eager_code_uses_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_is_faster_with_a_compiler_unless_eager_code_uses_onednn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for device, dtype, onednn, faster in (
         ("cpu", "bf16", True, True),
         ("cpu", "fp32", True, False),
         ("cpu", "fp32", False, True),
-        ("cuda", "fp32", True, True),
     ):
         monkeypatch.setattr("tinylm.kernels.products.prefers_onednn", lambda onednn=onednn: onednn)
-        for compiler in (True, False):
-            monkeypatch.setattr(module, "can_compile", lambda device, compiler=compiler: compiler)
-            assert module.compiled_is_faster(device, dtype) == (faster and compiler), (device, dtype, onednn)
+        monkeypatch.setenv("CXX", sys.executable)  # a compiler that exists
+        assert module.compiled_is_faster(device, dtype) == faster, (device, dtype, onednn)
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not module.compiled_is_faster("cpu", "bf16") and module.compiled_is_faster("cuda", "fp32")
 
 
-def test_the_number_format_is_the_faster_one_unless_capabilities_determine_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, fast = {"fp32": 1e11, "bf16": 5e10}, {"fp32": 1e11, "bf16": 5e11}
-    for bf16, amx, rates, dtype in (
-        (True, False, slow, "fp32"),
-        (True, False, fast, "bf16"),
-        (True, True, slow, "fp32"),
-        (False, True, fast, "bf16"),
-        (False, False, fast, "fp32"),
-    ):
-        monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda bf16=bf16: bf16)
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
+@pytest.fixture
+def rated(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool, float], dict[str, float]]:
+    """Makes a machine with or without bf16 instructions, whose products are so many times as fast in bf16."""
+
+    def pretend(bf16: bool, times: float) -> dict[str, float]:
+        monkeypatch.setattr("tinylm.kernels.cpu_features.computes_bf16", lambda: bf16)
+        rates = {"fp32": 1e11, "bf16": times * 1e11}
         for names in (module.COMPARED_DTYPES, ("fp32",), ("bf16",)):
             module.matmul_rates_entry("cpu", names).write({name: rates[name] for name in names})
+        return rates
+
+    return pretend
+
+
+Rated = Callable[[bool, float], dict[str, float]]
+
+
+def test_the_number_format_is_the_faster_one_unless_capabilities_determine_it(rated: Rated) -> None:
+    for bf16, times, dtype in ((True, 0.5, "fp32"), (True, 5.0, "bf16"), (False, 5.0, "fp32")):
+        rates = rated(bf16, times)
         found = module.choose_machine("cpu", "auto", Mock())
         assert (found.dtype, found.matmul_rate) == (dtype, module.round_measured(rates[dtype]))
 
 
-def test_losses_are_in_the_format_of_training_or_of_16_bit_weights_or_of_this_machine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_losses_are_in_the_format_of_training_or_of_16_bit_weights_or_of_this_machine(rated: Rated) -> None:
     fp32, bf16, fp16 = torch.float32, torch.bfloat16, torch.float16
     for wanted, weights, recorded, has_bf16, faster, expected in (
         ("auto", fp32, "fp32", True, 3.0, "fp32: as in training"),
@@ -92,51 +96,37 @@ def test_losses_are_in_the_format_of_training_or_of_16_bit_weights_or_of_this_ma
         ("fp32", bf16, "bf16", True, 3.0, "fp32: requested"),
         ("bf16", fp32, "fp32", False, 3.0, "bf16: requested"),
     ):
-        monkeypatch.setattr("tinylm.kernels.cpu_features.computes_bf16", lambda has_bf16=has_bf16: has_bf16)
-        rates = {"fp32": 1e11, "bf16": faster * 1e11}
-        monkeypatch.setattr(module, "_matmul_rate", lambda device, reporter, rates=rates: rates.__getitem__)
+        rated(has_bf16, faster)
         found = module.choose_loss_dtype(wanted, "cpu", weights, recorded, Mock())
         assert f"{found.value}: {found.reason}" == expected, (wanted, weights, recorded, has_bf16, faster)
     assert module.choose_loss_dtype("auto", "cuda", fp32, "fp16", Mock()).value == "fp16"
 
 
-def test_formats_are_timed_in_turns_and_the_best_rate_of_each_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rounds but one are slow, as if another process were busy."""
-    timed: list[str] = []
-
-    def rate(device: str, dtype: str) -> float:
-        timed.append(dtype)
-        return {"fp32": 2e11, "bf16": 4e11}[dtype] / (1 if len(timed) in (5, 6) else 50)
-
-    monkeypatch.setattr(module, "_measure_matmul_rate", rate)
-    monkeypatch.setattr(module, "MEASURE_SECONDS", 0.0)
-    assert module.measure_matmul_rates("cpu", module.COMPARED_DTYPES) == {"fp32": 2e11, "bf16": 4e11}
-    assert timed == ["fp32", "bf16"] * module.MIN_ROUNDS
-
-
-@posix_clock
-def test_rates_and_times_are_the_shortest_processor_time_of_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of the thread is replaced: by one that advances by 2 ms at each reading, and by one that advances by
-    4, 2, 4, 4 and 4 s during five steps of a layer."""
+def test_rates_and_times_are_the_shortest_processor_time_of_one_thread() -> None:
+    """By a clock whose two readings of one measurement are 50 ms apart, except for two that are 2 and 1 ms apart, as if
+    another process were busy. Formats are timed in turns."""
     threads, seen = torch.get_num_threads(), set()
 
-    def clock() -> float:
-        seen.add(torch.get_num_threads())
-        return next(ticks)
+    def clock_of(durations: Iterable[float]) -> Callable[[], float]:
+        readings = itertools.accumulate(itertools.chain.from_iterable((1.0, seconds) for seconds in durations))
 
-    monkeypatch.setattr(module.time, "thread_time", clock)
-    monkeypatch.setattr(module, "MEASURE_SECONDS", 0.0)
-    ticks: Iterator[float] = (0.002 * i for i in itertools.count())
+        def clock() -> float:
+            seen.add(torch.get_num_threads())
+            return next(readings)
+
+        return clock
+
+    durations = [0.002 if i == 4 else 0.001 if i == 5 else 0.05 for i in range(2 * module.MIN_ROUNDS)]
     torch.set_num_threads(2)
     try:
-        rates = module.measure_matmul_rates("cpu", ("fp32",))
+        rates = module.measure_matmul_rates("cpu", module.COMPARED_DTYPES, clock_of(durations))
     finally:
         torch.set_num_threads(threads)
-    assert rates["fp32"] == pytest.approx(2 * 2 * 2048 * 512 * 512 / 0.002)  # of two threads
-    ticks = itertools.accumulate(itertools.chain.from_iterable((1, 2 if i == 1 else 4) for i in range(5)), initial=0)
-    next(ticks)
+    work = 2 * 2 * 2048 * 512 * 512  # of two threads
+    assert rates == {"fp32": pytest.approx(work / 0.002), "bf16": pytest.approx(work / 0.001)}
     before = torch.get_rng_state()
-    assert module.measure_layer_seconds("fp32") == {"fp32": 2 / (8 * 256) / 2}  # tokens, layers
+    clock = clock_of(2.0 if i == 1 else 4.0 for i in range(module.MIN_ROUNDS))
+    assert module.measure_layer_seconds("fp32", clock) == {"fp32": 2 / (8 * 256) / 2}  # tokens, layers
     assert seen == {1} and torch.get_num_threads() == threads
     assert torch.get_rng_state().equal(before)
 
@@ -149,52 +139,49 @@ def test_a_rounded_rate_is_close_and_mostly_equal_in_another_measurement(rate: f
 
 
 BUSY_LOOP = (sys.executable, "-c", "while True: pass")
-needs_proc = pytest.mark.skipif(not machine_load.PROC_STAT.exists(), reason="needs /proc/stat")
+needs_proc = pytest.mark.skipif(not module.PROC_STAT.exists(), reason="needs /proc/stat")
 
 
 class Clock:
-    """The time, processor time and cores of a made-up machine with cores 0 to 3, of which this process may use 1 and 3.
+    """A time and a processor time that advance only where a test adds to them, and a file like /proc/stat."""
 
-    A tick is 10 ms.
-    """
-
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.seconds, self.own, self.stat = 100.0, 7.0, folder / "stat"
-        patch.setattr(machine_load, "PROC_STAT", self.stat)
-        patch.setattr(machine_load.os, "sched_getaffinity", lambda pid: {1, 3}, raising=False)
-        patch.setattr(machine_load.os, "sysconf", lambda name: 100, raising=False)
-        patch.setattr(machine_load.os, "getloadavg", lambda: (1.75, 9.0, 9.0), raising=False)
-        patch.setattr(machine_load.time, "monotonic", lambda: self.seconds)
-        patch.setattr(machine_load.time, "process_time", lambda: self.own)
-        self.show(())
+        self.show((0,) * 10)
 
     def show(self, ticks: tuple[int, ...]) -> None:
-        """Write /proc/stat: every core with the given ticks of each kind, in the order of the manual page."""
-        fields = " ".join(map(str, ticks or (0,) * 10))
-        self.stat.write_text("".join(f"cpu{core} {fields}\n" for core in ("", 0, 1, 2, 3)) + "intr 5 0 0\nctxt 7\n")
+        """Every core has the given ticks of 10 ms of each kind, in the order of the manual page."""
+        cores = ("", *range((os.cpu_count() or 1) + 1))
+        lines = [f"cpu{core} {' '.join(map(str, ticks))}\n" for core in cores]
+        self.stat.write_text("".join(lines) + "intr 5 0 0\nctxt 7\n")
+
+    def meter(self, processes: int = 1) -> LoadMeter:
+        return LoadMeter(processes, self.stat, lambda: self.seconds, lambda: self.own)
 
 
-def test_the_load_of_others_is_the_busy_time_less_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(tmp_path, monkeypatch)
-    for processes, expected in ((1, 0.9), (2, 0.4)):
-        clock.show(())
-        meter = LoadMeter(processes)
-        clock.seconds, clock.own = clock.seconds + 10, clock.own + 5
+@needs_proc
+def test_the_load_of_others_is_the_busy_time_less_ours(tmp_path: Path) -> None:
+    clock = Clock(tmp_path)
+    for processes in (1, 2):
+        clock.show((0,) * 10)
+        meter = clock.meter(processes)
+        clock.seconds, clock.own = clock.seconds + 10, clock.own + 1
         # user 300, nice 200, system 100, idle 200, iowait 100, irq 40, softirq 30, steal 30, guests, within user: 150
         clock.show((300, 200, 100, 200, 100, 40, 30, 30, 150, 0))
-        # 7.0 s busy on each of two cores in 10 s are 1.4 cores, of which each process uses 0.5.
-        assert meter.read() == pytest.approx(expected)
+        # Of each core, 7.0 s are busy in 10 s; each process uses 0.1 cores.
+        assert meter.read() == pytest.approx(0.7 * meter.cores - 0.1 * processes)
     clock.seconds, clock.own = clock.seconds + 10, clock.own + 30
     assert meter.read() == 0.0
 
 
 def test_without_proc_stat_it_is_the_load_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(tmp_path, monkeypatch)
-    for content in ("", "cpu 1 2 3\n", "cpu1 a b c d e f g h\ncpu3 1 2 3 4 5 6 7 8\n", None):
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.75, 9.0, 9.0), raising=False)
+    clock = Clock(tmp_path)
+    for content in ("", "cpu 1 2 3\n", "cpu0 a b c d e f g h\ncpu1 1 2 3 4 5 6 7 8\n", None):
         clock.stat.unlink() if content is None else clock.stat.write_text(content)
-        meter = LoadMeter()
+        meter = clock.meter()
         clock.seconds, clock.own = clock.seconds + 10, clock.own + 5
-        assert meter.read() == pytest.approx(1.25), content
+        assert meter.read() == pytest.approx(0.25), content
     monkeypatch.delattr(os, "getloadavg", raising=False)
     assert meter.read() is None
 
@@ -206,18 +193,16 @@ def test_training_is_slowed_by_load_on_the_cores_that_it_needs() -> None:
 
 
 @pytest.mark.parametrize("timed", [False, True])
-def test_others_that_slow_training_are_noted(timed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(tmp_path, monkeypatch)
-    monkeypatch.setattr(machine_load, "usable_cores", lambda: 2)
-    said: list[str] = []
-    notes = LoadNotes(said.append, meter := LoadMeter(), threads=2, timed=timed, planned_steps=5000)
-    load = 0.05
-    monkeypatch.setattr(meter, "read", lambda: load)
+def test_others_that_slow_training_are_noted(timed: bool) -> None:
+    seconds, load, said = 0.0, 0.05, list[str]()
+    meter: Any = SimpleNamespace(cores=2, read=lambda: load)
+    settings: dict[str, Any] = {"threads": 2, "timed": timed, "planned_steps": 5000, "now": lambda: seconds}
+    notes = LoadNotes(said.append, meter, **settings)
     loads = {0: 0.05, 201: 1.0, 400: 1.3, 500: 1.8, 700: 0.3, 801: 0.0}
     spoken = []
     for step in range(1000):
         load = loads.get(step, load)
-        clock.seconds += 2 if 201 <= step < 801 else 1
+        seconds += 2 if 201 <= step < 801 else 1
         notes.step(step + 1, step / 1000)
         spoken += [step] * (len(said) - len(spoken))
     # Readings are 10 s apart before the first note, then 60 s.
@@ -234,7 +219,7 @@ def test_others_that_slow_training_are_noted(timed: bool, tmp_path: Path, monkey
 
 @needs_proc
 def test_the_doctor_warns_of_a_process_that_keeps_a_core_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_load, "usable_cores", lambda: 1)  # however many there are
+    monkeypatch.setattr(module, "usable_cores", lambda: 1)  # however many there are
     with child_process(BUSY_LOOP):
         time.sleep(0.2)
         diagnosis = diagnose("cpu", LogReporter())
@@ -246,8 +231,8 @@ def test_the_doctor_warns_of_a_process_that_keeps_a_core_busy(monkeypatch: pytes
 @pytest.mark.slow
 @needs_proc
 def test_a_training_beside_a_busy_process_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_load, "usable_cores", lambda: 1)
-    monkeypatch.setattr(machine_load, "FIRST_SECONDS", 0.3)
+    monkeypatch.setattr(module, "usable_cores", lambda: 1)
+    monkeypatch.setattr(module, "FIRST_SECONDS", 0.3)
     (tmp_path / "text.txt").write_text(story(3000))
     with child_process(BUSY_LOOP):
         result = run_ok("train", tmp_path / "text.txt", "--steps", 500, "--out", tmp_path / "run", *TINY)

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from tests import reference_parts
 from tests.variants import randomised, small
+from tinylm.config.model import ModelConfig
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.jobs.labels.corpus import LabelTokens
 from tinylm.jobs.labels.loss import POOLING, Classification, classification_loss, label_logits
@@ -72,14 +74,18 @@ def test_loss_and_accuracy_are_their_formulas(
     assert 0 < found.metrics["accuracy"] < 1
 
 
-def test_balanced_weights_give_every_label_the_same_weight_in_total() -> None:
-    """Of labels that occur: the weighted counts are equal, and sum up to the number of texts."""
-    codes = np.asarray(TEXTS._codes)
+def balanced(codes: np.ndarray, **training: Any) -> tuple[Classification, ModelConfig]:
+    """The task of an encoder on texts with balanced weights of labels, and the model's configuration."""
     config = small(architecture="encoder", context=CONTEXT, tie=False, labels=LABELS, vocab_size=100)
     settings = {"budget": Budget(steps=3), "batch_size": 9, "micro_batch": 9, "lr": 1e-3, "min_lr": 0.0, "warmup": 0.0}
-    training = TrainingConfig(objective="classification", class_weights="balanced", **settings)
-    folder = TokenFolder(Path("unused"), codes, codes)
-    task = Classification(folder, train_char("".join(map(chr, range(97, 120)))), config, training)
+    chosen = TrainingConfig(objective="classification", class_weights="balanced", **settings, **training)
+    tokenizer = train_char("".join(map(chr, range(97, 120))))
+    return Classification(TokenFolder(Path("unused"), codes, codes), tokenizer, config, chosen), config
+
+
+def test_balanced_weights_give_every_label_the_same_weight_in_total() -> None:
+    """Of labels that occur: the weighted counts are equal, and sum up to the number of texts."""
+    task, config = balanced(np.asarray(TEXTS._codes))
     labels = [int(TEXTS.tokens(index)[0][-1]) for index in range(len(TEXTS))]
     network = build_model(config)
     assert network.output is not None
@@ -96,14 +102,11 @@ def test_balanced_weights_and_smoothing_count_each_text_by_its_own_label_and_no_
     3.0. The best prediction for a text is its smoothed target, whatever the weights: its gradient is zero there.
     """
     rare = [0] * 6 + [1] * 2 + [2]
-    codes = np.concatenate([CODES_PER_ID * np.array([5, label], np.uint32) + [FIRST, SCORED] for label in rare])
-    config = small(architecture="encoder", context=CONTEXT, tie=False, labels=LABELS, vocab_size=100)
-    settings = {"budget": Budget(steps=3), "batch_size": 9, "micro_batch": 9, "lr": 1e-3, "min_lr": 0.0, "warmup": 0.0}
-    training = TrainingConfig(objective="classification", class_weights="balanced", label_smoothing=0.3, **settings)
-    folder = TokenFolder(Path("unused"), codes.astype(np.uint32), codes.astype(np.uint32))
-    task = Classification(folder, train_char("".join(map(chr, range(97, 120)))), config, training)
+    codes = [CODES_PER_ID * np.array([5, label], np.uint32) + [FIRST, SCORED] for label in rare]
+    tokens = np.concatenate(codes).astype(np.uint32)
+    task, config = balanced(tokens, label_smoothing=0.3)
     network = randomised(build_model(config), 3).double()
-    batch = ScoredRows(LabelTokens(folder.train), CONTEXT, packed=False).batch([0, 6, 8])
+    batch = ScoredRows(LabelTokens(tokens), CONTEXT, packed=False).batch([0, 6, 8])
     logits, _ = label_logits(network, batch, POOLING["encoder"])
     log_p = logits.detach().double().log_softmax(dim=1).numpy()
     targets = np.array([[0.8, 0.1, 0.1, 0], [0.1, 0.8, 0.1, 0], [0.1, 0.1, 0.8, 0]])

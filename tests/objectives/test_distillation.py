@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests import reference_parts
+from tests.objectives.conftest import LimitLogits
 from tests.objectives.test_loss import batch_of
 from tests.variants import randomised, small
 from tinylm.config.model import ModelConfig
 from tinylm.jobs.distillation.job import distil
-from tinylm.objectives import loss as loss_module
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
 from tinylm.transformer.architectures import Decoder
@@ -49,9 +49,9 @@ def expected(batch: Batch, weight: float) -> float:
 @pytest.mark.parametrize("chunk", [1 << 25, 40])
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 def test_the_loss_is_its_formula_and_without_weight_that_of_the_text(
-    weight: float, chunk: int, monkeypatch: pytest.MonkeyPatch
+    weight: float, chunk: int, limit_logits: LimitLogits
 ) -> None:
-    monkeypatch.setattr(loss_module, "MAX_LOGITS", chunk)
+    limit_logits(chunk)
     batch = batch_of(STUDENT, 3, 7)
     loss = distil(network(STUDENT), batch, [network(config) for config in TEACHERS], weight)
     assert (loss.total.item(), loss.n_targets) == (pytest.approx(expected(batch, weight), rel=1e-10), 21)
@@ -60,7 +60,7 @@ def test_the_loss_is_its_formula_and_without_weight_that_of_the_text(
 
 
 def test_a_student_that_equals_its_only_teacher_has_no_gradient_and_the_teacher_never_has_one(
-    monkeypatch: pytest.MonkeyPatch,
+    limit_logits: LimitLogits,
 ) -> None:
     """The cross-entropy with one's own distribution is at its minimum; in chunks, gradients are the same."""
     student, teacher = network(STUDENT), network(TEACHERS[0])
@@ -68,7 +68,7 @@ def test_a_student_that_equals_its_only_teacher_has_no_gradient_and_the_teacher_
     for gradient in torch.autograd.grad(distil(student, batch, [student], 1.0).total, parameters):
         torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-10)
     whole = torch.autograd.grad(distil(student, batch, [teacher], 0.7).total, parameters)
-    monkeypatch.setattr(loss_module, "MAX_LOGITS", 40)
+    limit_logits(40)
     parts = torch.autograd.grad(distil(student, batch, [teacher], 0.7).total, parameters)
     assert max(float(gradient.abs().max()) for gradient in whole) > 0.01
     for one, other in zip(whole, parts, strict=True):

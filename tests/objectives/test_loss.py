@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from tests import reference, reference_parts
+from tests.objectives.conftest import LimitLogits
 from tests.variants import randomised, small
 from tinylm.config.model import ModelConfig
 from tinylm.jobs.masked.task import masked_token
 from tinylm.jobs.pairs.job import sequence_to_sequence
 from tinylm.kernels.process import prepare_compiler
 from tinylm.machine.device import can_compile
-from tinylm.objectives import loss as module
 from tinylm.objectives.loss import Loss, next_token, next_two_tokens
 from tinylm.text.batches import Batch
 from tinylm.transformer.architectures import Decoder, Output
@@ -45,13 +45,13 @@ def expected_loss(model: Decoder, config: ModelConfig, batch: Batch) -> float:
 
 
 @pytest.mark.parametrize("config", [small(), small("original", kv_heads=4, tie=False)], ids=["modern", "original"])
-def test_the_loss_is_its_formula_over_scored_targets(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_is_its_formula_over_scored_targets(config: ModelConfig, limit_logits: LimitLogits) -> None:
     model = decoder(config)
     for scored in (None, 0.4):
         batch = batch_of(config, 3, 7, scored)
         expected = expected_loss(model, config, batch)
         for chunk in (1 << 25, 30):
-            monkeypatch.setattr(module, "MAX_LOGITS", chunk)
+            limit_logits(chunk)
             loss = next_token(model, batch)
             assert loss.total.item() == pytest.approx(expected, rel=1e-12)
             assert loss.n_targets == (21 if batch.mask is None else int(batch.mask.sum()))
@@ -59,9 +59,11 @@ def test_the_loss_is_its_formula_over_scored_targets(config: ModelConfig, monkey
 
 
 @pytest.mark.parametrize("chunk", [1 << 25, 30])
-def test_multi_token_prediction_adds_the_loss_of_the_second_token(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multi_token_prediction_adds_the_loss_of_the_second_token(
+    chunk: int, limit_logits: LimitLogits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only the loss of the next token is smoothed. Both losses are those of the same logits."""
-    monkeypatch.setattr(module, "MAX_LOGITS", chunk)
+    limit_logits(chunk)
     config = small(tie=chunk == 30)
     model, batch = decoder(config), batch_of(config, 3, 7)
     weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
@@ -116,7 +118,7 @@ def test_label_smoothing_equals_its_formula(architecture: str) -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("objective", ["tied", "untied", "two tokens"])
 def test_the_chunked_loss_and_its_gradient_equal_the_unchunked_ones(
-    objective: str, frozen: bool, monkeypatch: pytest.MonkeyPatch
+    objective: str, frozen: bool, limit_logits: LimitLogits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks of one row, of a few rows, and of all rows but one; also of an output layer that is not trained."""
     config = small(tie=objective == "tied")
@@ -140,7 +142,7 @@ def test_the_chunked_loss_and_its_gradient_equal_the_unchunked_ones(
     logits = model.logits
     monkeypatch.setattr(model, "logits", lambda hidden: (rows.append(len(hidden)), logits(hidden))[1])
     for chunk in (1, 13, 40, 13 * 12):
-        monkeypatch.setattr(module, "MAX_FROZEN_LOGITS" if frozen else "MAX_LOGITS", chunk)
+        limit_logits(chunk)
         rows.clear()
         chunked = loss()
         found = gradients(chunked)
@@ -181,7 +183,7 @@ def hidden_weight_and_targets() -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize(("dtype", "second_weight"), [(torch.bfloat16, 0.5), (torch.float16, 0.0)])
 def test_under_autocast_chunks_equal_the_whole(
-    dtype: torch.dtype, second_weight: float, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, second_weight: float, limit_logits: LimitLogits
 ) -> None:
     """The weight is rounded once for all chunks, and its gradient is summed in single precision. Loss scale: 1024."""
     hidden, weight, targets = hidden_weight_and_targets()
@@ -190,7 +192,7 @@ def test_under_autocast_chunks_equal_the_whole(
     second = cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
     expected = cross_entropy(logits.flatten(0, 1), targets.flatten()) + second_weight / 5 * second
     expected.backward()
-    monkeypatch.setattr(module, "MAX_LOGITS", 2 * 7)
+    limit_logits(2 * 7)
     leaves = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
     with torch.autocast("cpu", dtype):
         both = next_two_tokens(LinearModel(leaves[1]), Batch(leaves[0], targets), 0.0, second_weight)
@@ -207,9 +209,9 @@ def test_under_autocast_chunks_equal_the_whole(
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
 @pytest.mark.skipif(not can_compile("cpu"), reason="there is no C++ compiler")
 @pytest.mark.parametrize("chunk", [1 << 25, 3 * 7])
-def test_a_compiled_loss_has_the_gradients_of_the_eager_one(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_loss_has_the_gradients_of_the_eager_one(chunk: int, limit_logits: LimitLogits) -> None:
     """As training on CUDA compiles it."""
-    monkeypatch.setattr(module, "MAX_LOGITS", chunk)
+    limit_logits(chunk)
     prepare_compiler()
     hidden, weight, targets = hidden_weight_and_targets()
     model = LinearModel(weight)

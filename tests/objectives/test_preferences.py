@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests import reference_parts
+from tests.objectives.conftest import LimitLogits
 from tests.text.test_chat_batches import random_tokens
 from tests.variants import randomised, small
 from tinylm.adapters.adapter import without_adapters
@@ -17,7 +18,6 @@ from tinylm.config.run import AdapterConfig
 from tinylm.jobs.preferences.corpus import PreferenceTokens
 from tinylm.jobs.preferences.job import dpo
 from tinylm.models.adapter import add_adapter
-from tinylm.objectives import loss as loss_module
 from tinylm.objectives.loss import LanguageModel
 from tinylm.text.scored_tokens import ScoredRows
 from tinylm.transformer.architectures import Decoder
@@ -49,8 +49,8 @@ def margin_of(policy: Decoder, base: Decoder, pair: np.ndarray) -> float:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("chunk", [1 << 25, 40])
-def test_loss_margin_and_accuracy_are_their_formulas(packed: bool, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_module, "MAX_LOGITS", chunk)
+def test_loss_margin_and_accuracy_are_their_formulas(packed: bool, chunk: int, limit_logits: LimitLogits) -> None:
+    limit_logits(chunk)
     policy, base = model(1), model(2)
     margins = [margin_of(policy, base, pair) for pair in EXAMPLES]
     rows = ScoredRows(TOKENS, CONTEXT, packed, EXAMPLES)
@@ -62,7 +62,7 @@ def test_loss_margin_and_accuracy_are_their_formulas(packed: bool, chunk: int, m
     assert 0 < found.metrics["accuracy"] < 1
 
 
-def test_the_gradient_is_that_of_the_formula_and_does_not_reach_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradient_is_that_of_the_formula_and_does_not_reach_the_reference(limit_logits: LimitLogits) -> None:
     """By central differences of the formula along a random direction; in chunks, the gradient is the same."""
     policy, base = model(1), model(2)
     batch = ScoredRows(TOKENS, CONTEXT, packed=True, examples=EXAMPLES).batch([0])
@@ -90,7 +90,7 @@ def test_the_gradient_is_that_of_the_formula_and_does_not_reach_the_reference(mo
     step = 1e-6
     assert slope == pytest.approx((formula(step) - formula(-step)) / (2 * step), rel=1e-6)
     assert all(parameter.grad is None for parameter in base.parameters())
-    monkeypatch.setattr(loss_module, "MAX_LOGITS", 40)
+    limit_logits(40)
     for one, other in zip(found, gradients(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 

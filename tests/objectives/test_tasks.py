@@ -12,24 +12,28 @@ import torch.nn.functional as F
 
 from tests.variants import randomised, small
 from tinylm.config.jobs import JOBS
+from tinylm.config.model import ModelConfig
 from tinylm.config.training import Budget, TrainingConfig
-from tinylm.jobs.job import load_job
+from tinylm.jobs.job import Task, load_job
 from tinylm.jobs.text import task as tasks
 from tinylm.text.batches import Batch, undo_merges
 from tinylm.text.token_files import TokenFolder
-from tinylm.text.tokenizer import MASK, train_bpe, train_char
+from tinylm.text.tokenizer import MASK, Tokenizer, train_bpe, train_char
 from tinylm.transformer.build import build_model
 
 SETTINGS: dict[str, Any] = {"batch_size": 2, "micro_batch": 2, "lr": 0.1, "min_lr": 0.0, "warmup": 0.0}
 SETTINGS["budget"] = Budget(steps=1)
 
 
+def text_task(tokenizer: Tokenizer, ids: list[int], context: int, **training: Any) -> tuple[Task, ModelConfig]:
+    """The task of a decoder on a text, and the model's configuration."""
+    config, tokens = small(vocab_size=tokenizer.vocab_size, context=context), np.array(ids, dtype=np.uint16)
+    folder = TokenFolder(Path("unused"), tokens, tokens)
+    return load_job("next-token").task(folder, tokenizer, config, TrainingConfig(**SETTINGS, **training)), config
+
+
 def test_the_weight_of_the_token_after_the_next_falls_linearly_to_0_at_60_percent() -> None:
-    tokenizer = train_char("abc")
-    config = small(vocab_size=tokenizer.vocab_size, context=8)
-    training = TrainingConfig(mtp_weight=0.4, **SETTINGS)
-    tokens = np.array([0, 1, 2, 1] * 20, dtype=np.uint16)
-    task = load_job("next-token").task(TokenFolder(Path("unused"), tokens, tokens), tokenizer, config, training)
+    task, config = text_task(train_char("abc"), [0, 1, 2, 1] * 20, 8, mtp_weight=0.4)
     model = randomised(build_model(config)).double().eval()
     batch = task.batch(3)
     with torch.no_grad():
@@ -45,44 +49,29 @@ def test_the_weight_of_the_token_after_the_next_falls_linearly_to_0_at_60_percen
             assert loss.total.item() == pytest.approx(plain.total.item())
 
 
-def test_undone_merges_leave_the_text_as_it_is_and_end_at_60_percent() -> None:
+def test_merges_are_undone_with_a_probability_that_falls_to_0_at_60_percent_and_the_text_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     text = "the old man and the sea, the cold sea " * 40
     tokenizer = train_bpe([text], 300)
-    ids = np.asarray(tokenizer.encode(text), dtype=np.uint16)
-    config = small(vocab_size=tokenizer.vocab_size, context=16)
-    training = TrainingConfig(bpe_dropout=0.4, **SETTINGS)
-    task = load_job("next-token").task(TokenFolder(Path("unused"), ids, ids), tokenizer, config, training)
-    seen: list[Batch] = []
-
-    class Recorded(torch.nn.Module):
-        vocab_size, cross_entropy, output_parameters = config.vocab_size, staticmethod(F.cross_entropy), ()
-
-    original = task.batch(0)
-    changed = 0
-    for progress in (0.0, 0.3, 0.6, 1.0):
-        torch.manual_seed(1)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tasks, "next_token", lambda model, batch, smoothing: seen.append(batch))
-            task.objective(progress)(Recorded(), original)
-        batch = seen.pop()
-        for row, expected in zip(batch.ids.tolist(), original.ids.tolist(), strict=True):
-            assert tokenizer.decode(expected).startswith(tokenizer.decode(row))
-        assert torch.equal(batch.ids[:, 1:], batch.targets[:, :-1]) and batch.ids.shape == original.ids.shape
-        changed += not torch.equal(batch.ids, original.ids)
-        assert torch.equal(batch.ids, original.ids) == (progress >= 0.6)
-    assert changed == 2
-
-
-def test_the_probability_of_undoing_merges_falls_linearly(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = train_bpe(["the old man and the sea " * 9], 270)
-    ids = np.asarray(tokenizer.encode("the old man and the sea " * 9), dtype=np.uint16)
-    config = small(vocab_size=tokenizer.vocab_size, context=8)
-    training = TrainingConfig(bpe_dropout=0.4, **SETTINGS)
-    task = load_job("next-token").task(TokenFolder(Path("unused"), ids, ids), tokenizer, config, training)
+    task, config = text_task(tokenizer, tokenizer.encode(text), 16, bpe_dropout=0.4)
+    model, original = randomised(build_model(config)), task.batch(0)
     rates: list[float] = []
-    monkeypatch.setattr(tasks, "undo_merges", lambda batch, merges, rate: rates.append(rate) or batch)
-    for progress in (0.0, 0.15, 0.3, 0.45, 0.6):
-        task.objective(progress)(randomised(build_model(config)), task.batch(0))
+
+    def watched(batch: Batch, merges: torch.Tensor, rate: float) -> Batch:
+        rates.append(rate)
+        undone = undo_merges(batch, merges, rate)
+        for row, expected in zip(undone.ids.tolist(), original.ids.tolist(), strict=True):
+            assert tokenizer.decode(expected).startswith(tokenizer.decode(row))
+        assert torch.equal(undone.ids[:, 1:], undone.targets[:, :-1]) and undone.ids.shape == original.ids.shape
+        assert not torch.equal(undone.ids, original.ids)
+        return undone
+
+    monkeypatch.setattr(tasks, "undo_merges", watched)
+    for progress in (0.0, 0.15, 0.3, 0.45, 0.6, 1.0):
+        torch.manual_seed(1)
+        loss = task.objective(progress)(model, original).total
+        assert torch.equal(loss, task.validation_objective(model, original).total) == (progress >= 0.6)
     assert rates == pytest.approx([0.4, 0.3, 0.2, 0.1])
 
 
@@ -128,10 +117,7 @@ def test_the_objective_of_a_task_computes_the_loss_of_its_batches(objective: str
     training = TrainingConfig(objective=objective, **SETTINGS)
     end = tokenizer.end_of_text_id
     pairs = np.array([0, 1, end, 2, 1, end] * 20, dtype=np.uint16)
-    if JOBS[objective].data in (
-        "chat",
-        "preferences",
-    ):  # two conversations of two and four tokens, of which one and two are scored
+    if JOBS[objective].data in ("chat", "preferences"):  # of two and four tokens, of which one and two are scored
         pairs = np.array([5, 6, 9, 4, 14, 10] * 20, dtype=np.uint16)
     if JOBS[objective].has_labels:  # texts of two and one tokens with the labels 1 and 0
         pairs = np.array([5, 8, 6, 9, 2] * 20, dtype=np.uint16)

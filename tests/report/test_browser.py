@@ -48,7 +48,6 @@ def made_up_run(name: str, seed: int = 0) -> dict[str, Any]:
         "curves": {
             "train": {**axes, "loss": loss, "lr": loss, "grad_norm": loss, "tokens_per_second": loss},
             "val": {**axes, "val_loss": loss},
-            "layers": {**axes, "names": ["layers.0", "layers.1", HOSTILE], "norms": [loss, loss, loss]},
             "experts": [[0.25, 0.75], [0.5, None]],
         },
         "samples": [{"step": step, "val_loss": 1.0, "text": f"sample at {step} {HOSTILE}"} for step in (10, 20, 30)],
@@ -151,9 +150,9 @@ def test_the_page_opens_from_a_file_without_a_request_a_message_or_an_element_of
     assert page.locator("img, iframe, object, link").count() == 0
     assert page.locator("script").count() == 3
     titles = page.locator("h2").all_text_contents()
-    assert titles[:4] == ["Overview", "Curves", "Gradient norms by layer", "Plan and result"]
+    assert titles[:3] == ["Overview", "Curves", "Plan and result"]
     model = {"Loss per token", "Attention", "Tokens per expert", "Updates of the adapter", "Evaluation", "Memorisation"}
-    assert set(titles[4:]) == {"Samples by step", *model, "Parameters by part", "Settings"}
+    assert set(titles[3:]) == {"Samples by step", *model, "Parameters by part", "Settings"}
     assert page.locator("#overview tbody th").all_text_contents() == [" one", f" {HOSTILE}"]
     page.wait_for_selector("#curves canvas")
     assert all(drawn_pixels(canvas) > 500 for canvas in page.locator("#curves canvas").all())

@@ -201,8 +201,8 @@ def logged(run: str) -> dict[str, list[tuple[int, float]]]:
     curves: dict[str, list[tuple[int, float]]] = {}
     for line in Path(run, "metrics.jsonl").read_text().splitlines():
         record: dict[str, Any] = json.loads(line)
-        for part, norm in record.pop("gradient_norms", {}).items():
-            record[f"gradient_norms/{part}"] = norm
+        for expert, share in enumerate(record.pop("expert_shares", [[]])[0]):
+            record[f"expert_shares/0/{expert}"] = share
         step = record.pop("step")
         for name, value in record.items():
             curves.setdefault(name, []).append((step, float(np.float32(value))))
@@ -212,11 +212,11 @@ def logged(run: str) -> dict[str, list[tuple[int, float]]]:
 def test_tensorboard_shows_each_number_of_metrics_jsonl_in_each_folder_that_is_named(calls: Path) -> None:
     """One that cannot be written is one warning."""
     trackers = ("--log-to", "tensorboard=logs", "--log-to", "tensorboard", "--log-to", "tensorboard=text.txt")
-    result = train("--log-gradients", *trackers)
+    result = train("--experts", 2, *trackers)
     assert result.stdout == "run\n"
     assert result.stderr.count("Warning") == result.stderr.count("Logging to tensorboard failed: ") == 1
     assert shown("logs/run") == shown("tensorboard/run") == logged("run")
-    assert "gradient_norms/layers.0" in shown("logs/run")
+    assert "expert_shares/0/1" in shown("logs/run")
 
 
 def test_a_run_that_goes_on_after_a_crash_shows_each_step_once(calls: Path) -> None:

@@ -11,6 +11,7 @@ from tests.training.run_sessions import TOKENIZER, RunSession, config_of
 from tinylm.config.run import RunConfig
 from tinylm.text.compression import no_progress
 from tinylm.text.token_files import TokenFolder, encode_to_folder
+from tinylm.training import run_store
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,12 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenFolder:
     train, val = documents(300), documents(40)
     folder = tmp_path_factory.mktemp("session") / "tokens"
     return encode_to_folder(folder, "key", {"train": iter(train), "val": iter(val)}.__getitem__, TOKENIZER, no_progress)
+
+
+@pytest.fixture
+def in_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small saves, too, are written in the background."""
+    monkeypatch.setattr(run_store, "MIN_BYTES", 0)
 
 
 Begin = Callable[..., RunSession]

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tinylm.training import graceful_stop
 from tinylm.training.graceful_stop import DUPLICATE_SECONDS, stop_on_signals
 from tinylm.training.trainer import StopTraining
 
@@ -33,12 +32,11 @@ def send(number: signal.Signals) -> None:
 
 @each
 def test_the_first_signal_requests_a_stop_and_a_second_one_stops_at_once_unless_it_comes_at_the_same_moment(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals,
 ) -> None:
     """A Ctrl-C may be sent by the terminal and by a parent process."""
     clock = iter([10.0, 10.0 + 0.9 * DUPLICATE_SECONDS, 10.0 + 2 * DUPLICATE_SECONDS])
-    monkeypatch.setattr(graceful_stop.time, "monotonic", lambda: next(clock))
-    with stop_on_signals(SIGNALS) as stop:
+    with stop_on_signals(SIGNALS, now=lambda: next(clock)) as stop:
         stop.check()
         assert stop.signal_number == 0
         send(number)

@@ -1,6 +1,9 @@
 """Batches of ranks and sums over them, simulated in one process. Pinned memory needs a GPU: tests/test_gpu.py."""
 
+import functools
+import os
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -9,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.shell import run_child
 from tests.training.trainer_bench import random_batch
 from tinylm.distributed import ranks
 from tinylm.distributed.ranks import ProcessRanks, machine_threads
@@ -18,8 +22,8 @@ from tinylm.system.launch import Launch
 from tinylm.system.process_signals import Interrupted
 from tinylm.system.ranks import Ranks
 from tinylm.text.batches import Batch, load_ahead, prefetch
-from tinylm.training import graceful_stop, parallel
-from tinylm.training.graceful_stop import StopRequest
+from tinylm.training import parallel
+from tinylm.training.graceful_stop import SHARED_DUPLICATE_SECONDS, StopRequest
 from tinylm.training.parallel import sum_gradients
 from tinylm.training.trainer import StopTraining
 
@@ -53,20 +57,18 @@ def test_a_parameter_without_a_gradient_on_one_rank_gets_that_of_the_other_and_n
     assert parameters[2].grad is None
 
 
-def test_ranks_have_the_threads_of_one_process_unless_more_are_set_and_share_its_memory_but_no_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ranks, "usable_cores", lambda: 16)
-    monkeypatch.setattr(ranks, "physical_cores", lambda: 8)
-    found = {}
-    for threads in (1, 3):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+def test_ranks_have_the_threads_of_one_process_unless_more_are_set_and_share_its_memory_but_no_gpu() -> None:
+    variables = {name: value for name, value in os.environ.items() if "NUM_THREADS" not in name}
+    command = [sys.executable, "-c", "import torch; print(torch.get_num_threads())"]
+    of_one_process = int(run_child(command, env=variables).stdout)
+    found, before = {}, torch.get_num_threads()
+    for threads in (3, 1):
+        torch.set_num_threads(threads)
         found |= {(threads, local): machine_threads(Launch(size=4, local_size=local)) for local in (1, 4)}
-    cores = 8 if torch.backends.mkl.is_available() else 16
-    assert found == {(1, 1): 1, (1, 4): cores, (3, 1): 3, (3, 4): 12}
-    monkeypatch.setattr(parallel, "free_memory", lambda device: 1000)
+    torch.set_num_threads(before)
+    assert found == {(1, 1): 1, (1, 4): of_one_process, (3, 1): 3, (3, 4): 12}
     two = Ranks(Launch(size=2, local_size=2))
-    assert [parallel.rank_memory(device, two) for device in ("cuda", "cpu")] == [1000, 500]
+    assert [parallel.rank_memory(device, two, lambda device: 1000) for device in ("cuda", "cpu")] == [1000, 500]
 
 
 @pytest.mark.parametrize(("rows", "size"), [(6, 4), (4, 1), (5, 2), (2, 4)])
@@ -130,11 +132,11 @@ def test_a_signal_at_another_rank_stops_this_one_which_takes_its_own_signal_as_a
     assert request.signal_number == signal.SIGTERM
 
 
-def test_signals_in_several_processes_may_be_seconds_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_in_several_processes_may_be_seconds_apart() -> None:
     """A scheduler sends SIGTERM to every process of a job, and torchrun, when it has received its own, another one."""
-    for request in (StopRequest(OtherGives()), StopRequest(Ranks(Launch(has_store=True)))):
-        clock = iter([10.0, 11.0, 10.0 + 2 * graceful_stop.SHARED_DUPLICATE_SECONDS])
-        monkeypatch.setattr(graceful_stop.time, "monotonic", lambda clock=clock: next(clock))
+    for others in (OtherGives(), Ranks(Launch(has_store=True))):
+        clock = iter([10.0, 11.0, 10.0 + 2 * SHARED_DUPLICATE_SECONDS])
+        request = StopRequest(others, functools.partial(next, clock))
         request.check()
         assert [request.receive(signal.SIGTERM) for _ in range(3)] == [False, False, True]
         with pytest.raises(StopTraining):

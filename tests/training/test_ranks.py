@@ -180,13 +180,11 @@ def test_runs_go_on_in_other_numbers_of_ranks_and_modes_with_the_losses_of_one(t
     base = several / "base"  # where resuming an adapter finds it
     train([["train", [str(texts / "text.txt")], {**MODEL, **TRAINING, "steps": 5, "out": str(base)}]], ONE_RANK)
     expected = runs(texts, one, RESUMED, base)
-    expected[0][2]["log_gradients"] = True
     train(expected, ONE_RANK)
     for ranks, sessions in SESSIONS:
         made = []
         for parallel, stop_at in sessions:
             begun = runs(texts, several, RESUMED, base, parallel)
-            begun[0][2]["log_gradients"] = True
             for kind, files, settings in begun:
                 again = {"out": settings["out"], "parallel": parallel, "stop_at": stop_at}
                 made.append([kind, files, {**settings, **again}] if stop_at == 6 else ["resume", kind, again])
@@ -200,9 +198,6 @@ def test_runs_go_on_in_other_numbers_of_ranks_and_modes_with_the_losses_of_one(t
         assert logged(found, *LOSSES) == pytest.approx(logged(expected, *LOSSES), rel=1e-5), kind
         assert logged(found, "grad_norm") == pytest.approx(logged(expected, "grad_norm"), rel=1e-3), kind
     found, expected = (folder / "averaged normuon" for folder in (several, one))
-    for record, one_record in zip(read_metrics(found), read_metrics(expected), strict=True):
-        if "gradient_norms" in one_record:
-            assert record["gradient_norms"] == pytest.approx(one_record["gradient_norms"], rel=1e-2)
     text = [str(texts / "text.txt")]
     assert load(found).evaluate(text).loss == pytest.approx(load(expected).evaluate(text).loss, rel=1e-4)
 

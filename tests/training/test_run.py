@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import errno
-import math
 import os
 import weakref
 from collections.abc import Callable
@@ -17,13 +16,11 @@ import pytest
 import torch
 
 import tinylm
-from tests.kernels.test_openmp_spin import two_cores
-from tests.machines import machine
-from tests.planning.planned import data
+from tests.kernels.test_thread_placement import two_cores
 from tests.shell import snapshot, story
 from tests.training.conftest import Begin
 from tests.training.run_sessions import SHAPE, TOKENIZER, Killed, RunSession, adapter_for, config_of, contents
-from tests.variants import every_variant, randomised, small
+from tests.variants import every_variant, randomised
 from tinylm.adapters.bottleneck import SUBLAYERS
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig, RunConfig
@@ -38,8 +35,6 @@ from tinylm.models.adapter import add_adapter
 from tinylm.models.open import open_model
 from tinylm.objectives.loss import next_token
 from tinylm.planning.memory import MemoryPlan, TrainingMemory
-from tinylm.planning.plan import ResumedPlan
-from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.recipes import MEMORY_ERROR, MEMORY_SHARE
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights
@@ -152,7 +147,7 @@ def test_a_run_with_checkpointed_activations_equals_one_without(
 ) -> None:
     """To the bit, if both are evaluated in batches of the same size."""
     monkeypatch.setattr("tinylm.training.validation.evaluation_rows", lambda micro_batch, checkpointed: micro_batch)
-    settings = {"budget": Budget(steps=8), "eval_every": 4, "log_every": 1, "log_gradients": True}
+    settings = {"budget": Budget(steps=8), "eval_every": 4, "log_every": 1}
     found = []
     for checkpointed in (False, True):
         config = case_config(CASES[name], adapter, **settings, checkpoint_activations=checkpointed)
@@ -216,16 +211,6 @@ def test_metrics_equal_the_reported_events(begin: Begin) -> None:
     evaluated = {"step", "val_loss", "seconds"}
     assert records[0].keys() == {*evaluated, "val_tokens"}  # before the first step
     assert all(r.keys() in (keys, evaluated) for r in records[1:])
-
-
-def test_gradient_norms_of_layers_are_logged_with_log_gradients(begin: Begin) -> None:
-    """The sum of their squares is the square of the total norm before clipping."""
-    run = begin(log_gradients=True, grad_clip=0.0, budget=Budget(steps=14))
-    records = [record for record in read_metrics(run.path) if "loss" in record]
-    assert len(records) == 2
-    for record in records:
-        assert set(record["gradient_norms"]) == {"embedding", "layers.0", "norm"}
-        assert math.hypot(*record["gradient_norms"].values()) == pytest.approx(record["grad_norm"], rel=1e-5)
 
 
 def test_only_the_adapter_is_trained_and_saved(begin: Begin, adapter: AdapterConfig) -> None:
@@ -396,17 +381,16 @@ def test_the_best_loss_of_a_save_is_that_of_trained_weights(tokens: TokenFolder,
 
 def test_the_micro_batch_is_that_of_the_save_unless_it_cannot_fit() -> None:
     memory = TrainingMemory(state=1000, gradients=400, per_sequence=100)
-    plan = MemoryPlan(parallel="ddp", checkpointing=False, memory=memory, checkpointed=memory)
-    request = PlanRequest(objective="next-token", data=data(1000), vocab_size=100, base=small())
 
-    def resumed(notices: list[str], **properties: Any) -> int:
-        return ResumedPlan(machine(**properties), request, plan, 64).micro_batch(64, notices)
+    def resumed(notices: list[str], free: int | None) -> int:
+        shared: Any = {"parallel": "ddp", "checkpointing": False, "memory": memory, "checkpointed": memory}
+        return MemoryPlan(**shared, batch_size=64, free=free).resumed_micro_batch(64, notices)
 
-    assert resumed([], free_memory=None) == 64
+    assert resumed([], None) == 64
     for share, kept in ((1.0, True), (1.01 - MEMORY_ERROR, True), (0.99 - MEMORY_ERROR, False)):
         notices: list[str] = []
         free = int(share * memory.needed(64, 64))
-        found = resumed(notices, free_memory=free)
+        found = resumed(notices, free)
         assert ((found == 64), len(notices)) == (kept, 0 if kept else 1)
         assert kept or memory.needed(found, 64) <= MEMORY_SHARE * free < memory.needed(found + 1, 64)
 

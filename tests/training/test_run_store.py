@@ -19,7 +19,6 @@ from tinylm.run_directory import directory
 from tinylm.run_directory.directory import RunDirectory, ShardOnlyRun
 from tinylm.run_directory.weights import WHOLE, Shard
 from tinylm.system.ranks import Ranks
-from tinylm.training import run_store
 from tinylm.training.run_store import RunStore, open_store
 from tinylm.training.state import TrainerState, optimizer_tensors
 
@@ -59,9 +58,8 @@ def saving(path: Path, ranks: Ranks, sharded: bool = True) -> Iterator[tuple[Run
 
 
 @pytest.fixture
-def writing(monkeypatch: pytest.MonkeyPatch) -> Mock:
+def writing(monkeypatch: pytest.MonkeyPatch, in_background: None) -> Mock:
     """Saves are written in the background. The side effect is called with each file before it is written."""
-    monkeypatch.setattr(run_store, "MIN_BYTES", 0)
     write_tensors, before = directory.write_tensors, Mock()
     monkeypatch.setattr(directory, "write_tensors", lambda path, *rest: (before(path), write_tensors(path, *rest)))
     return before

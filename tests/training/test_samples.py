@@ -1,7 +1,7 @@
 """Samples during training: when they are drawn, and where they are stored."""
 
+import functools
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.shell import TINY, run_ok, story
-from tests.training.trainer_bench import SETTINGS
+from tests.training.trainer_bench import SETTINGS, FakeTime
 from tests.variants import randomised, small
 from tinylm.config.run import RunConfig, TokenizerConfig
 from tinylm.config.training import Budget, TrainingConfig
@@ -21,53 +21,39 @@ from tinylm.training.events import Evaluated
 from tinylm.transformer.build import build_model
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, which advances only where a test adds to it."""
-    now = [1000.0]
-    monkeypatch.setattr(samples.time, "monotonic", lambda: now[0])
-    return now
-
-
-def new_sampler(training: TrainingConfig | None = None) -> samples.RunSampler:
+def new_sampler(training: TrainingConfig | None = None, **parts: Any) -> samples.RunSampler:
     tokenizer = train_char("abc")
     shape = small(vocab_size=tokenizer.vocab_size)
     config = RunConfig.new(model=shape, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256))
-    return samples.RunSampler(randomised(build_model(shape)), tokenizer, replace(config, training=training))
+    model = randomised(build_model(shape))
+    return samples.RunSampler(model, tokenizer, replace(config, training=training), **parts)
 
 
-def test_samples_take_at_most_their_share_of_the_time_and_grow_rarer(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slow(*arguments: object) -> str:
-        clock[0] += 0.5
+def test_samples_take_at_most_their_share_of_the_time_and_grow_rarer() -> None:
+    time = FakeTime()
+
+    def generate(*arguments: object) -> str:
+        time.spend(0.5)
         return "text"
 
-    monkeypatch.setattr(samples, "generate_sample", slow)
-    sampler, drawn = new_sampler(), []
-    while (seconds := clock[0] - 1000) < 86_400:
-        clock[0] += 3.0
+    sampler, drawn = new_sampler(generate=generate, now=lambda: time.now), []
+    while (seconds := time.now - 1000) < 86_400:
+        time.spend(3.0)
         if sampler.sample_if_due(Evaluated(1, 1.0, True, seconds + 3)):
-            drawn.append(clock[0] - 1000)
+            drawn.append(time.now - 1000)
     assert drawn[0] >= samples.MIN_SECONDS
     assert all(0.5 * (n - 1) <= samples.MAX_SHARE * t for n, t in enumerate(drawn, start=1))
     assert len(drawn) < 300
 
 
-def test_a_sample_takes_at_most_its_share_of_a_time_budget(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_takes_at_most_its_share_of_a_time_budget() -> None:
     """A second per token, as on a busy machine: after the last evaluation, a run of 100 s has 2 s for a sample."""
-    generate = samples.generate
-
-    def slow(*arguments: Any, **options: Any) -> Iterator[Any]:
-        for row in generate(*arguments, **options):
-            clock[0] += 1.0
-            yield row
-
-    monkeypatch.setattr(samples, "generate", slow)
-    sampler = new_sampler(TrainingConfig(**SETTINGS | {"budget": Budget(time=100.0)}))
-    clock[0] = 1100.0
+    start, sampled, first_token, second_token, end = 1000.0, 1100.0, 1101.0, 1102.0, 1103.0
+    readings = iter([start, sampled, sampled, first_token, second_token, end])
+    training = TrainingConfig(**SETTINGS | {"budget": Budget(time=100.0)})
+    sampler = new_sampler(training, now=functools.partial(next, readings))
     assert sampler.sample_if_due(Evaluated(1, 1.0, True, 100.0))
-    assert clock[0] == 1102.0
+    assert next(readings, None) is None
 
 
 def test_a_run_stores_its_samples_and_a_resumed_one_draws_those_after_its_save_again(

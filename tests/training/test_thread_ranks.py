@@ -71,7 +71,7 @@ def test_ranks_whose_clocks_differ_stop_after_the_same_step() -> None:
     assert found[1] == found[2] == found[0]
 
 
-def test_patience_is_decided_by_the_loss_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patience_is_decided_by_the_loss_of_all_ranks() -> None:
     """By the loss of rank 1, training would go on, and by that of rank 0 end after step 3."""
     means = [3.0, 2.0, 2.5, 1.0, 1.5, 1.25, 0.5]
     losses = {0: [2 * mean + step for step, mean in enumerate(means)], 1: [-float(step) for step in range(7)]}
@@ -81,7 +81,8 @@ def test_patience_is_decided_by_the_loss_of_all_ranks(monkeypatch: pytest.Monkey
             return losses[ranks.launch.rank][bench.state.step]
 
         bench = Bench(budget=Budget(steps=50), patience=2, eval_every=1, lr=1e-3, ranks=ranks, validate=validate)
-        monkeypatch.setattr(bench.trainer.task, "validation_batches", lambda *_: [random_batch(0, 1)] * 2)
+        task: Any = bench.trainer.task
+        task.validation_batches = lambda *_: [random_batch(0, 1)] * 2
         return bench.run(), bench.state.step, bench.best
 
     one, other = in_ranks(2, train)

@@ -27,9 +27,8 @@ from tinylm.errors import DivergedError
 from tinylm.evaluation import loop
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch
-from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Evaluated, Logged, Stepped
-from tinylm.training.optimizer import layer_gradient_norms, learning_rate
+from tinylm.training.optimizer import learning_rate
 from tinylm.training.trainer import Trainer
 from tinylm.transformer.architectures import Decoder
 
@@ -218,41 +217,6 @@ def test_each_step_minimises_the_objective_of_its_progress() -> None:
     assert_same(values(bench.model), values(expected))
 
 
-# Gradient norms by layer.
-
-
-def layers_with(*gradients: float) -> torch.nn.ModuleDict:
-    """Layers whose gradients are random numbers times a factor each."""
-    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(torch.nn.Linear(30, 40) for _ in gradients)})
-    for layer, factor in zip(model["layers"].children(), gradients, strict=True):
-        for parameter in layer.parameters():
-            parameter.grad = factor * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
-    return model
-
-
-def test_gradient_norms_equal_those_in_float64_at_every_scale_and_are_none_if_not_finite() -> None:
-    """In fp32, the squares of 1e30 overflow and those of 1e-30 underflow. Apple GPUs have no float64."""
-    model = layers_with(1e-30, 1.0, 1e30, 0.0, math.inf, math.nan)
-    expected: dict[str, Any] = {"layers.4": None, "layers.5": None}
-    for name in ("layers.0", "layers.1", "layers.2", "layers.3"):
-        gradients = [parameter.grad for parameter in model.get_submodule(name).parameters()]
-        exact = torch.cat([grad.double().flatten() for grad in gradients if grad is not None]).norm().item()
-        expected[name] = pytest.approx(exact, rel=1e-6, abs=0)
-    found: set[torch.dtype] = set()
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = function(*args, **(kwargs or {}))
-            found.update({result.dtype} if isinstance(result, torch.Tensor) else ())
-            return result
-
-    with Watch():
-        assert layer_gradient_norms(model) == expected
-        layer_gradient_norms(layers_with(1.0).bfloat16())
-    assert torch.float64 not in found and torch.float32 in found
-    assert layer_gradient_norms(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(2, 2)])})) == {}
-
-
 def test_validation_batches_have_more_rows_for_shorter_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most four micro-batches, and at most as many tokens as an evaluation has in a forward pass."""
     monkeypatch.setattr(loop, "EVALUATION_TOKENS", 12)
@@ -260,31 +224,27 @@ def test_validation_batches_have_more_rows_for_shorter_sequences(monkeypatch: py
         assert trained(sequence_length=length, micro_batch=micro_batch, lr=0.1).validation_rows == rows
 
 
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of steps whose losses are read at a time, as on a device that Python runs ahead of."""
-    counts: list[int] = []
-    read = Trainer._read_losses
+class AheadTrainer(Trainer):
+    """A trainer on a device that Python runs ahead of. reads: the number of steps whose losses are read at a time"""
 
-    def counted(trainer: Trainer) -> None:
-        counts.append(len(trainer._unread))
-        read(trainer)
+    def __init__(self, reads: list[int], **parts: Any) -> None:
+        self.reads = reads
+        super().__init__(**parts, runs_ahead=lambda device: True)
 
-    monkeypatch.setattr(trainer_module, "runs_ahead", lambda device: True)
-    monkeypatch.setattr(Trainer, "_read_losses", counted)
-    return counts
+    def _read_losses(self) -> None:
+        self.reads.append(len(self._unread))
+        super()._read_losses()
 
 
 INTERVALS: dict[str, Any] = {"log_every": 4, "eval_every": 5, "save_every": 7, "lr": 0.1, "average": 0.25}
 
 
-def test_a_gpu_is_waited_for_only_before_log_lines_evaluations_and_saves(reads: list[int]) -> None:
+def test_a_gpu_is_waited_for_only_before_log_lines_evaluations_and_saves() -> None:
     """And events, weights and state are those of a device that is waited for in every step."""
-    ahead = trained(budget=Budget(steps=12), **INTERVALS)
+    reads: list[int] = []
+    ahead = trained(budget=Budget(steps=12), kind=functools.partial(AheadTrainer, reads), **INTERVALS)
     assert [count for count in reads if count] == [1, 3, 1, 2, 1, 2, 2]  # after steps 1, 4, 5, 7, 8, 10 and 12
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer_module, "runs_ahead", lambda device: False)
-        plain = trained(budget=Budget(steps=12), **INTERVALS)
+    plain = trained(budget=Budget(steps=12), **INTERVALS)
     assert ahead.saved == plain.saved and ahead.best == plain.best
     for kind in (Logged, Evaluated, Stepped):
         found, expected = ([timeless(event) for event in bench.reported(kind)] for bench in (ahead, plain))
@@ -299,9 +259,7 @@ def timeless(event: Any) -> Any:
 
 
 @pytest.mark.parametrize(("last", "what"), [("log_every", "loss"), ("eval_every", "loss"), ("save_every", "gradient")])
-def test_a_step_that_diverged_is_named_later_and_nothing_is_saved_after_it(
-    last: str, what: str, reads: list[int]
-) -> None:
+def test_a_step_that_diverged_is_named_later_and_nothing_is_saved_after_it(last: str, what: str) -> None:
     def objective(model: Decoder, batch: Batch) -> Loss:
         loss = next_token(model, batch)
         if not torch.is_grad_enabled() or bench.state.step != 2:
@@ -310,7 +268,8 @@ def test_a_step_that_diverged_is_named_later_and_nothing_is_saved_after_it(
         return loss._replace(total=loss.total * factor) if what == "loss" else loss._replace(aux=loss.total * factor)
 
     intervals = {"log_every": 100, "eval_every": 100, "save_every": 100, last: 6}
-    bench = Bench(objective=objective, budget=Budget(steps=50), lr=0.1, **intervals)
+    ahead = functools.partial(AheadTrainer, [])
+    bench = Bench(objective=objective, budget=Budget(steps=50), lr=0.1, kind=ahead, **intervals)
     with pytest.raises(DivergedError, match=f"The {what} of step 3 is not finite"):
         bench.run()
     assert bench.state.step == 6

@@ -71,10 +71,9 @@ def test_a_reduced_micro_batch_is_kept_for_later_steps_and_sessions_and_one_sequ
     assert seen == [6, 3, 2, 1]
 
 
-def test_out_of_memory_for_one_sequence_saves_the_steps_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_for_one_sequence_saves_the_steps_before_it() -> None:
     """With the weights and random numbers of the last step, so that a resumed run repeats the one that failed."""
     states: list[Tensor] = []
-    save_for_resuming = Bench.save_for_resuming
 
     def watch(model: Decoder, part: Batch) -> None:
         if bench.state.step == 3 and torch.is_grad_enabled():
@@ -82,12 +81,8 @@ def test_out_of_memory_for_one_sequence_saves_the_steps_before_it(monkeypatch: p
             torch.rand(1)
             out_of_memory()
 
-    def save(bench: Bench, *parts: Any) -> float:
-        states.append(torch.get_rng_state())
-        return save_for_resuming(bench, *parts)
-
-    monkeypatch.setattr(Bench, "save_for_resuming", save)
-    bench = Bench(objective=watched(watch), budget=Budget(steps=9), micro_batch=1, lr=1e-3)
+    choices: dict[str, Any] = {"budget": Budget(steps=9), "micro_batch": 1, "lr": 1e-3}
+    bench = Bench(objective=watched(watch), save=lambda: states.append(torch.get_rng_state()), **choices)
     with pytest.raises(TinyLMError, match=r"Out of memory with one sequence .* The run is saved up to step 3\."):
         bench.run()
     assert bench.saved == [1, 3] and bench.best == [(1, None), (3, None)]
@@ -165,7 +160,8 @@ def test_out_of_memory_for_the_optimizer_state_is_retried_once_and_else_an_error
     assert_same(values(bench.model), before)
 
 
-def test_out_of_memory_in_the_optimizer_is_an_error_and_its_partial_step_is_not_saved() -> None:
+@pytest.mark.parametrize(("last", "message"), [(1, "nothing is saved yet"), (3, "the run is saved up to step 2")])
+def test_out_of_memory_in_the_optimizer_is_an_error_and_its_partial_step_is_not_saved(last: int, message: str) -> None:
     """An optimizer that changes one weight and then fails."""
     steps: list[int] = []
 
@@ -175,7 +171,7 @@ def test_out_of_memory_in_the_optimizer_is_an_error_and_its_partial_step_is_not_
 
         def half(*_: object) -> None:
             steps.append(1)
-            if len(steps) < 3:
+            if len(steps) < last:
                 return step()
             next(iter(model.parameters())).data.add_(1.0)
             return out_of_memory()
@@ -184,20 +180,16 @@ def test_out_of_memory_in_the_optimizer_is_an_error_and_its_partial_step_is_not_
         return optimizer
 
     bench = Bench(optimizer=failing, budget=Budget(steps=9), save_every=1, lr=1e-3)
-    with pytest.raises(TinyLMError, match="in step 3; the run is saved up to step 2") as caught:
+    with pytest.raises(TinyLMError, match=f"Out of memory in the optimizer, in step {last}; {message}") as caught:
         bench.run()
     assert (caught.value.exit_code, isinstance(caught.value, UsageError)) == (1, False)
-    assert (len(steps), bench.saved, bench.state.step) == (3, [1, 2], 2)
+    assert (len(steps), bench.saved, bench.state.step) == (last, list(range(1, last)), last - 1)
 
 
-def test_out_of_memory_for_an_average_of_the_weights_names_the_last_save_that_is_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_out_of_memory_for_an_average_of_the_weights_is_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WeightAverage, "update", out_of_memory)
-    for saved, message in ((0, "in step 1; the run is saved up to step 0"), (-1, "in step 1; nothing is saved yet")):
-        monkeypatch.setattr(Bench, "saved_step", property(lambda bench, saved=saved: saved))
-        with pytest.raises(TinyLMError, match=f"Out of memory in the optimizer, {message}"):
-            trained(optimizer=adamw, average=0.1, lr=1e-3)
+    with pytest.raises(TinyLMError, match="Out of memory in the optimizer, in step 1; nothing is saved yet"):
+        trained(optimizer=adamw, average=0.1, lr=1e-3)
 
 
 def test_other_errors_of_an_optimizer_are_raised() -> None:

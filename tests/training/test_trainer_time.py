@@ -9,7 +9,6 @@ import torch
 
 from tests.training.trainer_bench import Bench, FakeTime, assert_same, values
 from tinylm.config.training import Budget
-from tinylm.training import trainer as trainer_module
 from tinylm.training.clock import EXIT_SECONDS, Clock, StoppingRule
 from tinylm.training.events import Evaluated, Logged, Stepped
 from tinylm.training.state import TrainerState
@@ -61,18 +60,11 @@ def test_a_stop_keeps_the_last_weights_where_these_are_kept() -> None:
 
 
 @pytest.mark.parametrize("keep", ["best", "last"])
-def test_the_evaluation_of_a_stop_is_not_in_the_state_that_was_saved(
-    keep: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_evaluation_of_a_stop_is_not_in_the_state_that_was_saved(keep: str) -> None:
     """So that a resumed run continues as if it had not been stopped."""
     saved: list[dict[str, Any]] = []
-
-    def save_for_resuming(bench: Bench, model: Any, optimizer: Any, state: TrainerState) -> float:
-        saved.append(state.to_json())
-        return 0.0
-
-    monkeypatch.setattr(Bench, "save_for_resuming", save_for_resuming)
-    state = stop_at(3, keep=keep).state
+    state = TrainerState(micro_batch=6)
+    stop_at(3, keep=keep, state=state, save=lambda: saved.append(state.to_json()))
     assert (state.last_eval_step, state.best_step, state.best_loss, state.val_loss) == (3, 3, 0.25, 0.25)
     names = ("step", "last_eval_step", "evals_since_best", "best_loss", "val_loss")
     assert [saved[-1][name] for name in names] == [3, 0, 0, None, None]
@@ -160,49 +152,56 @@ def test_the_loss_before_training_is_of_few_tokens_which_tell_how_long_the_last_
     assert many.reported(Evaluated)[0].tokens == 4096
 
 
-def test_a_budget_of_time_holds_when_all_takes_longer_from_some_moment_on(monkeypatch: pytest.MonkeyPatch) -> None:
+class SlowerTime(FakeTime):
+    """From 1070 on, all takes four times as long."""
+
+    def spend(self, seconds: float) -> None:
+        super().spend(4 * seconds if self.now >= 1070 else seconds)
+
+
+def test_a_budget_of_time_holds_when_all_takes_longer_from_some_moment_on() -> None:
     """As beside another process, which also slows the last evaluation and the last save."""
-    clock = FakeTime()
+    clock = SlowerTime()
     bench = clock.bench(100, 0.5, 3, 1)
-    spend = clock.spend
-    monkeypatch.setattr(clock, "spend", lambda seconds: spend(4 * seconds if clock.now >= 1070 else seconds))
     bench.run()
     assert bench.state.step < 130  # at full speed about 150
     assert 95 <= clock.now - 1000 <= 105
 
 
+class Queue:
+    """A device that begins what was started when it has done what was started before; each step takes it a second."""
+
+    def __init__(self, clock: FakeTime) -> None:
+        self.clock, self.ends, self.waited = clock, clock.now, list[float]()
+
+    def mark(self, device: torch.device) -> Callable[[], None]:
+        self.ends = max(self.ends, self.clock.now) + 1
+        return functools.partial(self.wait_until, self.ends)
+
+    def wait_until(self, moment: float) -> None:
+        self.waited.append(max(0.0, moment - self.clock.now))
+        self.clock.spend(self.waited[-1])
+
+    def trainer(self, **parts: Any) -> Trainer:
+        queue = self
+
+        class QueueTrainer(Trainer):
+            def _read_losses(self) -> None:
+                queue.wait_until(queue.ends)
+                super()._read_losses()
+
+        return QueueTrainer(**parts, runs_ahead=lambda device: True, mark=self.mark)
+
+
 @pytest.mark.parametrize("log_every", [1, 10, 1000])
-def test_a_budget_of_time_holds_on_a_device_that_python_runs_ahead_of(
-    log_every: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_of_time_holds_on_a_device_that_python_runs_ahead_of(log_every: int) -> None:
     """Starting a step takes 0.01 s and computing it 1 s. Reading losses waits for all steps."""
     clock = FakeTime()
-    bench = clock.bench(100, 0.01, 3, 1, log_every=log_every)
-    ended = clock.now  # when the device has done what was started
-    waited: list[float] = []
-
-    def wait_until(moment: float) -> None:
-        waited.append(max(0.0, moment - clock.now))
-        clock.spend(waited[-1])
-
-    def mark(device: torch.device) -> Callable[[], None]:
-        nonlocal ended
-        ended = max(ended, clock.now) + 1
-        return functools.partial(wait_until, ended)
-
-    read = Trainer._read_losses
-
-    def wait_and_read(trainer: Trainer) -> None:
-        wait_until(ended)
-        read(trainer)
-
-    monkeypatch.setattr(trainer_module, "runs_ahead", lambda device: True)
-    monkeypatch.setattr(trainer_module, "mark", mark)
-    monkeypatch.setattr(Trainer, "_read_losses", wait_and_read)
-    bench.trainer.__post_init__()
+    queue = Queue(clock)
+    bench = clock.bench(100, 0.01, 3, 1, log_every=log_every, kind=queue.trainer)
     assert bench.run() == "time"
     assert 95 <= clock.now - 1000 <= 105
-    assert max(waited) < 3.5  # two steps ahead, and the one that has just begun
+    assert max(queue.waited) < 3.5  # two steps ahead, and the one that has just begun
     assert 0.9 < bench.reported(Stepped)[-1].progress < 1
 
 

@@ -68,6 +68,7 @@ class Bench:
         ranks: Ranks = ONE_RANK,
         graphed: GraphedModel | None = None,
         now: Callable[[], float] = time.monotonic,
+        kind: Callable[..., Trainer] = Trainer,
         **settings: Any,
     ) -> None:
         self.config = TrainingConfig(**{**SETTINGS, **settings})
@@ -101,7 +102,7 @@ class Bench:
 
         validation = {"validation_batches": validation_batches, "validation_objective": validation_objective}
         task = SimpleNamespace(batch=batches, objective=lambda progress: objective, steps_per_epoch=1, **validation)
-        self.trainer = Trainer(
+        self.trainer = kind(
             model=self.model,
             task=cast(Any, task),
             optimizer=optimizer(self.model),

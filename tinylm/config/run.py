@@ -279,6 +279,7 @@ class TrainingParts(NamedTuple):
 
 
 FORMAT = 4  # of config.json and the other files of a run
+FORMER_TRAINING = ("r_drop", "log_gradients")  # fields of TrainingConfig that older runs have recorded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -429,8 +430,9 @@ class RunConfig:
             )
         if found != FORMAT:
             raise TinyLMError("it is not a tinylm run configuration (it names no format)")
-        if isinstance(training := values.get("training"), dict):  # until 2026-11-28, with the weight of R-Drop
-            values = {**values, "training": {name: value for name, value in training.items() if name != "r_drop"}}
+        if isinstance(training := values.get("training"), dict):
+            kept = {name: value for name, value in training.items() if name not in FORMER_TRAINING}
+            values = {**values, "training": kept}
         try:
             config = from_json(cls, values)
         except (TypeError, ValueError, OverflowError, UsageError) as error:

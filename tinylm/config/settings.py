@@ -314,7 +314,7 @@ def names_of(*kinds: Any) -> frozenset[str]:
 
 
 MODEL_NAMES = names_of(PresetSettings)
-INTERVAL_NAMES = frozenset(("eval_every", "save_every", "log_every", "log_gradients"))
+INTERVAL_NAMES = frozenset(("eval_every", "save_every", "log_every"))
 # Settings that can change when a run is resumed.
 RESUMABLE_NAMES = names_of(BudgetSettings) | INTERVAL_NAMES | {"patience", "parallel", "teacher"}
 

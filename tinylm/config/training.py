@@ -219,10 +219,6 @@ class TrainingSettings:
     log_every: Annotated[
         int | None, Setting("Steps between log lines in metrics.jsonl.", Panel.INTERVALS, COUNT_FROM_1)
     ] = None
-    log_gradients: Annotated[
-        bool | None,
-        Setting("Log the gradient norm of each layer to metrics.jsonl.", Panel.INTERVALS, flags=("--log-gradients",)),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +244,7 @@ class TrainingConfig(TrainingSettings):
     average: mean age of averaged weights, as a fraction of the steps so far; 0 disables averaging.
     eval_every, save_every, log_every: intervals in steps; eval_tokens: maximum validation tokens per evaluation.
     pack: conversations share rows of a batch, without attention between conversations.
-    log_gradients: log the gradient norm of each layer. seed: of initial weights, data order, dropout and BPE-dropout.
+    seed: of initial weights, data order, dropout and BPE-dropout.
     """
 
     objective: str = "next-token"
@@ -280,7 +276,6 @@ class TrainingConfig(TrainingSettings):
     eval_tokens: Annotated[int, COUNT_FROM_1] = 1_000_000
     save_every: int = 100
     log_every: int = 10
-    log_gradients: bool = False
     pack: bool = True
     seed: int = 0
 

@@ -129,7 +129,9 @@ class ProcessRanks(Ranks):
         try:
             yield
         except RuntimeError as error:
-            if is_out_of_memory(error) or not _is_lost_connection(error):
+            # Some errors of Gloo are recognised only by their messages.
+            is_lost = isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
+            if is_out_of_memory(error) or not is_lost:
                 raise
             raise self._peer_error(str(error)) from error
 
@@ -187,11 +189,6 @@ class ProcessRanks(Ranks):
             "is intact; `resume` continues from the last save.",
             1,
         )
-
-
-def _is_lost_connection(error: RuntimeError) -> bool:
-    """Whether torch.distributed raised the error. Some errors of Gloo are recognised only by their message."""
-    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

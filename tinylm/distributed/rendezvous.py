@@ -60,7 +60,13 @@ def meet(launch: Launch, note: Callable[[str], None]) -> Rendezvous:
         )
         # Several torchrun commands may share one store.
         store = torch.distributed.PrefixStore(f"tinylm/{launch.run_id}", shared)  # type: ignore[attr-defined]
-        agreed = _invite(launch, store, number, note) if launch.rank == 0 else _ask(launch, store)
+        if launch.rank == 0:
+            agreed = _invite(launch, store, number, note)
+        else:  # ask rank 0, and confirm the answer
+            own = secrets.token_hex(8)
+            store.set(f"ask/{launch.rank}", own)
+            agreed = json.loads(store.get(f"answer/{own}"))  # waits for at most TIMEOUT
+            store.set(f"{agreed['prefix']}/here/{launch.rank}", "")
     except (RuntimeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise JoinError(
@@ -68,8 +74,8 @@ def meet(launch: Launch, note: Callable[[str], None]) -> Rendezvous:
             f"({lines[0][:200]}). {_ADVICE}"
         ) from error
     job = agreed["job"] if launch.has_store else None
-    own = torch.distributed.PrefixStore(agreed["prefix"], store)  # type: ignore[attr-defined]  # as above
-    return Rendezvous(own, job, agreed["restarts"])
+    prefixed = torch.distributed.PrefixStore(agreed["prefix"], store)  # type: ignore[attr-defined]  # as above
+    return Rendezvous(prefixed, job, agreed["restarts"])
 
 
 _ADVICE = (
@@ -111,12 +117,3 @@ def _invite(launch: Launch, store: Any, number: int, note: Callable[[str], None]
             note(f"Waiting for {len(missing)} of {launch.size} processes (ranks {names})...")
             quiet = False
         time.sleep(POLL_SECONDS)
-
-
-def _ask(launch: Launch, store: Any) -> dict[str, Any]:
-    """Other ranks: ask rank 0, and confirm the answer. Returns the answer."""
-    own = secrets.token_hex(8)
-    store.set(f"ask/{launch.rank}", own)
-    agreed: dict[str, Any] = json.loads(store.get(f"answer/{own}"))  # waits for at most TIMEOUT
-    store.set(f"{agreed['prefix']}/here/{launch.rank}", "")
-    return agreed

@@ -1,5 +1,6 @@
 """Choice of device and number format, each with its reason, and the properties of a device."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -161,37 +162,24 @@ def empty_cache(device: torch.device) -> None:
         torch.get_device_module(device).empty_cache()
 
 
-def free_memory(device: str) -> int | None:
+def free_memory(device: str, root: Path = Path("/")) -> int | None:
     """Free bytes of a CUDA device, else of the system: available memory, limited by the cgroup.
 
     Without /proc/meminfo, as on macOS, this is the size of the memory. `None` if the system reports none of these.
+    root: the folder of `proc` and `sys`
     """
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
-    limits = [limit for limit in (_meminfo_available(), _cgroup_free(), _physical_memory()) if limit is not None]
+    limits = []
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with contextlib.suppress(OSError):
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    with contextlib.suppress(OSError):
+        cgroup = root / "sys/fs/cgroup"
+        limit, used, stat = ((cgroup / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
+        # `current` includes cached file pages, which the kernel frees when memory is needed.
+        freed = sum(int(line.split()[1]) for line in stat.splitlines() if line.startswith("inactive_file "))
+        limits += [max(0, int(limit) - int(used) + freed)] if limit.strip() != "max" else []
     return min(limits, default=None)
-
-
-def _physical_memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
-        return None
-
-
-def _meminfo_available() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _cgroup_free() -> int | None:
-    try:
-        limit, used, stat = (Path(f"/sys/fs/cgroup/memory.{name}").read_text() for name in ("max", "current", "stat"))
-    except OSError:
-        return None
-    # `current` includes cached file pages, which the kernel frees when memory is needed.
-    reclaimable = next((int(line.split()[1]) for line in stat.splitlines() if line.startswith("inactive_file ")), 0)
-    return None if limit.strip() == "max" else max(0, int(limit) - int(used) + reclaimable)

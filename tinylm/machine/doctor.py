@@ -19,13 +19,7 @@ from torch import Tensor
 from tinylm import __version__
 from tinylm.config.presets import make_model_config
 from tinylm.errors import TinyLMError
-from tinylm.kernels.process import (
-    SPIN_VARIABLES,
-    can_measure_wake_up,
-    choose_spin_count,
-    measure_wake_up,
-    wake_up_entry,
-)
+from tinylm.kernels.process import SPIN_VARIABLES
 from tinylm.machine.device import (
     can_compile,
     choose_generation_dtype,
@@ -111,25 +105,22 @@ def diagnose(device: str, reporter: Reporter, *, refresh: bool = False) -> Diagn
     """
     machine = choose_machine(device, "auto", reporter)
     if refresh:
-        _measure_again(machine, reporter)
+        reporter.note("Measuring this machine again...")
+        dtypes = _measured_dtypes(machine.device)
+        matmul_rates_entry(machine.device, dtypes).refresh(lambda: measure_matmul_rates(machine.device, dtypes))
+        for dtype in dtypes if machine.layer_seconds is not None else ():
+            layer_seconds_entry(machine.device, dtype).refresh(functools.partial(measure_layer_seconds, dtype))
         machine = choose_machine(device, "auto", reporter)
     diagnosis = Diagnosis(machine)
-    _examine_versions(diagnosis)
+    diagnosis.sections["versions"] = {"tinylm": __version__, "python": platform.python_version()}
+    diagnosis.sections["versions"] |= {name: _version(name) for name in PACKAGES}
+    diagnosis.sections["optional_packages"] = {name: _version(name) for name in OPTIONAL_PACKAGES}
     _examine_devices(diagnosis, machine)
     _examine_threads(diagnosis)
     _examine_memory_and_disk(diagnosis, machine)
     _examine_cache(diagnosis)
     _examine_computation(diagnosis, machine)
     return diagnosis
-
-
-def _examine_versions(diagnosis: Diagnosis) -> None:
-    diagnosis.sections["versions"] = {
-        "tinylm": __version__,
-        "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
-    }
-    diagnosis.sections["optional_packages"] = {name: _version(name) for name in OPTIONAL_PACKAGES}
 
 
 def _version(package: str) -> str | None:
@@ -141,6 +132,9 @@ def _version(package: str) -> str | None:
 
 def _examine_devices(diagnosis: Diagnosis, machine: Machine) -> None:
     identity = identify_processor()
+    rates = {machine.dtype: machine.matmul_rate}
+    with contextlib.suppress(TinyLMError):  # the cache cannot be used
+        rates = matmul_rates_entry(machine.device, _measured_dtypes(machine.device)).recorded() or {}
     available = ["cpu"]
     available += [f"cuda ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())]
     available += ["mps"] if torch.backends.mps.is_available() else []
@@ -150,7 +144,7 @@ def _examine_devices(diagnosis: Diagnosis, machine: Machine) -> None:
         "available": available,
         "training": machine.reasons,
         "sampling": choose_generation_dtype("auto", machine.device).value,
-        "matmul_tflops": {dtype: round(rate / 1e12, 3) for dtype, rate in _recorded_rates(machine).items()},
+        "matmul_tflops": {dtype: round(rate / 1e12, 3) for dtype, rate in rates.items()},
         "layer_microseconds": None if machine.layer_seconds is None else round(machine.layer_seconds * 1e6, 1),
         "compiled_layers": "faster" if machine.compiled_is_faster else "not faster, or not available",
     }
@@ -166,14 +160,6 @@ def _examine_devices(diagnosis: Diagnosis, machine: Machine) -> None:
         )
 
 
-def _recorded_rates(machine: Machine) -> dict[str, float]:
-    """FLOP/s by number format, from the machine profile; without a usable cache, that of the chosen format."""
-    try:
-        return matmul_rates_entry(machine.device, _measured_dtypes(machine.device)).recorded() or {}
-    except TinyLMError:
-        return {machine.dtype: machine.matmul_rate}
-
-
 def _measured_dtypes(device: str) -> tuple[str, ...]:
     """The formats whose speed `choose_machine` needs: fp32 and bf16 if it compares them, else the chosen one."""
     if must_compare_bf16(device):
@@ -186,7 +172,6 @@ def _examine_threads(diagnosis: Diagnosis) -> None:
         "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         **{name: os.environ.get(name) for name in SPIN_VARIABLES},
-        "spin_count_of_this_machine": choose_spin_count(),
     }
     diagnosis.sections["threads"] = found
     limit = os.environ.get("OMP_NUM_THREADS")
@@ -209,7 +194,9 @@ def _examine_threads(diagnosis: Diagnosis) -> None:
 
 
 def _examine_memory_and_disk(diagnosis: Diagnosis, machine: Machine) -> None:
-    free = {"memory": free_memory("cpu"), "disk": _free_disk(Path()), "cache_disk": _free_disk(_root())}
+    free = {"memory": free_memory("cpu"), "disk": _free_disk(Path()), "cache_disk": None}
+    with contextlib.suppress(TinyLMError):
+        free["cache_disk"] = _free_disk(cache_root())
     if machine.device != "cpu":
         free[f"{machine.device}_memory"] = free_memory(machine.device)
     diagnosis.sections["free_space"] = {
@@ -224,17 +211,8 @@ def _examine_memory_and_disk(diagnosis: Diagnosis, machine: Machine) -> None:
             diagnosis.warn("disk", f"Only {disk / 1e6:,.0f} MB are free on {place}.")
 
 
-def _root() -> Path | None:
-    try:
-        return cache_root()
-    except TinyLMError:
-        return None
-
-
-def _free_disk(path: Path | None) -> int | None:
+def _free_disk(path: Path) -> int | None:
     """Free bytes of the file system of `path`, which need not exist; `None` if unknown."""
-    if path is None:
-        return None
     existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     try:
         return shutil.disk_usage(existing).free
@@ -294,15 +272,3 @@ def _logits_and_gradients(model: Any, ids: Tensor) -> Iterator[Tensor]:
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
     yield logits.detach()
     yield from (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
-
-
-def _measure_again(machine: Machine, reporter: Reporter) -> None:
-    reporter.note("Measuring this machine again...")
-    device, dtypes = machine.device, _measured_dtypes(machine.device)
-    matmul_rates_entry(device, dtypes).refresh(lambda: measure_matmul_rates(device, dtypes))
-    if machine.layer_seconds is not None:
-        for dtype in dtypes:
-            layer_seconds_entry(device, dtype).refresh(functools.partial(measure_layer_seconds, dtype))
-    if can_measure_wake_up():
-        with contextlib.suppress(OSError, RuntimeError):  # a sandbox may forbid the measurement
-            wake_up_entry().refresh(measure_wake_up)

@@ -108,12 +108,17 @@ def choose_machine(device: str, dtype: str, reporter: Reporter) -> Machine:
     chosen_device = choose_device(device)
     rate = _matmul_rate(chosen_device.value, reporter)
     chosen_dtype = choose_training_dtype(dtype, chosen_device.value, rate)
+    matmul_rate, layer_seconds = round_measured(rate(chosen_dtype.value)), None
+    if chosen_device.value == "cpu":  # the note for the matmul rate covers both
+        entry = layer_seconds_entry("cpu", chosen_dtype.value)
+        seconds = entry.get(lambda: measure_layer_seconds(chosen_dtype.value))
+        layer_seconds = round_measured(seconds[chosen_dtype.value])
     return Machine(
         device=chosen_device.value,
         dtype=chosen_dtype.value,
         threads=torch.get_num_threads(),
-        matmul_rate=round_measured(rate(chosen_dtype.value)),
-        layer_seconds=_layer_seconds(chosen_device.value, chosen_dtype.value),
+        matmul_rate=matmul_rate,
+        layer_seconds=layer_seconds,
         free_memory=free_memory(chosen_device.value),
         compiled_is_faster=compiled_is_faster(chosen_device.value, chosen_dtype.value),
         max_unfused_keys=max_unfused_keys(chosen_device.value, chosen_dtype.value),
@@ -176,7 +181,14 @@ def matmul_rates_entry(device: str, dtypes: tuple[str, ...]) -> Measurement:
     return Measurement("matmul", identify_device(device), dict.fromkeys(dtypes, RATE_BOUNDS))
 
 
-def measure_matmul_rates(device: str, dtypes: tuple[str, ...]) -> dict[str, float]:
+def processor_time() -> float:
+    """Processor time of this thread in seconds. On Windows wall-clock time: processor time has steps of 16 ms there."""
+    return time.perf_counter() if sys.platform == "win32" else time.thread_time()
+
+
+def measure_matmul_rates(
+    device: str, dtypes: tuple[str, ...], clock: Callable[[], float] = processor_time
+) -> dict[str, float]:
     """FLOP/s by number format: the best of many timings, which alternate between the formats.
 
     On a CPU, the rate of one thread in processor time is multiplied by the number of threads: on a busy machine,
@@ -188,25 +200,20 @@ def measure_matmul_rates(device: str, dtypes: tuple[str, ...]) -> dict[str, floa
     start, rounds = time.perf_counter(), 0
     while rounds < MIN_ROUNDS or time.perf_counter() - start < MEASURE_SECONDS:
         for dtype in dtypes:
-            best[dtype] = max(best[dtype], threads * _measure_matmul_rate(device, dtype))
+            best[dtype] = max(best[dtype], threads * _measure_matmul_rate(device, dtype, clock))
         rounds += 1
     return best
 
 
-def _clock() -> float:
-    """Processor time of this thread in seconds. On Windows wall-clock time: processor time has steps of 16 ms there."""
-    return time.perf_counter() if sys.platform == "win32" else time.thread_time()
-
-
 @torch.no_grad()
-def _measure_matmul_rate(device: str, dtype: str) -> float:
-    """FLOP/s of a matrix multiplication, timed once; on a CPU, of one thread."""
+def _measure_matmul_rate(device: str, dtype: str, clock: Callable[[], float]) -> float:
+    """FLOP/s of a matrix multiplication, timed once; on a CPU, of one thread by this clock."""
     rows, width = 2048, 512
     x = torch.ones(rows, width, device=device, dtype=DTYPES[dtype])
     w = torch.ones(width, width, device=device, dtype=DTYPES[dtype])
-    on_cpu = device == "cpu"
-    clock = _clock if on_cpu else time.perf_counter
-    times, threads = 1 if on_cpu else 4, torch.get_num_threads()
+    times, threads = 1, torch.get_num_threads()
+    if device != "cpu":
+        times, clock = 4, time.perf_counter
     torch.set_num_threads(1)
     try:
         products.linear(x, w)[0, 0].item()  # `item` waits for the device
@@ -229,14 +236,7 @@ def layer_seconds_entry(device: str, dtype: str) -> Measurement:
     return Measurement("layer", identify_device(device), {dtype: LAYER_BOUNDS})
 
 
-def _layer_seconds(device: str, dtype: str) -> float | None:
-    """Recorded or measured seconds per token and layer; `None` on a GPU. The note for the matmul rate covers both."""
-    if device != "cpu":
-        return None
-    return round_measured(layer_seconds_entry(device, dtype).get(lambda: measure_layer_seconds(dtype))[dtype])
-
-
-def measure_layer_seconds(dtype: str) -> dict[str, float]:
+def measure_layer_seconds(dtype: str, clock: Callable[[], float] = processor_time) -> dict[str, float]:
     """Seconds per token and layer, by number format, of a forward and backward pass of the probe model.
 
     The shortest of many timings, in processor time of one thread. Embedding, output layer and loss are counted as part
@@ -251,12 +251,12 @@ def measure_layer_seconds(dtype: str) -> dict[str, float]:
     try:
         start, best, rounds = time.perf_counter(), math.inf, 0
         while rounds < MIN_ROUNDS or time.perf_counter() - start < MEASURE_SECONDS:
-            begun = _clock()
+            begun = clock()
             with autocast("cpu", dtype):
                 logits = model.logits(model(ids).hidden)  # (B, T, V)
                 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
             loss.backward()
-            best = min(best, _clock() - begun)
+            best = min(best, clock() - begun)
             rounds += 1
     finally:
         torch.set_num_threads(threads)
@@ -279,9 +279,17 @@ class LoadMeter:
     cores: number of cores that this process might use at the beginning; training may keep its threads on some of them
     """
 
-    def __init__(self, processes: int = 1) -> None:
-        """Begin to measure. processes: number of processes on this machine that work like this one."""
-        self._processes = processes
+    def __init__(
+        self,
+        processes: int = 1,
+        stat: Path = PROC_STAT,
+        now: Callable[[], float] = time.monotonic,
+        own: Callable[[], float] = time.process_time,
+    ) -> None:
+        """Begin to measure. processes: number of processes on this machine that work like this one. stat: the file with
+        the busy times. now, own: clocks of the time and of the processor time of this process
+        """
+        self._processes, self._stat, self._now, self._own = processes, stat, now, own
         self.cores = usable_cores()
         self._core_ids = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         self._last = self._times()
@@ -304,13 +312,13 @@ class LoadMeter:
 
     def _times(self) -> tuple[float, float | None, float]:
         """Three times in seconds: now, busy time of the cores, and processor time of this process."""
-        return time.monotonic(), _busy_seconds(self._core_ids), time.process_time()
+        return self._now(), _busy_seconds(self._core_ids, self._stat), self._own()
 
 
-def _busy_seconds(cores: Iterable[int]) -> float | None:
-    """The time that the cores have been busy, for any process; `None` if /proc/stat cannot be read."""
+def _busy_seconds(cores: Iterable[int], stat: Path) -> float | None:
+    """The time that the cores have been busy, for any process; `None` if `stat`, as /proc/stat, cannot be read."""
     try:
-        rows = (line.split() for line in PROC_STAT.read_text(encoding="ascii").splitlines() if line[:3] == "cpu")
+        rows = (line.split() for line in stat.read_text(encoding="ascii").splitlines() if line[:3] == "cpu")
         times = {name.removeprefix("cpu"): fields for name, *fields in rows}
         ticks = sum(int(times[str(core)][field]) for core in cores for field in BUSY_FIELDS)
         return ticks / os.sysconf("SC_CLK_TCK")
@@ -334,19 +342,23 @@ class LoadNotes:
     """
 
     def __init__(
-        self, note: Callable[[str], None], meter: LoadMeter, *, threads: int, timed: bool, planned_steps: int | None
+        self,
+        note: Callable[[str], None],
+        meter: LoadMeter,
+        *,
+        threads: int,
+        timed: bool,
+        planned_steps: int | None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._note = note
-        self._meter = meter
-        self._threads = threads
-        self._timed = timed
-        self._planned_steps = planned_steps
+        self._note, self._meter, self._now = note, meter, now
+        self._threads, self._timed, self._planned_steps = threads, timed, planned_steps
         self._said = 0.0  # cores, of the last note
         self._last: tuple[float, int, float] | None = None  # time, step and progress at the last reading
 
     def step(self, step: int, progress: float) -> None:
         """Take the step and the used fraction of the budget, after each step."""
-        now = time.monotonic()
+        now = self._now()
         if self._last is None:
             self._meter.read()
             self._last = now, step, progress

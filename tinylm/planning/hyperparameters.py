@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tinylm.config.jobs import applicable
@@ -34,16 +34,12 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
     tokens_per_step = batch_size * rows.tokens
     length = request.mean_length(config)
     step_seconds = training_step_seconds(machine, config, tokens_per_step, request.optimizer, length)
-    step_seconds *= 1 + _frozen_share(request, config)
+    # The forward pass of a frozen model takes a third of the time of a training step of an equal model.
+    parameters = count_parameters(config)["total"]
+    frozen = request.frozen_parameters + (parameters if request.row.has_reference else 0)
+    step_seconds *= 1 + frozen / (3 * parameters)
     steps = request.effective_budget.total_steps(steps_per_epoch) or max(1, int(request.seconds / step_seconds))
     return RunLength(steps, steps / steps_per_epoch, steps * tokens_per_step, step_seconds)
-
-
-def _frozen_share(request: PlanRequest, config: ModelConfig) -> float:
-    """The time of the forward passes of frozen models, as a share of a training step: a third for each equal model."""
-    parameters = count_parameters(config)["total"]
-    reference = parameters if request.row.has_reference else 0
-    return (reference + request.frozen_parameters) / (3 * parameters)
 
 
 def choose_compile(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> bool:
@@ -112,13 +108,12 @@ def with_average(request: PlanRequest, config: ModelConfig, length: RunLength) -
     """
     chosen = request.training.keys() & {"average", "min_lr", "schedule"}
     is_plain_decoder = config.architecture == "decoder" and request.data.is_plain_text
-    if chosen or not (request.is_new_modern and is_plain_decoder and request.optimizer in MUON_OPTIMIZERS):
-        return request
-    if length.epochs < recipes.AVERAGE_MIN_EPOCHS:
+    helps = request.is_new_modern and is_plain_decoder and request.optimizer in MUON_OPTIMIZERS
+    if chosen or not helps or length.epochs < recipes.AVERAGE_MIN_EPOCHS:
         return request
     lr = request.training.get("lr", choose_learning_rate(request.recipe_name, config.width))
     settings = {"average": recipes.AVERAGE, "min_lr": float(f"{lr / recipes.AVERAGE_MIN_LR_DIVISOR:.2g}")}
-    return replace(request, training={**request.training, **settings})
+    return request.with_training(**settings)
 
 
 def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> dict[str, int]:

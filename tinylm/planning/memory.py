@@ -5,7 +5,8 @@ size.
 """
 
 import bisect
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 
 from tinylm.config.model import GATED_ACTIVATIONS, ModelConfig
 from tinylm.config.run import AdapterConfig
@@ -118,7 +119,7 @@ def training_memory(
     size = element_size(machine)
     on_cpu = device_class(machine) == "cpu"
     layer_parameters = sum(shape.numel() * layers for shape, layers in layer_matrices(config).values())
-    trained = parameters if request.adapter is None else adapter_parameters(config, request)
+    trained = parameters if request.adapter is None else adapter_parameters(config, request.adapter)
     frozen = parameters if request.adapter is not None else 0
     others = request.frozen_parameters
     others += parameters if request.keeps_first_weights else 0
@@ -187,13 +188,10 @@ def element_size(machine: Machine) -> int:
     return 4 if machine.dtype == "fp32" else 2
 
 
-def adapter_parameters(config: ModelConfig, request: PlanRequest) -> int:
+def adapter_parameters(config: ModelConfig, adapter: AdapterConfig) -> int:
     """The parameters of an adapter of the base model; an upper limit with a shared B."""
-    adapter = request.adapter
-    assert adapter is not None
     if adapter.kind == "bottleneck":
-        sublayers = len(adapter.targets) * (config.layers + (config.encoder_layers or 0))
-        return sublayers * (2 * config.width * adapter.rank + adapter.rank + config.width)
+        return len(adapter.targets) * blocks(config) * (2 * config.width * adapter.rank + adapter.rank + config.width)
     return sum(
         layers * adapter.rank * sum(shape)
         for name, (shape, layers) in layer_matrices(config).items()
@@ -253,7 +251,7 @@ def evaluation_rows(micro_batch: int, checkpointed: bool) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """How a run uses the memory of each process.
+    """How a run with this batch size uses the free memory of each process; `None` if that is unknown.
 
     parallel: ddp or fsdp
     checkpointing: whether activations are computed again in the backward pass
@@ -264,11 +262,57 @@ class MemoryPlan:
     checkpointing: bool
     memory: TrainingMemory
     checkpointed: TrainingMemory
+    batch_size: int
+    free: int | None
 
-    def fits(self, machine: Machine, batch_size: int) -> bool:
+    @property
+    def needed(self) -> int:
+        """Bytes that must be free for micro-batches of one sequence."""
+        return self.memory.needed(1, self.batch_size)
+
+    @property
+    def fits(self) -> bool:
         """Whether micro-batches of one sequence fit the part of the free memory that a plan may use."""
-        free = machine.free_memory
-        return free is None or self.memory.needed(1, batch_size) <= recipes.MEMORY_SHARE * free
+        return self.free is None or self.needed <= recipes.MEMORY_SHARE * self.free
+
+    @property
+    def shortage(self) -> str | None:
+        """A sentence if micro-batches of one sequence need more than the free memory, even if the estimate is too high
+        by MEMORY_ERROR; else `None`.
+        """
+        if self.free is None or self.needed * (1 - recipes.MEMORY_ERROR) <= self.free:
+            return None
+        each = " in each process" if self.memory.ranks > 1 else ""
+        return (
+            f"Training needs about {self.needed / 1e9:.1f} GB of memory{each}, {self.memory.fixed / 1e9:.1f} GB of it "
+            f"for weights, gradients and optimizer, and {self.free / 1e9:.1f} GB are free."
+        )
+
+    def micro_batch(self, wanted: int, notices: list[str]) -> int:
+        """Sequences per forward pass: `wanted` or, if memory is short, fewer with a notice in `notices`; at least 1."""
+        if self.free is None:
+            return wanted
+        usable = recipes.MEMORY_SHARE * self.free
+        if self.memory.needed(wanted, self.batch_size) <= usable:
+            return wanted
+        # The largest micro-batch below `wanted` that fits; 0 if none does.
+        needed = functools.partial(self.memory.needed, batch_size=self.batch_size)
+        fitting = bisect.bisect_right(range(1, wanted), usable, key=needed)
+        free = f"{self.free / 1e9:.1f} GB of free memory"
+        if fitting < 1:
+            notices.append(f"The {free} may not be enough for one sequence; choose a smaller `size` or `context`.")
+            return 1
+        effective = f"the effective batch is still {self.batch_size}"
+        notices.append(f"The micro-batch is {fitting}, which fits the {free}; {effective}.")
+        return fitting
+
+    def resumed_micro_batch(self, saved: int, notices: list[str]) -> int:
+        """The micro-batch of a save, so that the run continues as if it had not stopped, unless it needs more than the
+        free memory even if the estimate is too high by MEMORY_ERROR; else as `micro_batch`.
+        """
+        needed = self.memory.needed(saved, self.batch_size)
+        fits = self.free is None or needed * (1 - recipes.MEMORY_ERROR) <= self.free
+        return saved if fits else self.micro_batch(saved, notices)
 
 
 def plan_memory(
@@ -277,26 +321,35 @@ def plan_memory(
     """Choose replicas or shards of the model, and whether activations are computed again.
 
     A single process has a replica. Several processes have replicas or shards as the user chose; without a choice,
-    replicas if they fit, else shards. `choose_checkpointing` decides about the activations, and raises UsageError.
+    replicas if they fit, else shards. Activations are computed again as the user chose; without a choice, only if a
+    single sequence does not fit otherwise, dropout is repeatable (`repeats_dropout`) and the needed memory is reduced.
+
+    Raises UsageError if the user's choice is not possible: see `require_repeatable_dropout`.
     """
+    chosen: bool | None = request.training.get("checkpoint_activations")
+    if chosen:
+        require_repeatable_dropout(machine.device, config, request.adapter)
+    is_repeatable = repeats_dropout(machine.device, config, request.adapter)
     modes = {"auto": ("ddp", "fsdp")}.get(request.parallel, (request.parallel,))
     if request.ranks == 1 or request.keeps_first_weights:
         modes = ("ddp",)
     for parallel in modes:
-        plain, checkpointed = (
-            training_memory(
-                machine, request, config, parameters, checkpointed=checkpointing, sharded=parallel == "fsdp"
-            )
-            for checkpointing in (False, True)
+        stored, checkpointed = (
+            training_memory(machine, request, config, parameters, checkpointed=again, sharded=parallel == "fsdp")
+            for again in (False, True)
         )
-        checkpointing = choose_checkpointing(machine, request, config, plain, checkpointed, batch_size)
         plan = MemoryPlan(
             parallel=parallel,
-            checkpointing=checkpointing,
-            memory=checkpointed if checkpointing else plain,
+            checkpointing=bool(chosen),
+            memory=checkpointed if chosen else stored,
             checkpointed=checkpointed,
+            batch_size=batch_size,
+            free=machine.free_memory,
         )
-        if plan.fits(machine, batch_size):
+        helps = checkpointed.needed(1, batch_size) < plan.needed
+        if chosen is None and is_repeatable and helps and not plan.fits:
+            plan = replace(plan, checkpointing=True, memory=checkpointed)
+        if plan.fits:
             break
     return plan
 
@@ -319,57 +372,14 @@ def require_repeatable_dropout(device: str, config: ModelConfig, adapter: Adapte
         )
 
 
-def choose_checkpointing(
-    machine: Machine,
-    request: PlanRequest,
-    config: ModelConfig,
-    plain: TrainingMemory,
-    checkpointed: TrainingMemory,
-    batch_size: int,
-) -> bool:
-    """Whether to compute activations again: the user's choice; without one, only if a single sequence does not fit
-    otherwise, dropout is repeatable (`repeats_dropout`) and the needed memory is reduced.
-
-    Raises UsageError if the user's choice is not possible: see `require_repeatable_dropout`.
-    """
-    chosen: bool | None = request.training.get("checkpoint_activations")
-    if chosen:
-        require_repeatable_dropout(machine.device, config, request.adapter)
-    elif not repeats_dropout(machine.device, config, request.adapter):
-        return False
-    if chosen is not None or machine.free_memory is None:
-        return bool(chosen)
-    needed = [memory.needed(1, batch_size) for memory in (plain, checkpointed)]
-    return needed[0] > recipes.MEMORY_SHARE * machine.free_memory and needed[1] < needed[0]
-
-
-def describe_shortage(machine: Machine, plan: MemoryPlan, batch_size: int) -> str | None:
-    """A sentence if micro-batches of one sequence need more than the free memory, even if the estimate is too high by
-    MEMORY_ERROR; else `None`.
-    """
-    free, memory = machine.free_memory, plan.memory
-    needed = memory.needed(1, batch_size)
-    if free is None or needed * (1 - recipes.MEMORY_ERROR) <= free:
-        return None
-    each = " in each process" if memory.ranks > 1 else ""
-    return (
-        f"Training needs about {needed / 1e9:.1f} GB of memory{each}, {memory.fixed / 1e9:.1f} GB of it for weights, "
-        f"gradients and optimizer, and {free / 1e9:.1f} GB are free."
-    )
-
-
-def describe_remedies(
-    machine: Machine, request: PlanRequest, config: ModelConfig, plan: MemoryPlan, batch_size: int
-) -> str:
+def describe_remedies(machine: Machine, request: PlanRequest, config: ModelConfig, plan: MemoryPlan) -> str:
     """A sentence with the settings that would reduce the memory of a run that is not resumed."""
-    memory = plan.memory
-    needed = memory.needed(1, batch_size)
-    new_model = request.base is None
+    memory, new_model = plan.memory, request.base is None
     remedies = ["a smaller `size`" if new_model else "a smaller model"]
-    if needed > memory.fixed:
+    if plan.needed > memory.fixed:
         remedies.append("a shorter `context`" if new_model else "a shorter `sequence_length`")
-    recomputed = plan.checkpointed.needed(1, batch_size)
-    if recomputed < needed and repeats_dropout(machine.device, config, request.adapter):
+    recomputed = plan.checkpointed.needed(1, plan.batch_size)
+    if recomputed < plan.needed and repeats_dropout(machine.device, config, request.adapter):
         remedies.append("`checkpoint_activations`")
     if memory.update > memory.backward:
         remedies.append('`optimizer="adamw"`')
@@ -413,25 +423,3 @@ def max_tokens_per_step(machine: Machine, width: int, optimizer: str) -> int:
     """The upper limit of tokens per step for a model of this width."""
     _, max_tokens = recipes.TOKENS_PER_STEP[device_class(machine)]
     return max(max_tokens, recipes.MUON_TOKENS_PER_WIDTH * width) if optimizer in MUON_OPTIMIZERS else max_tokens
-
-
-def choose_micro_batch(
-    machine: Machine, request: PlanRequest, batch_size: int, memory: TrainingMemory, notices: list[str]
-) -> int:
-    """Sequences per forward pass: the user's choice, or else the whole batch. If memory is short, fewer, with a notice
-    in `notices`; at least 1.
-    """
-    wanted: int = request.training.get("micro_batch", batch_size)
-    if machine.free_memory is None:
-        return wanted
-    usable = recipes.MEMORY_SHARE * machine.free_memory
-    if memory.needed(wanted, batch_size) <= usable:
-        return wanted
-    # The largest micro-batch below `wanted` that fits; 0 if none does.
-    fitting = bisect.bisect_right(range(1, wanted), usable, key=lambda rows: memory.needed(rows, batch_size))
-    free = f"{machine.free_memory / 1e9:.1f} GB of free memory"
-    if fitting < 1:
-        notices.append(f"The {free} may not be enough for one sequence; choose a smaller `size` or `context`.")
-        return 1
-    notices.append(f"The micro-batch is {fitting}, which fits the {free}; the effective batch is still {batch_size}.")
-    return fitting

@@ -11,7 +11,6 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.presets import SIZES, check_options_have_effect, make_model_config
 from tinylm.config.run import DataConfig, RunConfig, RuntimeConfig, TrainingParts
 from tinylm.config.training import SEQUENCE_GROWTHS, Budget, TrainingConfig, check_sequence_growth
-from tinylm.config.validation import require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
@@ -27,14 +26,11 @@ from tinylm.planning.hyperparameters import (
 from tinylm.planning.memory import (
     MemoryPlan,
     choose_batch_size,
-    choose_micro_batch,
     describe_remedies,
-    describe_shortage,
     max_tokens_per_step,
     plan_memory,
 )
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.planning.recipes import MEMORY_ERROR
 from tinylm.planning.sizes import Sizes
 from tinylm.transformer.build import count_parameters
 
@@ -86,11 +82,7 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
 
     # The context and the size of the model, and how the lengths of sequences grow
     sequence_length = choose_sequence_length(request, notices)
-    context = None
-    if sequence_length is not None and request.base is not None:  # planned as for a model with this context
-        context = request.base.context
-        request = replace(request, base=replace(request.base, context=sequence_length))
-    config = choose_model(request, size, notices)
+    config = choose_model(request, size, sequence_length, notices)
     request = with_sequence_growth(request, config)
     check_sequence_growth(request.sequence_growth, config.context, is_plain_text=request.data.is_plain_text)
 
@@ -110,10 +102,10 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
 
     # The memory, and what is changed to fit in it
     memory_plan = plan_memory(machine, request, config, parameters, batch_size)
-    shortage = describe_shortage(machine, memory_plan, batch_size)
+    shortage = memory_plan.shortage
     if shortage is not None:
-        shortage = f"{shortage} {describe_remedies(machine, request, config, memory_plan, batch_size)}"
-    micro_batch = choose_micro_batch(machine, request, batch_size, memory_plan.memory, notices)
+        shortage = f"{shortage} {describe_remedies(machine, request, config, memory_plan)}"
+    micro_batch = memory_plan.micro_batch(request.training.get("micro_batch", batch_size), notices)
 
     # All other settings
     settings = choose_settings(machine, request, config, run_length, parameters, notices)
@@ -123,7 +115,7 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
     if budget.time is not None:  # with their time, there are fewer steps and evaluations
         evaluation *= budget.time / (budget.time + evaluation)
     return Plan(
-        model=config if context is None else replace(config, context=context),
+        model=config if request.base is None else replace(config, context=request.base.context),
         training=TrainingConfig(**{**settings, "batch_size": batch_size, "micro_batch": micro_batch, "budget": budget}),
         runtime=machine.runtime(compile=choose_compile(machine, request, config, run_length)),
         ranks=request.ranks,
@@ -134,35 +126,10 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
         seconds=budget.time or steps * run_length.step_seconds + evaluation,
         evaluation_seconds=evaluation,
         memory=memory_plan.memory.total(micro_batch, batch_size, machine.free_memory),
-        fits=memory_plan.fits(machine, batch_size),
+        fits=memory_plan.fits,
         shortage=shortage,
         notices=tuple(notices),
     )
-
-
-@dataclass(frozen=True)
-class ResumedPlan:
-    """How a resumed run uses the memory of each process."""
-
-    machine: Machine
-    request: PlanRequest
-    memory_plan: MemoryPlan
-    batch_size: int
-
-    @property
-    def parallel(self) -> str:
-        """`ddp` or `fsdp`."""
-        return self.memory_plan.parallel
-
-    def micro_batch(self, saved: int, notices: list[str]) -> int:
-        """The micro-batch of the save, so that the run continues as if it had not stopped; if it does not fit in
-        memory, a smaller one, with a message in `notices`.
-        """
-        free, memory = self.machine.free_memory, self.memory_plan.memory
-        if free is None or memory.needed(saved, self.batch_size) * (1 - MEMORY_ERROR) <= free:
-            return saved
-        request = replace(self.request, training={**self.request.training, "micro_batch": saved})
-        return choose_micro_batch(self.machine, request, self.batch_size, memory, notices)
 
 
 def plan_resumed(
@@ -173,8 +140,8 @@ def plan_resumed(
     free: int | None,
     parallel: str,
     ranks: int,
-) -> ResumedPlan:
-    """The plan of a run with a recorded configuration, whose `training_parts` are `recorded`.
+) -> MemoryPlan:
+    """How a resumed run with a recorded configuration, whose `training_parts` are `recorded`, uses the memory.
 
     sizes, vocab_size: of its data and of its tokenizer
     free: bytes of memory for each of the `ranks` processes, before a save is loaded; `None` if not reported
@@ -197,13 +164,12 @@ def plan_resumed(
         parallel=parallel,
         ranks=ranks,
     )
-    machine = Machine.recorded(runtime, free)
-    memory_plan = plan_memory(machine, request, model, count_parameters(model)["total"], training.batch_size)
-    shortage = describe_shortage(machine, memory_plan, training.batch_size)
-    if shortage is not None:
+    machine, parameters = Machine.recorded(runtime, free), count_parameters(model)["total"]
+    memory_plan = plan_memory(machine, request, model, parameters, training.batch_size)
+    if memory_plan.shortage is not None:
         shards = ', or resume in several processes with `parallel="fsdp"`' if memory_plan.parallel == "ddp" else ""
-        raise TinyLMError(f"{shortage} Free memory{shards}.")
-    return ResumedPlan(machine, request, memory_plan, training.batch_size)
+        raise TinyLMError(f"{memory_plan.shortage} Free memory{shards}.")
+    return memory_plan
 
 
 def choose_sequence_length(request: PlanRequest, notices: list[str]) -> int | None:
@@ -217,12 +183,12 @@ def choose_sequence_length(request: PlanRequest, notices: list[str]) -> int | No
     """
     base, length = request.base, request.training.get("sequence_length")
     if length is not None:
-        require(base is not None, "`sequence_length` is for a model that is trained further; set `context` instead.")
-        assert base is not None
-        require(
-            length <= base.context,
-            f"`sequence_length` is {length}; it must be at most the context of the model, {base.context}.",
-        )
+        if base is None:
+            raise UsageError("`sequence_length` is for a model that is trained further; set `context` instead.")
+        if length > base.context:
+            raise UsageError(
+                f"`sequence_length` is {length}; it must be at most the context of the model, {base.context}."
+            )
         return int(length)
     if base is None or not request.data.is_plain_text:
         return None
@@ -245,23 +211,16 @@ def with_sequence_growth(request: PlanRequest, config: ModelConfig) -> PlanReque
     """
     if "sequence_growth" in request.training:
         return request
-    growth = 1
-    if _may_grow(request, config):
-        growth = max(parts for parts in SEQUENCE_GROWTHS if parts == 1 or _is_long_enough(config.context, parts))
-    return replace(request, training={**request.training, "sequence_growth": growth})
+    growth, context = 1, config.context
+    is_decoder = config.architecture == "decoder" and config.position == "rope"
+    if request.is_new_modern and is_decoder and request.data.is_plain_text:
+        fitting = [n for n in SEQUENCE_GROWTHS if context % n == 0 and context // n >= recipes.MIN_GROWING_LENGTH]
+        growth = max(fitting, default=1)
+    return request.with_training(sequence_growth=growth)
 
 
-def _may_grow(request: PlanRequest, config: ModelConfig) -> bool:
-    is_plain_decoder = config.architecture == "decoder" and config.position == "rope"
-    return request.is_new_modern and is_plain_decoder and request.data.is_plain_text
-
-
-def _is_long_enough(context: int, parts: int) -> bool:
-    return context % parts == 0 and context // parts >= recipes.MIN_GROWING_LENGTH
-
-
-def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelConfig:
-    """The base model, or a new model of this size.
+def choose_model(request: PlanRequest, size: str, sequence_length: int | None, notices: list[str]) -> ModelConfig:
+    """The base model with the length of its training sequences as context, or a new model of this size.
 
     The context of a new model is shortened to one less than the number of training tokens, or chosen for the pairs or
     conversations, unless the user set it. Sentences about a shortened context, and about pairs and conversations that
@@ -271,6 +230,8 @@ def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelCo
     conversations without a scored token within the context.
     """
     config = request.base or _new_model(request, size)
+    if sequence_length is not None:
+        config = replace(config, context=sequence_length)
     is_new = request.base is None
     if is_new and "context" not in request.model:
         default = min(config.context, request.max_context or config.context)
@@ -281,7 +242,8 @@ def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelCo
 
 
 def _new_model(request: PlanRequest, size: str) -> ModelConfig:
-    return make_model_config(vocab_size=request.vocab_size, preset=request.preset, size=size, **request.model_fields)
+    fields = {name: value for name, value in request.model.items() if name not in ("preset", "size")}
+    return make_model_config(vocab_size=request.vocab_size, preset=request.preset, size=size, **fields)
 
 
 def choose_sizes(machine: Machine, request: PlanRequest) -> list[str]:

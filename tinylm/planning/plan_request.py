@@ -1,8 +1,8 @@
 """The input of a plan: the encoded data, and the user's choices."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from tinylm.config.jobs import JOBS, JobRow
 from tinylm.config.model import ModelConfig
@@ -77,6 +77,10 @@ class PlanRequest:
         if "momentum" in self.training and self.optimizer not in MUON_OPTIMIZERS:
             raise UsageError(f'`momentum` has no effect with `optimizer="{self.optimizer}"`; leave one of them out.')
 
+    def with_training(self, **settings: Any) -> Self:
+        """This request with more choices of fields of TrainingConfig."""
+        return replace(self, training={**self.training, **settings})
+
     @property
     def preset(self) -> str:
         """The preset of the model; for a base, the preset of its initialisation."""
@@ -86,11 +90,6 @@ class PlanRequest:
     def size(self) -> str:
         """The chosen size, or `auto`."""
         return self.model.get("size", "auto")
-
-    @property
-    def model_fields(self) -> dict[str, Any]:
-        """The chosen fields of ModelConfig."""
-        return {name: value for name, value in self.model.items() if name not in ("preset", "size")}
 
     @property
     def recipe_name(self) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 from tinylm.run_directory.metrics_log import SAMPLES_FILE, iterate_metrics
 
 MAX_NUMBER = 1e30
-MAX_LAYERS = 200  # layers whose gradient norms and expert shares are shown
-MAX_NAME = 60  # characters of the name of a layer
+MAX_LAYERS = 200  # layers whose expert shares are shown
 MAX_SAMPLE = 4000  # characters of a sample
 METRICS = ("accuracy", "margin", "router_entropy")  # of some objectives and models
 SERIES = ("loss", "lr", "grad_norm", "tokens_per_second", *METRICS)
@@ -85,13 +84,12 @@ def read_curves(run: Path, points: int, tokens_per_step: int | None, best_step: 
     """The curves of a run as columns of numbers.
 
     train, val: columns `step`, `seconds`, `tokens` and the metrics that have values; `tokens` is missing without
-    `tokens_per_step`. layers: gradient norms by layer, if they were logged. experts: the share of each expert in the
-    tokens of each layer, in the last record that has it. best: the metrics of the evaluation at `best_step`.
+    `tokens_per_step`. experts: the share of each expert in the tokens of each layer, in the last record that has it.
+    best: the metrics of the evaluation at `best_step`.
 
     Raises TinyLMError as `read_metrics` does.
     """
-    train, val, layers = Thinned(points // 2), Thinned(points // 2), Thinned(points // 8)
-    names: dict[str, None] = {}
+    train, val = Thinned(points // 2), Thinned(points // 2)
     experts: Any = None
     best: Record = {}
     for record in iterate_metrics(run):
@@ -100,26 +98,13 @@ def read_curves(run: Path, points: int, tokens_per_step: int | None, best_step: 
             if record["step"] == best_step:
                 best = {name: number(record.get(f"val_{name}")) for name in METRICS}
             continue
-        norms = record.pop("gradient_norms", None)
         experts = record.pop("expert_shares", experts)
         train.add({name: record.get(name) for name in ("step", "seconds", *SERIES) if name in record})
-        if isinstance(norms, dict):
-            for name in list(norms)[:MAX_LAYERS]:
-                if len(names) < MAX_LAYERS:
-                    names.setdefault(name)
-            layers.add({"step": record["step"], "seconds": record.get("seconds"), "norms": norms})
     curves: dict[str, Any] = {
         "train": _columns(train, SERIES, tokens_per_step),
         "val": _columns(val, ("val_bits_per_byte", "val_loss", *(f"val_{name}" for name in METRICS)), tokens_per_step),
         "best": best,
     }
-    if names:
-        rows = list(layers)
-        curves["layers"] = {
-            **_columns(rows, (), tokens_per_step),
-            "names": [name[:MAX_NAME] for name in names],
-            "norms": [[number(row["norms"].get(name), 3) for row in rows] for name in names],
-        }
     if (shares := _shares(experts)) is not None:
         curves["experts"] = shares
     return curves

@@ -302,19 +302,6 @@
     draw();
   })();
 
-  perRun("layers", "Gradient norms by layer", (run) => run.curves.layers, (run) => {
-    const layers = run.curves.layers;
-    const depth = layers.names.filter((name) => /layers\.\d+$/.test(name));
-    const series = layers.names.map((name, i) => {
-      const place = depth.indexOf(name);
-      const hue = 215 - (place < 0 ? 0 : (200 * place) / Math.max(1, depth.length - 1));
-      const stroke = place < 0 ? "#808080" : `hsl(${hue} 75% 48%)`;
-      return { label: name, stroke: () => stroke, css: stroke, dash: place < 0 ? DASHES[1 + (i % 3)] : [], width: 1.5, points: false,
-        x: layers.step, y: layers.norms[i] };
-    });
-    return el("div", { class: "plots" }, plot("Norm of the gradient", "step", series, { log: true }));
-  }, "From the first layer (blue) to the last (red); parts outside of layers are grey. Logged with --log-gradients.");
-
   // ---- Plan
   section("plan", "Plan and result", runs.filter((run) => run.plan.length).map((run) =>
     table([runs.length > 1 ? run.name : "", "planned", "happened"], run.plan, { caption: runs.length > 1 ? run.name : undefined })));

@@ -204,7 +204,7 @@ def describe_run(event: Started) -> dict[str, Any]:
 
 
 def flat_numbers(values: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers in JSON values, each with its path of keys, such as `gradient_norms/layers.0`."""
+    """The numbers in JSON values, each with its path of keys, such as `expert_shares/0/1`."""
     if isinstance(values, dict | list):
         for key, value in values.items() if isinstance(values, dict) else enumerate(values):
             yield from flat_numbers(value, f"{name}/{key}" if name else str(key))

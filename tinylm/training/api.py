@@ -143,7 +143,9 @@ Call = TrainCall | LoRACall | AdapterCall
 
 def _run(call: Call, model: PathLike | None = None) -> TrainingResult:
     launch = Launch.of(os.environ)
-    started = _call_start()
+    started, (begun, ended) = time.monotonic(), tinylm._last_import
+    if started - ended < JUST_NOW:  # `tinylm.<function>` has caused the import
+        started = begun
     request = TrainingRequest(
         settings=call, files=call.files, resume=_path(call.resume), model=_path(model), out=_path(call.out)
     )
@@ -155,13 +157,6 @@ def _run(call: Call, model: PathLike | None = None) -> TrainingResult:
             )
     except InterruptedRunError as error:
         raise KeyboardInterrupt(str(error)) from None
-
-
-def _call_start() -> float:
-    """The `time.monotonic()` of the call: now, or before the import if `tinylm.<function>` has just caused one."""
-    now = time.monotonic()
-    begun, ended = tinylm._last_import
-    return begun if now - ended < JUST_NOW else now
 
 
 def _path(path: PathLike | None) -> Path | None:

@@ -33,7 +33,7 @@ class Logged:
     grad_norm: of this step, before clipping; `None` if fp16 loss scaling skipped the step
     tokens_per_second: since the previous Logged event, without the time of evaluations and saves
     seconds: since the start of the run, in all of its sessions
-    metrics: those of the objective and of experts, and with `log_gradients` the `gradient_norms` of this step
+    metrics: those of the objective and of experts
     """
 
     step: int

@@ -145,9 +145,8 @@ class GraphedModel(LanguageModel):
         if lengths is not None:
             return self._model(*inputs, lengths=lengths)
         ids, *others = inputs
-        assert ids is not None
-        graph = None if others else self._graphs.get(ids.shape)
-        return self._model(*inputs) if graph is None else Output(graph(ids))
+        graph = None if others or ids is None else self._graphs.get(ids.shape)
+        return self._model(*inputs) if graph is None or ids is None else Output(graph(ids))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V)"""

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import Any
 
@@ -28,9 +28,9 @@ class StopRequest:
     ranks: the processes of the run, which stop together if one of them receives a signal
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, now: Callable[[], float] = time.monotonic) -> None:
         self.signal_number = 0
-        self._ranks = ranks
+        self._ranks, self._now = ranks, now
         self._duplicate_seconds = DUPLICATE_SECONDS if ranks.is_alone else SHARED_DUPLICATE_SECONDS
         self._received = 0.0
         self._checked = False
@@ -41,7 +41,7 @@ class StopRequest:
         received = [number for number in self._ranks.gather(self.signal_number) if number]
         if received:
             if not self.signal_number:
-                self._received = time.monotonic()
+                self._received = self._now()
             self.signal_number = received[0]
             raise StopTraining
 
@@ -53,7 +53,7 @@ class StopRequest:
         """
         if not self._checked:
             return True
-        now = time.monotonic()
+        now = self._now()
         if not self.signal_number:
             self.signal_number, self._received = number, now
             return False
@@ -61,14 +61,16 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stop_on_signals(numbers: Collection[int], ranks: Ranks = ONE_RANK) -> Iterator[StopRequest]:
+def stop_on_signals(
+    numbers: Collection[int], ranks: Ranks = ONE_RANK, now: Callable[[], float] = time.monotonic
+) -> Iterator[StopRequest]:
     """Context manager that yields a StopRequest, which records the first of the given signals.
 
     If `receive` returns True, the previous handler is called, and KeyboardInterrupt is raised if it returns. Ignored
     signals (nohup, background jobs of a script) stay ignored. Does nothing outside of the main thread, the only one in
     which Python handles signals.
     """
-    request = StopRequest(ranks)
+    request = StopRequest(ranks, now)
     in_main_thread = threading.current_thread() is threading.main_thread()
     handled = [number for number in catchable_signals() if number in numbers] if in_main_thread else []
     before: dict[int, Any] = {number: signal.getsignal(number) for number in handled}

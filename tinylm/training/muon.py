@@ -1,5 +1,6 @@
 """Muon and NorMuon, optimizers for the weight matrices of linear layers with orthogonalised momentum."""
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -52,7 +53,8 @@ class Muon(Optimizer):
                 momentum = state["momentum_buffer"].lerp_(matrix.grad, 1 - group["momentum"])
                 directions.append(matrix.grad.lerp(momentum, group["momentum"]).to(self._precision))
                 matrix.mul_(1 - group["lr"] * group["weight_decay"])
-            updates = apply_to_full_matrices(self._orthogonalise, directions)
+            compute = functools.partial(orthogonalise, precision=self._precision)
+            updates = apply_to_full_matrices(compute, directions)
             self._apply(matrices, updates, group)
 
     def first_state(self, matrix: Tensor) -> dict[str, Tensor]:
@@ -63,9 +65,6 @@ class Muon(Optimizer):
         """Subtract the orthogonalised updates, scaled, from the matrices of a parameter group."""
         for matrix, update in zip(matrices, updates, strict=True):
             matrix.add_(update, alpha=-group["lr"] * 0.2 * max(matrix.shape) ** 0.5)
-
-    def _orthogonalise(self, directions: Sequence[Tensor]) -> list[Tensor]:
-        return orthogonalise(directions, self._precision)
 
 
 class NorMuon(Muon):

@@ -1,12 +1,10 @@
 """Adam and AdamW with weight decay on matrices only, and Muon and NorMuon for the weight matrices of layers.
 
-Also the learning-rate schedules, the running average of the weights, which often has a lower validation loss,
-and the gradient norms of layers.
+Also the learning-rate schedules, and the running average of the weights, which often has a lower validation loss.
 """
 
 import contextlib
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,9 +14,8 @@ from torch import Tensor, nn
 from tinylm.config.training import MUON_OPTIMIZERS, TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.kernels.without_compiler import Adam, AdamW, Optimizer
-from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.training.muon import Muon, NorMuon
-from tinylm.training.parallel import is_sharded, local
+from tinylm.training.parallel import local
 from tinylm.transformer.block import PreNormBlock
 
 # Each maps progress after the warmup, from 0 to 1, to the fraction of `lr - min_lr` that is left.
@@ -196,37 +193,3 @@ class WeightAverage:
                 current = weights.clone()
                 weights.copy_(average)
                 average.copy_(current)
-
-
-def layer_gradient_norms(model: nn.Module, ranks: Ranks = ONE_RANK) -> dict[str, float | None]:
-    """The L2 norm of the gradient of each layer (`layers.0`, `encoder.layers.0`) and of each module outside of layers
-    (`embedding`), by name.
-
-    A norm is `None` if it is not finite, as in a step that fp16 loss scaling skips. Parameters without a gradient are
-    left out. All ranks of a sharded model call this together.
-    """
-    gradients = {name: p.grad.detach() for name, p in model.named_parameters() if p.grad is not None}
-    scaled = [_scaled_norm(local(gradient)) for gradient in gradients.values()]  # each (2,)
-    norms = [norm * scale for norm, scale in torch.stack(scaled).tolist()] if scaled else []
-    if is_sharded(model):
-        by_parameter = zip(gradients.values(), zip(*ranks.gather(norms), strict=True), strict=True)
-        norms = [math.hypot(*of_ranks) if is_sharded(g) else of_ranks[0] for g, of_ranks in by_parameter]
-    by_layer: dict[str, list[float]] = {}
-    for name, norm in zip(gradients, norms, strict=True):
-        layer = re.match(r"(?:encoder\.)?layers\.\d+", name)
-        by_layer.setdefault(layer[0] if layer else name.rpartition(".")[0], []).append(norm)
-    totals = {name: math.hypot(*norms) for name, norms in by_layer.items()}
-    return {name: total if math.isfinite(total) else None for name, total in totals.items()}
-
-
-def _scaled_norm(gradient: Tensor) -> Tensor:
-    """(2,): the norm of the gradient divided by its largest absolute entry, and that entry. Their product is the norm.
-
-    Computed in fp32, since MPS has no float64. Without the division, squares of entries above 1.8e19 overflow.
-    """
-    gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
-    if not gradient.numel():  # all rows are on other ranks
-        return gradient.new_zeros(2)
-    scale = gradient.abs().max()
-    norm = torch.linalg.vector_norm(gradient / scale.clamp(min=torch.finfo(gradient.dtype).tiny))
-    return torch.stack([norm, scale])

@@ -139,7 +139,7 @@ def _exchange(parts: Tensor, mesh: Any) -> Tensor:
     return received
 
 
-def rank_memory(device: str, ranks: Ranks) -> int | None:
+def rank_memory(device: str, ranks: Ranks, free_memory: Callable[[str], int | None] = free_memory) -> int | None:
     """Free bytes on the device of this rank (on a CPU, its share of the memory); `None` if they are not reported."""
     free = free_memory(device)
     return free // ranks.launch.local_size if free is not None and device == "cpu" else free

@@ -10,12 +10,11 @@ from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import read_config
 from tinylm.run_directory.lock_and_commit import lock_run, recover_last, recover_run, reserve
 from tinylm.system.files import resolve_links
-from tinylm.system.ranks import Ranks
 from tinylm.training.events import Examples, Planned
-from tinylm.training.prepare import PreparedRun, machine_of, paths_of, prepare
+from tinylm.training.prepare import machine_of, paths_of, prepare
 from tinylm.training.resume import resume_run
 from tinylm.training.run import TrainingRun
-from tinylm.training.session import Session, TrainingResult, note_sharding, receive_run, share_run, train_to_end
+from tinylm.training.session import Session, TrainingResult, receive_run, share_run, train_to_end
 from tinylm.training.start import default_out, find_source
 from tinylm.training.training_request import TrainingRequest
 
@@ -44,32 +43,28 @@ def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
     machine = machine_of(request, reporter, ranks.launch)
     source, out = paths_of(request, reporter)
     with reserve(out, request.settings.force) as staging:
+        # The plan
         prepared = prepare(request, machine, source, staging, reporter, ranks.size, ranks.job)
-        session.report(Planned(prepared.plan, prepared.config, prepared.trainable_parameters))
+        plan, config, teachers = prepared.plan, prepared.config, prepared.start.teachers
+        session.report(Planned(plan, config, prepared.trainable_parameters))
         if request.settings.show_examples:
             session.report(Examples(prepared.examples(request.settings.show_examples)))
-        run = create_run(prepared, out, ranks)
+
+        # The run directory, hidden beside `out` until the first save
+        for teacher in teachers:
+            if resolve_links(run_of(teacher.path)) == resolve_links(out):
+                raise UsageError(f"{out} is a teacher, which is never written to; choose another `out`.")
+        directory = RunDirectory.create(out, config, prepared.tokenizer)
+        if config.adapter is not None:
+            remember_base(config.adapter.base_digest, Path(config.adapter.base))
+
+        # The network, and training
+        network = prepared.network or prepared.start.build(plan.model, plan.training.seed)
+        others: dict[str, Any] = {"ranks": ranks, "parallel": plan.parallel, "teachers": teachers}
+        run = TrainingRun(directory, config, network, prepared.tokenizer, prepared.tokens, **others)
         del prepared  # with the weights of a base as they were read, which the network may no longer share
-        note_sharding(run, session)
-        share_run(run, ranks)
+        share_run(run, session)
         return train_to_end(run, session)
-
-
-def create_run(prepared: PreparedRun, out: Path, ranks: Ranks) -> TrainingRun:
-    """Write the new run directory, hidden beside `out` until the first save (see `reserve`), and build a new model.
-
-    Raises SaveError if the directory cannot be written, and UsageError if it is a teacher.
-    """
-    plan, config, start = prepared.plan, prepared.config, prepared.start
-    for teacher in start.teachers:
-        if resolve_links(run_of(teacher.path)) == resolve_links(out):
-            raise UsageError(f"{out} is a teacher, which is never written to; choose another `out`.")
-    directory = RunDirectory.create(out, config, prepared.tokenizer)
-    if config.adapter is not None:
-        remember_base(config.adapter.base_digest, Path(config.adapter.base))
-    network = prepared.network or start.build(plan.model, plan.training.seed)
-    others: dict[str, Any] = {"ranks": ranks, "parallel": plan.parallel, "teachers": start.teachers}
-    return TrainingRun(directory, config, network, prepared.tokenizer, prepared.tokens, **others)
 
 
 def _saved_before_restart(request: TrainingRequest, session: Session) -> TrainingRequest | None:

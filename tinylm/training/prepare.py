@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tinylm.config.jobs import JOBS, applicable, objective_for, rows_on
 from tinylm.config.run import Estimates, RunConfig, TokenizerConfig, new_run_id
+from tinylm.config.settings import names_of
+from tinylm.config.training import TrainingSettings
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.jobs.encoding import encode_text
 from tinylm.jobs.job import MarkedText, load_job
@@ -21,9 +23,11 @@ from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.text.unknown_characters import handle_unknown_characters
 from tinylm.training.start import Start, default_out, find_source, open_start
-from tinylm.training.training_request import TrainingRequest, training_settings
+from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import count_parameters
+
+TRAINING_NAMES = names_of(TrainingSettings) | {"warmup_steps"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +56,11 @@ class PreparedRun:
         return load_job(self.plan.training.objective).marked_examples(self.tokens, self.tokenizer, number)
 
 
-def plan_run(request: TrainingRequest, reporter: Reporter, launch: Launch | None = None) -> PreparedRun:
+def plan_run(request: TrainingRequest, reporter: Reporter, launch: Launch) -> PreparedRun:
     """Load the model and the text, and plan the run, as `train_run` does, without writing a run directory.
 
     Raises UsageError for settings and files that cannot be used, and TinyLMError for a run that does not fit in memory.
     """
-    launch = launch or Launch()
     machine = machine_of(request, reporter, launch)
     source, out = paths_of(request, reporter)
     is_free = not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir()))
@@ -138,7 +141,7 @@ def prepare(
             vocab_size=tokenizer.vocab_size,
             sizes=load_job(objective).sizes(tokens, tokenizer),
             model=start.choices,
-            training=training_settings(given),
+            training={name: value for name, value in given.items() if name in TRAINING_NAMES},
             budget=request.budget,
             compile=request.settings.compile,
             base=start.model_config(tokenizer.vocab_size),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tinylm.config.duration import format_duration, format_duration_setting
 from tinylm.config.run import new_run_id, run_of
+from tinylm.config.settings import INTERVAL_NAMES
 from tinylm.config.training import TIME_BUDGET
 from tinylm.errors import OtherRunKindError, UsageError, concerning
 from tinylm.jobs.job import load_job
@@ -27,7 +28,7 @@ from tinylm.system.files import resolve_links
 from tinylm.training.clock import StoppingRule
 from tinylm.training.parallel import rank_memory, rank_shard, restore_rows
 from tinylm.training.run import TrainingRun
-from tinylm.training.session import Session, TrainingResult, note_sharding, receive_run, share_run, train_to_end
+from tinylm.training.session import Session, TrainingResult, receive_run, share_run, train_to_end
 from tinylm.training.state import TrainerState
 from tinylm.training.training_request import TrainingRequest
 
@@ -75,11 +76,12 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         # The plan: memory, and the settings that may change
         sizes, parallel = load_job(training.objective).sizes(tokens, tokenizer), request.settings.parallel
         plan = plan_resumed(config, recorded, sizes, tokenizer.vocab_size, free, parallel, ranks.size)
-        training = replace(training, budget=request.budget or training.budget, **request.resumed_training)
+        changes = request.select(INTERVAL_NAMES | {"patience"})
+        training = replace(training, budget=request.budget or training.budget, **changes)
         config = replace(config, training=training, id=config.id or new_run_id())
         state = TrainerState.from_json(save.state)
         notices: list[str] = []
-        save.state["micro_batch"] = plan.micro_batch(state.micro_batch, notices)
+        save.state["micro_batch"] = plan.resumed_micro_batch(state.micro_batch, notices)
 
         # The model, its base and its teachers
         shard, rows = rank_shard(plan.parallel, config, ranks), None
@@ -104,8 +106,7 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         reporter.note(f"Resuming {path} at step {state.step}, on the text as it was when the run began.")
         for notice in notices:
             reporter.warn(notice)
-        note_sharding(run, session)
-        share_run(run, ranks)
+        share_run(run, session)
         result = train_to_end(run, session)
         return result if base is None else replace(result, base=resolve_links(base))  # not the recorded path
 
@@ -114,12 +115,10 @@ def _describe_finished(rule: StoppingRule, state: TrainerState, seconds: float) 
     """Why a run is finished, and the setting that extends it; `None` if it is not finished."""
     match rule.finished_by(state, seconds):
         case "patience":
-            assert rule.patience is not None
-            more = 2 * max(rule.patience, state.evals_since_best)
+            more = 2 * max(rule.patience or 0, state.evals_since_best)
             return f"the last {counted(state.evals_since_best, 'evaluation')} brought no improvement; `patience={more}`"
         case "time":
-            time = rule.budget.time
-            assert time is not None
+            time = rule.budget.time or 0.0
             longer = min(2 * max(time, math.ceil(seconds + rule.reserve(state))), TIME_BUDGET.high)
             return (
                 f"it was trained for {format_duration(state.seconds)}, and its `time` of "
@@ -127,13 +126,12 @@ def _describe_finished(rule: StoppingRule, state: TrainerState, seconds: float) 
                 f'`time="{format_duration_setting(longer)}"`'
             )
         case "epochs":
-            epochs, total_steps = rule.budget.epochs, rule.total_steps
-            assert epochs is not None and total_steps is not None
+            epochs, total_steps = rule.budget.epochs or 0.0, rule.total_steps or 1
             more_epochs = max(2 * epochs, epochs * math.ceil(1 + state.step / total_steps))
             steps = counted(total_steps, "step")
             return f"the budget of `epochs={epochs:g}`, {steps}, is used up; `epochs={more_epochs:g}`"
         case "steps":
-            assert rule.total_steps is not None
-            more = 2 * max(rule.total_steps, state.step)
-            return f"the budget of {counted(rule.total_steps, 'step')} is used up; `steps={more}`"
+            total_steps = rule.total_steps or 1
+            more = 2 * max(total_steps, state.step)
+            return f"the budget of {counted(total_steps, 'step')} is used up; `steps={more}`"
     return None

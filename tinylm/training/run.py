@@ -34,7 +34,7 @@ from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Sampled, metrics_record
 from tinylm.training.execution import GraphedModel, capture_graphs, checkpoint_activations, compile_layers
-from tinylm.training.optimizer import build_optimizer, layer_gradient_norms
+from tinylm.training.optimizer import build_optimizer
 from tinylm.training.parallel import load_shards, rank_shard, shard_model
 from tinylm.training.run_store import open_store
 from tinylm.training.samples import RunSampler
@@ -70,10 +70,6 @@ class TrainingRun:
     rows: dict[str, Tensor] | None = None
     teachers: tuple[Teacher, ...] = ()
     _first_model: Transformer | None = field(default=None, init=False, repr=False)
-
-    @property
-    def _keeps_first_weights(self) -> bool:
-        return JOBS[self.training.objective].has_reference and self.config.adapter is None
 
     @property
     def training(self) -> TrainingConfig:
@@ -163,7 +159,8 @@ class TrainingRun:
         if self.parallel == "ddp":
             self.model.to(self.runtime.device)
         set_weights_dtype(self.model, DTYPES[self.runtime.dtype])
-        if JOBS[self.training.objective].has_reference:
+        has_reference = JOBS[self.training.objective].has_reference
+        if has_reference:
             disable_dropout(self.model)
         if self.parallel == "fsdp":
             shard_model(self.model, self.runtime.device, self.runtime.dtype)
@@ -171,9 +168,10 @@ class TrainingRun:
                 load_shards(self.model, self.rows, self.runtime.device)
                 self.rows = None
 
+        # The models that it is compared with
         for teacher in self.teachers:
             set_weights_dtype(teacher.network.to(self.runtime.device), DTYPES[self.runtime.dtype])
-        if self._keeps_first_weights:
+        if has_reference and self.config.adapter is None:
             self._first_model = self._copy_of_first_model()
 
         # The optimizer, and how layers compute
@@ -211,9 +209,6 @@ class TrainingRun:
                     self.directory.append_sample(dataclasses.asdict(sampled))
                     report(sampled)
 
-            def gradient_norms() -> dict[str, Any]:
-                return {"gradient_norms": layer_gradient_norms(self.model, self.ranks)}
-
             trainer = Trainer(
                 model=self.model,
                 task=self.task,
@@ -227,7 +222,6 @@ class TrainingRun:
                 graphed=self._capture_graphs(state.micro_batch, report),
                 report=record,
                 check_stop=check_stop,
-                extra_metrics=gradient_norms if self.training.log_gradients else dict,
                 step_done=placement.step if placement else lambda tokens, seconds: None,
             )
             return trainer.run(), state

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tinylm.config.run import RunConfig
-from tinylm.errors import is_out_of_memory
+from tinylm.errors import memory_errors
 from tinylm.machine.device import free_memory
 from tinylm.models.trained_weights import trained_weights
 from tinylm.planning import recipes
@@ -43,8 +43,10 @@ class BackgroundSaver:
         The initial value is from an earlier session.
     """
 
-    def __init__(self, seconds: float = 0.0) -> None:
+    def __init__(self, seconds: float = 0.0, free: Callable[[str], int | None] = free_memory) -> None:
+        """free: returns the free bytes of a device"""
         self.seconds = seconds
+        self._free = free
         self._bytes = 0  # size of the write that took `seconds`; 0 if unknown
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
         self._pending: Future[None] | None = None
@@ -106,18 +108,18 @@ class BackgroundSaver:
         """
         size = _size(tensors)
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        if shapes != {name: (copy.shape, copy.dtype) for name, copy in self._copies.items()}:
+            self._copies = {}
+            free = self._free("cpu")
+            if size < MIN_BYTES or (free is not None and 2 * size > free):
+                return False
         try:
-            if shapes != {name: (copy.shape, copy.dtype) for name, copy in self._copies.items()}:
-                self._copies = {}
-                free = free_memory("cpu")
-                if size < MIN_BYTES or (free is not None and 2 * size > free):
-                    return False
-                self._copies = {name: torch.empty_like(tensor, device="cpu") for name, tensor in tensors.items()}
-            for name, copy in self._copies.items():
-                copy.copy_(tensors[name])
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
+            with memory_errors():
+                for name, tensor in tensors.items():
+                    if name not in self._copies:
+                        self._copies[name] = torch.empty_like(tensor, device="cpu")
+                    self._copies[name].copy_(tensor)
+        except MemoryError:
             self._copies = {}
             return False
         return True

@@ -1,10 +1,12 @@
 """The texts that are sampled during training, after evaluations."""
 
+import functools
 import math
 import time
+from collections.abc import Callable
 
 from tinylm.config.run import RunConfig
-from tinylm.errors import TinyLMError, is_out_of_memory
+from tinylm.errors import TinyLMError, memory_errors
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.prompts import start_tokens
 from tinylm.generation.sampler import Sampler
@@ -27,12 +29,23 @@ MIN_GROWTH = 0.02  # interval between samples as a fraction of the training time
 
 
 class RunSampler:
-    """Samples after evaluations, at intervals that bound the number of samples and the time they take."""
+    """Samples after evaluations, at intervals that bound the number of samples and the time they take.
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, config: RunConfig) -> None:
+    generate: as `generate_sample`. now: the clock
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        config: RunConfig,
+        generate: Callable[..., str | None] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._model, self._tokenizer, self._config = model, tokenizer, config
+        self._generate, self._now = generate or functools.partial(generate_sample, now=now), now
         expected = TOKENS * SECONDS_PER_PARAMETER * count_parameters(model)["total"]
-        self._next = time.monotonic() + max(MIN_SECONDS, expected / MAX_SHARE)  # time of the next sample
+        self._next = now() + max(MIN_SECONDS, expected / MAX_SHARE)  # time of the next sample
         budget = None if config.training is None else config.training.budget.time
         self._max_seconds = math.inf if budget is None else MAX_BUDGET_SHARE * budget
 
@@ -40,17 +53,22 @@ class RunSampler:
         """A sample; `None` before the first step, after a stop, before the time of the next sample, and as
         `generate_sample`.
         """
-        start = time.monotonic()
+        start = self._now()
         if evaluated.tokens is not None or start < self._next:
             return None
-        text = generate_sample(self._model, self._tokenizer, self._config, TOKENS, self._max_seconds)
-        cost = time.monotonic() - start
+        text = self._generate(self._model, self._tokenizer, self._config, TOKENS, self._max_seconds)
+        cost = self._now() - start
         self._next = start + max(cost / MAX_SHARE, MIN_GROWTH * evaluated.seconds)
         return text
 
 
 def generate_sample(
-    model: Transformer, tokenizer: Tokenizer, config: RunConfig, tokens: int = TOKENS, seconds: float = math.inf
+    model: Transformer,
+    tokenizer: Tokenizer,
+    config: RunConfig,
+    tokens: int = TOKENS,
+    seconds: float = math.inf,
+    now: Callable[[], float] = time.monotonic,
 ) -> str | None:
     """A sample of at most `tokens` tokens without a prompt; the random number generators of training do not advance.
 
@@ -68,18 +86,14 @@ def generate_sample(
     sampler = Sampler(SamplingConfig(), 1, tokenizer.vocab_size)
     sampler.start(seed=0)
     start = start_tokens(tokenizer, config.data, [], model.context)
-    end, ids = time.monotonic() + seconds, []
+    end, ids = now() + seconds, []
     try:
-        with force_eager(), autocast(model.device.type, dtype):
+        with memory_errors(), force_eager(), autocast(model.device.type, dtype):
             for (token,), _ in generate(model, [start], sampler, tokens, kept_id=tokenizer.start_id):
                 ids.append(token)
-                if time.monotonic() >= end:
+                if now() >= end:
                     break
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return None
-    except TinyLMError:  # the logits are not finite: the next evaluation raises DivergedError
+    except (MemoryError, TinyLMError):  # the latter for logits that are not finite: the next evaluation diverges
         return None
     finally:
         model.train(was_training)

@@ -23,7 +23,6 @@ from tinylm.training.events import Event, Started, Stepped
 from tinylm.training.graceful_stop import stop_on_signals
 from tinylm.training.parallel import build_for_rows, rank_shard, restore_rows
 from tinylm.training.run import TrainingRun
-from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import build_model
 
 if TYPE_CHECKING:
@@ -105,12 +104,6 @@ class TrainingResult:
         return self.base is not None
 
 
-def note_sharding(run: TrainingRun, session: Session) -> None:
-    """Report that the model is sharded, if it is."""
-    if run.parallel == "fsdp":
-        session.reporter.note(f"The model is sharded among {session.ranks.size} processes.")
-
-
 def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
     """Train a run whose directory is written and locked, until it stops. Raises the errors of `train_run`.
 
@@ -175,13 +168,16 @@ def _load_notes(run: TrainingRun, session: Session) -> LoadNotes | None:
     )
 
 
-def share_run(run: TrainingRun, ranks: Ranks) -> None:
+def share_run(run: TrainingRun, session: Session) -> None:
     """Send a run from rank 0 to the other ranks, which receive it with `receive_run`. Does nothing for a single rank.
 
     Raises UsageError for a device that several processes cannot use, and PeerError if another rank fails.
     """
+    ranks = session.ranks
     if ranks.size == 1:
         return
+    if run.parallel == "fsdp":
+        session.reporter.note(f"The model is sharded among {ranks.size} processes.")
     ranks.require_device(run.runtime.device)
     ranks.announce()
     save = run.resume_from
@@ -216,7 +212,11 @@ def receive_run(ranks: Ranks) -> TrainingRun:
     save = None if shared["save"] is None else LastSave.from_json(shared["save"])
     shard, rows = rank_shard(shared["parallel"], config, ranks), None
     if shard == WHOLE:
-        model = _receive_model(config, ranks)
+        model = build_model(config.model)
+        trained_weights(config.adapter).add(model)
+        parameters = dict(model.named_parameters())
+        for name, tensor in ranks.broadcast({}).items():
+            parameters[name].data = tensor
     elif save is None:
         rows = ranks.broadcast({}, lambda tensor: shard.rows(tensor).clone())
         model = build_for_rows(config, rows)
@@ -226,12 +226,3 @@ def receive_run(ranks: Ranks) -> TrainingRun:
     teachers = tuple(open_teacher(Path(teacher)) for teacher in shared["teachers"])
     directory, parallel = ShardOnlyRun(path), shared["parallel"]
     return TrainingRun(directory, config, model, tokenizer, tokens, save, ranks, parallel, rows, teachers)
-
-
-def _receive_model(config: RunConfig, ranks: Ranks) -> Transformer:
-    model = build_model(config.model)
-    trained_weights(config.adapter).add(model)
-    parameters = dict(model.named_parameters())
-    for name, tensor in ranks.broadcast({}).items():
-        parameters[name].data = tensor
-    return model

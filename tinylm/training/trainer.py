@@ -7,13 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tinylm.config.training import TrainingConfig, window_parts
-from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
+from tinylm.errors import DivergedError, TinyLMError, memory_errors
 from tinylm.evaluation.loop import EvaluationLoss, batch_losses
 from tinylm.jobs.job import Task
 from tinylm.kernels.without_compiler import force_eager
@@ -76,9 +76,8 @@ class Trainer:
     graphed: the model with CUDA graphs, which steps use; `None` without
     report: receives every event
     check_stop: called between steps and between evaluation batches; raises StopTraining to end training
-    extra_metrics: called before the update of a step that is logged, when the gradients are complete; its values are
-        logged with the step
     step_done: called after each step with its tokens and its duration in seconds
+    runs_ahead, mark: see `tinylm.machine.device`
     """
 
     model: Transformer
@@ -93,9 +92,10 @@ class Trainer:
     graphed: GraphedModel | None = None
     report: Callable[[Event], None] = lambda event: None
     check_stop: Callable[[], None] = lambda: None
-    extra_metrics: Callable[[], dict[str, Any]] = dict
     step_done: Callable[[int, float], None] = lambda tokens, seconds: None
     now: Callable[[], float] = time.monotonic
+    runs_ahead: Callable[[torch.device], bool] = runs_ahead
+    mark: Callable[[torch.device], Callable[[], None]] = mark
 
     def __post_init__(self) -> None:
         config, state = self.config, self.state
@@ -116,7 +116,7 @@ class Trainer:
         self._begun_save = (state.step, state.last_eval_step) if state.step else (-1, -1)
         # Without loss scaling, which needs each gradient norm, losses and norms stay on a GPU until a log line, an
         # evaluation or a save, and up to STEPS_AHEAD steps are started ahead.
-        self._runs_ahead = runs_ahead(self.device) and self.ranks.size == 1 and not self._scaler.is_enabled()
+        self._runs_ahead = self.runs_ahead(self.device) and self.ranks.size == 1 and not self._scaler.is_enabled()
         self._started_steps: deque[Callable[[], None]] = deque()  # each waits for the end of a step
         self._unread: list[tuple[int, tuple[Tensor, Tensor]]] = []  # number, and loss and gradient norm, of steps
         self._norm = 0.0  # of the gradient of the last step that was read, before clipping
@@ -198,7 +198,6 @@ class Trainer:
     def _step(self, progress: float) -> None:
         """Update the weights with the gradient of the next batch. Raises _OutOfMemory before the weights change."""
         config, state = self.config, self.state
-        is_logged = (state.step + 1) % config.log_every == 0
 
         # The batch, of all ranks and of this one
         sequences = window_parts(state.step, progress, config.sequence_growth)  # per window
@@ -222,7 +221,6 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self._scaler.unscale_(self.optimizer)
-        extra_metrics = self.extra_metrics() if is_logged else {}
         with self._memory_for_update():
             norm = full(torch.nn.utils.clip_grad_norm_(self._parameters, config.grad_clip or math.inf))
             self._unread.append((state.step + 1, (sums.loss, norm)))
@@ -233,7 +231,10 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             if self._average is not None and math.isfinite(self._norm):  # else fp16 has skipped it
                 self._average.update(state.step + 1)
-        self._wait_for_earlier_steps()
+        if self._runs_ahead:
+            self._started_steps.append(self.mark(self.device))
+            if len(self._started_steps) > STEPS_AHEAD:
+                self._started_steps.popleft()()  # wait until it has ended
 
         # Count and report
         state.step += 1
@@ -242,16 +243,8 @@ class Trainer:
         seconds = self._clock.end_step(batch.n_tokens)
         self.step_done(batch.n_tokens, seconds)
         self.report(Stepped(state.step, progress))
-        if is_logged:
-            self._log(progress, lr, extra_metrics)
-
-    def _wait_for_earlier_steps(self) -> None:
-        """If Python runs ahead, wait until at most STEPS_AHEAD steps are running."""
-        if not self._runs_ahead:
-            return
-        self._started_steps.append(mark(self.device))
-        if len(self._started_steps) > STEPS_AHEAD:
-            self._started_steps.popleft()()
+        if state.step % config.log_every == 0:
+            self._log(progress, lr)
 
     def _read_losses(self) -> None:
         """Read loss and gradient norm of the steps that are not read yet.
@@ -273,7 +266,7 @@ class Trainer:
                 )
             state.loss_sum += loss_sum
 
-    def _log(self, progress: float, lr: float, extra_metrics: dict[str, Any]) -> None:
+    def _log(self, progress: float, lr: float) -> None:
         """Report the means since the last log line, and reset the sums."""
         self._read_losses()
         state = self.state
@@ -285,7 +278,7 @@ class Trainer:
             grad_norm=self._norm if math.isfinite(self._norm) else None,
             tokens_per_second=self._clock.tokens_per_second(),
             seconds=self._clock.seconds,
-            metrics=add_metrics({}, state.metrics, 1 / state.n_targets) | extra_metrics,
+            metrics=add_metrics({}, state.metrics, 1 / state.n_targets),
         )
         state.loss_sum, state.n_targets, state.metrics = 0.0, 0, {}
         self.report(event)
@@ -296,11 +289,10 @@ class Trainer:
         """Allocate the optimizer's state before any weight changes. Raises TinyLMError if memory runs out."""
         for freed in (False, True):
             try:
-                allocate_state(self.optimizer)
-                break
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
+                with memory_errors():
+                    allocate_state(self.optimizer)
+                    break
+            except MemoryError:
                 if freed:
                     raise TinyLMError(
                         "Out of memory for the optimizer's state, before the first step; choose a smaller `size`."
@@ -322,12 +314,11 @@ class Trainer:
         """
         sums, found = Sums(torch.zeros((), device=self.device)), None
         try:
-            yield sums
-            missing = [index for index, p in enumerate(self._parameters) if p.grad is None]
-            found = (sums.loss if self.ranks.size == 1 else sums.loss.item(), sums.metrics, missing)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
+            with memory_errors():
+                yield sums
+                missing = [index for index, p in enumerate(self._parameters) if p.grad is None]
+                found = (sums.loss if self.ranks.size == 1 else sums.loss.item(), sums.metrics, missing)
+        except MemoryError:
             if self._sharded:
                 raise TinyLMError(
                     f"Out of memory in step {self.state.step + 1}; choose a smaller `micro_batch` (it is "
@@ -348,10 +339,9 @@ class Trainer:
         raises TinyLMError, and they are not saved.
         """
         try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
+            with memory_errors():
+                yield
+        except MemoryError:
             step = self.store.saved_step
             saved = f"the run is saved up to step {step}" if step >= 0 else "nothing is saved yet"
             raise TinyLMError(

@@ -1,6 +1,6 @@
 """What the caller of a training command or function gives: settings, texts and paths."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +9,6 @@ from typing import Any
 from tinylm.config.duration import parse_duration
 from tinylm.config.jobs import JOBS
 from tinylm.config.settings import (
-    INTERVAL_NAMES,
     MODEL_NAMES,
     RESUMABLE_NAMES,
     AdapterSettings,
@@ -21,17 +20,11 @@ from tinylm.config.settings import (
     names_of,
     reject_fixed_settings,
 )
-from tinylm.config.training import Budget, TrainingSettings
+from tinylm.config.training import Budget
 from tinylm.errors import UsageError
 from tinylm.text.source import TextSource
 
 Files = str | Path | Sequence[str | Path]
-
-
-def training_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given fields of TrainingConfig, and `warmup_steps`."""
-    names = names_of(TrainingSettings) | {"warmup_steps"}
-    return {name: value for name, value in given.items() if name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,23 +56,14 @@ class TrainingRequest:
             raise UsageError("There is no text to train on; name files or folders, or - for standard input.")
         if given.get("extend_vocab") and "init_from" not in given:
             raise UsageError("`extend_vocab` extends the vocabulary of an existing model; name it with `init_from`.")
-        if isinstance(self.settings, TrainSettings) and given.get("unknown") == "skip":
-            self._check_skipping()
-
-    def _check_skipping(self) -> None:
-        if "unknown" in self.ignorable:
-            return
-        if "extend_vocab" in self.given:
-            raise UsageError('`extend_vocab` and `unknown="skip"` contradict each other; give one of them.')
-        if not {"init_from", "teacher"} & self.given.keys() and self.given.get("tokenizer") in (
-            None,
-            "auto",
-            "char",
-            "bpe",
-        ):
-            raise UsageError(
-                "`unknown` is for a given vocabulary, that of `init_from` or of `tokenizer=PATH`; leave it out."
-            )
+        if self.adapter_kind is None and given.get("unknown") == "skip" and "unknown" not in self.ignorable:
+            if "extend_vocab" in given:
+                raise UsageError('`extend_vocab` and `unknown="skip"` contradict each other; give one of them.')
+            is_trained = given.get("tokenizer", "auto") in ("auto", "char", "bpe")
+            if is_trained and not {"init_from", "teacher"} & given.keys():
+                raise UsageError(
+                    "`unknown` is for a given vocabulary, that of `init_from` or of `tokenizer=PATH`; leave it out."
+                )
 
     @cached_property
     def given(self) -> dict[str, Any]:
@@ -121,11 +105,6 @@ class TrainingRequest:
         if isinstance(values.get("time"), str):
             values["time"] = parse_duration(values["time"])
         return Budget(**values) if values else None
-
-    @property
-    def resumed_training(self) -> dict[str, Any]:
-        """The given fields of TrainingConfig that may change when a run is resumed."""
-        return self.select(INTERVAL_NAMES | {"patience"})
 
     @property
     def objective(self) -> str | None:

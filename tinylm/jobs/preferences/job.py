@@ -12,7 +12,7 @@ from tinylm.reporter import counted
 class PreferenceSizes(ScoredSizes):
     """Preferences, of which both texts are in the same row."""
 
-    # docs/preferences.md, "An example"
+    # docs/other-objectives.md, "Preferences"
     lr_factor = 0.025
     unvalidated = (1, 50)
     is_brief = True

@@ -287,8 +287,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def measure(options: argparse.Namespace) -> tuple[dict[str, Worker], ModelConfig, Times]:
-    """The workers after all steps, the model, and on a CPU the seconds of its products."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    if options.worker:
+        settings = Settings(**json.loads(Path(options.worker[1]).read_text()))
+        WORKERS[options.worker[0]](settings, Turns(settings.device))
+        return
     device = choose_device(options.device).value
     peers = options.peers if options.peers is not None else [name for name in WORKERS if name != TINYLM]
     with tempfile.TemporaryDirectory() as temporary:
@@ -303,16 +307,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Worker], ModelConfig
         (home / "settings.json").write_text(json.dumps(asdict(settings)))
         config = open_model(home / "model").config.model
         alone = take_turns({dtype: products(dtype) for dtype in number_formats()}, 3) if device == "cpu" else {}
-        return compare([TINYLM, *peers], home / "settings.json", options.steps), config, alone
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    options = parse(arguments)
-    if options.worker:
-        settings = Settings(**json.loads(Path(options.worker[1]).read_text()))
-        WORKERS[options.worker[0]](settings, Turns(settings.device))
-        return
-    workers, config, alone = measure(options)
+        workers = compare([TINYLM, *peers], home / "settings.json", options.steps)
     print(describe_machine(["torch", "transformers", "peft"]))
     print(report(workers, "transformers" if options.full else "peft", options, config, alone))
 

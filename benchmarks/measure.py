@@ -129,14 +129,6 @@ def chosen_shape(arguments: argparse.Namespace, preset: str) -> ModelConfig:
     return make_model_config(preset=preset, size="small", **shape)
 
 
-def memory_bandwidth(size: int = 1 << 28, rounds: int = 5) -> float:
-    """Bytes per second that all threads read from memory: the fastest sum of a large tensor. size: of it in bytes."""
-    import torch
-
-    numbers = torch.ones(size // 4)
-    return size / min(take_turns({"sum": numbers.sum}, rounds)["sum"])
-
-
 # Processes and their memory. Linux only.
 
 

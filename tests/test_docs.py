@@ -214,6 +214,21 @@ def test_the_layout_names_every_package_and_module_of_tinylm() -> None:
     assert named <= found | {path.stem for path in (ROOT / "tinylm").rglob("*.py")} | {"tinylm"}
 
 
+def test_the_two_ways_through_the_code_name_modules_and_what_they_define() -> None:
+    """In a row, a name in backticks belongs to the module before it, and a module without a folder to the last one."""
+    ways = drawing.PAGE.read_text(encoding="utf-8").split("## Data flow")[0]
+    missing, folder, source = [], ROOT / "tinylm", ""
+    for cell in re.findall(r"^\| \d+ \| (.*?) \|", ways, re.MULTILINE):
+        for name in re.findall(r"`([\w./]+)`", cell):
+            if name.endswith(".py"):
+                file = ROOT / "tinylm" / name if "/" in name else folder / name
+                folder, source = file.parent, file.read_text(encoding="utf-8") if file.is_file() else ""
+                missing += [] if source else [name]
+            elif not all(re.search(rf"(def|class) {part}\b", source) for part in name.split(".")):
+                missing.append(f"{cell}: {name}")
+    assert ways and not missing, "\n".join(missing)
+
+
 def test_pages_have_their_limits_and_name_the_format_of_a_run() -> None:
     for page, limit in {"README.md": 150, "CONTRIBUTING.md": 120, "CHANGELOG.md": 60}.items():
         assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= limit, page

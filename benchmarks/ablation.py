@@ -29,7 +29,7 @@ OPTIONS = (
     "--size micro --context 128 --sequence-growth 1 --mtp-weight 0 --batch-size 16 --optimizer adamw "
     "--schedule trapezoid --lr 0.003 --weight-decay 0.1 --tie"
 )
-MUON = "--optimizer muon --momentum 0.95"  # the momentum of the tables in docs/experiments.md
+MUON = "--optimizer muon --momentum 0.95"  # the momentum of the tables in docs/performance.md
 PLACEMENTS = {
     "pre-norm": f"{PUBLISHED} --norm-placement pre",
     "post-norm": PUBLISHED,

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 from measure import Times, ask, describe_machine, memory_of, running, speedup, table, take_turns, tokens_per_second
-from torch import Tensor, nn
+from torch import nn
 from training import number_formats, products, share_of_product_rate
 
 from tinylm.config.model import ModelConfig
@@ -105,20 +105,16 @@ class Turns:
         print(json.dumps({"seconds": seconds, "loss": loss, "memory": memory}), flush=True)
 
 
-def initial_a(layer: int, projection: str, shape: torch.Size) -> Tensor:
-    """LoRA's initial A of a projection: (r, in), the same in all workers."""
-    generator = torch.Generator().manual_seed(len(PROJECTIONS) * layer + PROJECTIONS.index(projection))
-    return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(shape[1])
-
-
 @torch.no_grad()
 def initialise(model: nn.Module) -> None:
-    """Set the A matrices of a LoRA, if there is one. Both libraries' names contain `layers.N` and the projection."""
+    """Set the A matrices (r, in) of a LoRA, if there is one, to the same values in all workers."""
     for name, parameter in model.named_parameters():
         if "lora_A" in name:
-            parts = name.split(".")
-            projection = next(part for part in parts if part in PROJECTIONS)
-            parameter.copy_(initial_a(int(parts[parts.index("layers") + 1]), projection, parameter.shape))
+            parts = name.split(".")  # in both libraries, they contain `layers`, its number, and the projection
+            projection = next(PROJECTIONS.index(part) for part in parts if part in PROJECTIONS)
+            seed = len(PROJECTIONS) * int(parts[parts.index("layers") + 1]) + projection
+            uniform = torch.rand(parameter.shape, generator=torch.Generator().manual_seed(seed))
+            parameter.copy_((2 * uniform - 1) / math.sqrt(parameter.shape[1]))
 
 
 def train_tinylm(settings: Settings, turns: Turns) -> None:
@@ -287,8 +283,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def measure(options: argparse.Namespace) -> tuple[dict[str, Worker], ModelConfig, Times]:
-    """The workers after all steps, the model, and on a CPU the seconds of its products."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    if options.worker:
+        settings = Settings(**json.loads(Path(options.worker[1]).read_text()))
+        WORKERS[options.worker[0]](settings, Turns(settings.device))
+        return
     device = choose_device(options.device).value
     peers = options.peers if options.peers is not None else [name for name in WORKERS if name != TINYLM]
     with tempfile.TemporaryDirectory() as temporary:
@@ -303,16 +303,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Worker], ModelConfig
         (home / "settings.json").write_text(json.dumps(asdict(settings)))
         config = open_model(home / "model").config.model
         alone = take_turns({dtype: products(dtype) for dtype in number_formats()}, 3) if device == "cpu" else {}
-        return compare([TINYLM, *peers], home / "settings.json", options.steps), config, alone
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    options = parse(arguments)
-    if options.worker:
-        settings = Settings(**json.loads(Path(options.worker[1]).read_text()))
-        WORKERS[options.worker[0]](settings, Turns(settings.device))
-        return
-    workers, config, alone = measure(options)
+        workers = compare([TINYLM, *peers], home / "settings.json", options.steps)
     print(describe_machine(["torch", "transformers", "peft"]))
     print(report(workers, "transformers" if options.full else "peft", options, config, alone))
 

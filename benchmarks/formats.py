@@ -229,13 +229,10 @@ def encoders(text: str, tokenizer: Tokenizer) -> dict[str, Callable[[], object]]
     sample = text[: 4 * TINYLM_CHUNK]
     assert np.array_equal(encode_in_memory(iter([sample]), tokenizer), library.encode(sample).ids)
 
-    def without_cached_words() -> Tokenizer:
-        return Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.to_str()))
-
-    return {
+    return {  # tinylm's with a new tokenizer, which has cached no words
         "tokenizers, one string": lambda: library.encode(text),
         "tokenizers, chunks of 64 KB": lambda: library.encode_batch_fast(library_chunks),
-        "tinylm": lambda: encode_in_memory(iter(chunks), without_cached_words()),
+        "tinylm": lambda: encode_in_memory(iter(chunks), Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.to_str()))),
     }
 
 

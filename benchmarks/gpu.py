@@ -1,9 +1,9 @@
-"""What a GPU reaches: utilisation, decoding bandwidth, fine-tuning, and time to a loss.
+"""What a GPU reaches: utilisation in training, and bandwidth in decoding.
 
-    python benchmarks/gpu.py --text tinyshakespeare.txt
-    python benchmarks/gpu.py --parts training,decoding
+    python benchmarks/gpu.py --nanogpt nanoGPT/model.py
+    python benchmarks/gpu.py --parts decoding
 
-Each part runs in a process with a time limit, and all of them end in 8 minutes:
+Each part runs in a process with a time limit, and both end in five minutes:
 
 - training: a step of a model of 124 M parameters at a context of 1,024, and of one of 3 M at a context of 512, with and
   without CUDA graphs, compiled blocks and a compiled model, as a share of the rate of a large matrix product and of the
@@ -12,19 +12,14 @@ Each part runs in a process with a time limit, and all of them end in 8 minutes:
 - decoding: one stream and eight of a model of 1.3 billion parameters and of one of 10 million, one operation at a time,
   with CUDA graphs, which is what `tinylm sample` does, and with these and compiled blocks. All parameters are read once
   per token, as a share of the rate of a memory copy and of the specified rate.
-- finetuning: LoRA on the shapes of SmolLM2-135M and of a model of 1.1 billion parameters, as finetuning.py measures it,
-  beside peft with bf16 weights, with and without autocast, and compiled blocks. Needs peft.
-- learning: `tinylm train TEXT --time T`, with increasing T, until a validation loss of the run is at most --loss, and
-  the time from the start of the command to that evaluation. The default loss is nanoGPT's on tinyshakespeare, in nats
-  per character. Without --text, data/corpus.txt is trained on for the shortest time, with no loss to reach.
 
 The number format is the one that tinylm chooses for the device: bf16 on most GPUs. Runs on any device; --small uses
-tiny models, for a machine without a GPU.
+tiny models, for a machine without a GPU. Fine-tuning and learning on a GPU are measured by `finetuning.py --shape 1b
+--batch-size 8 --context 1024` and by `learning.py`.
 """
 
 import argparse
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -36,17 +31,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
-import finetuning
 import torch
-from measure import describe_machine, process_tree, run_tinylm, speedup, table, tokens_per_second
+from measure import describe_machine, process_tree, table
 from training import build_nanogpt, peer_step, random_batch, tinylm_step
 
 from tinylm.commands.console import Console
-from tinylm.config.duration import parse_duration
 from tinylm.config.model import ModelConfig
 from tinylm.config.presets import make_model_config
 from tinylm.generation.engine import Engine
-from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.graph_engine import GraphEngine
 from tinylm.generation.prompts import EncodedPrompt
@@ -61,9 +53,7 @@ from tinylm.training.execution import capture_graphs, compile_layers
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model
 
-CORPUS = Path(__file__).parent.parent / "data" / "corpus.txt"
 STEPS = 10  # of training, per measured time
-PEERS = "bf16 weights", "bf16 weights and autocast"  # of finetuning.py
 # FLOP/s of matrix products in bf16 and bytes per second of the memory, by the name that torch gives the device, as its
 # vendor specifies them. H100 80GB HBM3 is from NVIDIA's data sheet, which prints twice these FLOP/s, for sparse
 # matrices. The other rows were not compared with a data sheet: check them before quoting shares.
@@ -87,7 +77,6 @@ class Sizes(NamedTuple):
     tokens: int
     trained: tuple[tuple[ModelConfig, int], ...]
     decoding: tuple[ModelConfig, ...]
-    finetuning: tuple[str, ...]  # options of finetuning.py
 
 
 def sizes(small: bool) -> Sizes:
@@ -99,12 +88,10 @@ def sizes(small: bool) -> Sizes:
 
     if small:
         gpt2 = shape("gpt2", 1, 64, 32)
-        return Sizes(256, 2**24, 8, ((gpt2, 2),), (gpt2,), ("--shape tiny --steps 3 --context 32",))
+        return Sizes(256, 2**24, 8, ((gpt2, 2),), (gpt2,))
     trained = (shape("gpt2", 12, 768, 1024), 16), (shape("gpt2", 4, 256, 512, 65), 4)
     decoding = shape("modern", 6, 320, 1024, 8192), shape("gpt2", 24, 2048, 1024)
-    batch = "--batch-size 8 --context 1024"
-    finetuned = f"--shape smollm2 --steps 20 {batch}", f"--shape 1b --weights bf16 --steps 12 {batch}"
-    return Sizes(8192, 2**32, 256, trained, decoding, finetuned)
+    return Sizes(8192, 2**32, 256, trained, decoding)
 
 
 def seconds_of(work: Callable[[], object], device: str, rounds: int) -> float:
@@ -189,7 +176,6 @@ def decoding(options: argparse.Namespace, device: str, dtype: str) -> Iterator[R
             model = cast(Decoder, build_model(config)).eval().to(device, DTYPES[dtype])
         # Only one row of the position embedding is read; the tied embedding is read in full as the output layer.
         bytes_read = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if "position" not in name)
-        fuse_model(model)
         for name, engine, streams in decoding_variants(model, config, device):
             wanted = GenerationConfig(max_tokens=chosen.tokens, temperature=0.8, top_k=50, num_samples=streams)
 
@@ -204,7 +190,7 @@ def decoding(options: argparse.Namespace, device: str, dtype: str) -> Iterator[R
 
 def decoding_variants(model: Decoder, config: ModelConfig, device: str) -> Iterator[tuple[str, Engine, int]]:
     """Name, engine, and number of streams."""
-    tokenizer: Any = SimpleNamespace(vocab_size=config.vocab_size)  # the part of a tokenizer that engines use
+    tokenizer: Any = SimpleNamespace(vocab_size=config.vocab_size, start_id=None)  # what engines use of a tokenizer
     yield "plain", TorchEngine(model, tokenizer), 1
     graph = "CUDA graph" if device == "cuda" else "the step without a graph"
     for streams in (1, 8):
@@ -215,48 +201,10 @@ def decoding_variants(model: Decoder, config: ModelConfig, device: str) -> Itera
         yield "CUDA graph, compiled blocks", GraphEngine(model, tokenizer, capture), 1
 
 
-def lora(options: argparse.Namespace, device: str, dtype: str) -> Iterator[Row]:
-    """The rows of `finetuning`."""
-    for words in sizes(options.small).finetuning:
-        chosen = finetuning.parse([*words.split(), "--device", device, "--peers", *PEERS])
-        workers, config, _ = finetuning.measure(chosen)
-        times = {name: worker.seconds[1:] for name, worker in workers.items()}
-        for name, worker in workers.items():
-            speed = tokens_per_second(times, name, chosen.batch_size * chosen.context)
-            peer = "tinylm" if name == finetuning.TINYLM else f"peft, {name}"
-            loss, memory = statistics.mean(worker.losses[-3:]), worker.step_peak / 1e6
-            ratio = "-" if name == finetuning.TINYLM else f"tinylm {speedup(times, finetuning.TINYLM, name)} times"
-            work, result = f"LoRA {config.layers}x{config.width}: {peer}", f"{speed} tokens/s"
-            yield [work, f"{result}, loss {loss:.4f}, {memory:,.0f} MB", ratio, "-"]
-
-
-def learning(options: argparse.Namespace, device: str, dtype: str) -> Iterator[Row]:
-    """The rows of `learning`. Each time is a new run, since the learning-rate schedule ends with the budget."""
-    goal = None if options.text is None else options.loss
-    text, ends = options.text or CORPUS, time.monotonic() + PARTS["learning"][1] - 10
-    for number, budget in enumerate(sorted(options.times, key=parse_duration)[: None if goal is not None else 1]):
-        if number and parse_duration(budget) + 10 > ends - time.monotonic():
-            break
-        with tempfile.TemporaryDirectory() as home:
-            words = f"train {text} --tokenizer char --time {budget} --device {device} --out {home}/run --quiet --json"
-            records = [json.loads(line) for line in run_tinylm(words.split(), ends - time.monotonic()).splitlines()]
-        losses = {
-            record["seconds"]: record["val_loss"] for record in records if "val_loss" in record and "run" not in record
-        }
-        reached = [seconds for seconds, loss in losses.items() if goal is not None and loss <= goal]
-        result = f"smallest validation loss {min(losses.values()):.4f}"
-        limit = f"goal {goal:g}" + (f" after {reached[0]:.1f} s" if reached else ": not reached") if goal else "-"
-        yield [f"learning {text.name}, {budget}", result, limit, "-"]
-        if reached:
-            break
-
-
 # Each part: a function that yields its rows, and its time limit in seconds
 PARTS: dict[str, tuple[Callable[[argparse.Namespace, str, str], Iterator[Row]], int]] = {
     "training": (training, 180),
     "decoding": (decoding, 90),
-    "finetuning": (lora, 130),
-    "learning": (learning, 75),
 }
 
 
@@ -269,9 +217,6 @@ def run(part: str, options: argparse.Namespace, device: str, rows: Any) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS), metavar="LIST", help=f"default: {','.join(PARTS)}")
-    parser.add_argument("--text", type=Path, help="tinyshakespeare, for `learning`")
-    parser.add_argument("--times", nargs="+", default=["20s", "35s"], help="default: 20s 35s")
-    parser.add_argument("--loss", type=float, default=1.4697, help="in nats per character (default: 1.4697)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
     parser.add_argument("--device", default="auto", help="default: auto")
     parser.add_argument("--nanogpt", type=Path, metavar="FILE", help="the model.py of a copy of nanoGPT")

@@ -4,8 +4,7 @@
     python benchmarks/learning.py a.txt b.txt --times 80s --presets modern gpt2
 
 The command splits each text. Models are evaluated on all of the validation part, in windows of their own context that
-do not overlap. Bits per byte are comparable between tokenizers. With --peer, transformers' GPT-2 is trained on the same
-characters with nanoGPT's recipe for CPUs for the longest of the times, and evaluated in the same way.
+do not overlap. Bits per byte are comparable between tokenizers.
 
 To compare machines: `TFLOP` is what the training computed (6 FLOPs per matrix parameter and token, causal attention,
 and the products of Muon), and `of the peak` its share of what large matrix products in the number format of the run
@@ -15,25 +14,19 @@ would have computed in the time of the command. With --times, the results depend
 import argparse
 import itertools
 import json
-import math
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
 from ablation import format_losses
 from measure import describe_machine, run_tinylm, table
 
-from tinylm.config.duration import parse_duration
 from tinylm.config.training import MUON_OPTIMIZERS, mean_share
-from tinylm.jobs.run_tokens import reopen_tokens
 from tinylm.planning.cost import muon_flops, training_flops
-from tinylm.run_directory.loading import read_config, read_tokenizer, summarise
-from tinylm.text.batches import Windows, evaluation_batches
+from tinylm.run_directory.loading import read_config, summarise
 
 
 def learn(text: Path, words: Sequence[str], seed: int, run: Path) -> dict[str, float]:
@@ -56,48 +49,6 @@ def learn(text: Path, words: Sequence[str], seed: int, run: Path) -> dict[str, f
     found = {"seconds": seconds, "parameters": summary["parameters"], "passes": trained / config.data.train_tokens}
     share = flops / seconds / config.runtime.matmul_rate
     return {**found, "loss": score["loss"], "bits": score["bits_per_byte"], "flops": flops, "share": share}
-
-
-def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
-    """The loss of transformers' GPT-2 after `seconds` of training on the characters of a run, by nanoGPT's recipe.
-
-    4 layers of width 128, context 64, batch size 12, AdamW with a warmup of 100 steps to a learning rate of 1e-3 and
-    cosine decay to 1e-4, no dropout, fp32. The time is counted from the first step. The loss is in nats per character.
-    """
-    from training import peer_loss
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(seed)
-    config = read_config(run)
-    assert config.data is not None
-    tokenizer = read_tokenizer(run, config)
-    tokens = reopen_tokens(run, config.data, tokenizer)
-    shape: dict[str, Any] = {"n_positions": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
-    shape |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=config.model.vocab_size, **shape))
-    model.loss_type = "ForCausalLM"
-    decayed = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
-    windows = Windows(tokens.train, 64, 12, seed, tokenizer.end_of_text_id)
-    started, step = time.monotonic(), 0
-    while (progress := (time.monotonic() - started) / seconds) < 1:
-        batch = windows.batch(step)
-        for group in optimizer.param_groups:
-            group["lr"] = min((step + 1) / 100, 1) * (1e-4 + 9e-4 * 0.5 * (1 + math.cos(math.pi * progress)))
-        peer_loss(model, batch)().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        step += 1
-    model.eval()
-    nats, scored = 0.0, 0
-    with torch.no_grad():
-        for batch in evaluation_batches(tokens.val, 64, 256):
-            nats += peer_loss(model, batch)().item() * batch.n_targets
-            scored += batch.n_targets
-    return nats / scored
 
 
 def row(text: Path, preset: str, length: str, learned: Sequence[Mapping[str, float]]) -> list[str]:
@@ -124,7 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="the others follow (default: 0)")
     parser.add_argument("--options", default="", help="more flags of tinylm train")
-    parser.add_argument("--peer", action="store_true", help="also train transformers' GPT-2 by nanoGPT's recipe")
     options = parser.parse_args(arguments)
     flag, lengths = ("--time", options.times) if options.steps is None else ("--steps", options.steps)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
@@ -136,15 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 learned = [learn(text, words, seed, Path(home) / f"{seed}") for seed in seeds]
                 rows.append(row(text, preset, length, learned))
                 print(f"{text.name}, {preset}, {length}: {rows[-1][-2]}", file=sys.stderr)
-            if options.peer:
-                longest = max(options.times, key=parse_duration)
-                run = Path(home) / "peer"
-                one_step = learn(text, ["--tokenizer", "char", "--steps", "1", "--size", "nano"], 0, run)
-                losses = [learn_with_peer(run, parse_duration(longest), seed) for seed in seeds]
-                bits = [loss * one_step["bits"] / one_step["loss"] for loss in losses]
-                peer = [text.name, "transformers", longest, "", "0.80", "", "", ""]
-                rows.append([*peer, format_losses(losses), format_losses(bits)])
-    print(f"{describe_machine(['torch', 'transformers'] if options.peer else ['torch'])}\n")
+    print(f"{describe_machine(['torch'])}\n")
     names = ["text", "preset", "time or steps", "seconds", "million parameters", "passes", "TFLOP", "of the peak"]
     print(table([*names, "nats per token", "bits per byte"], rows))
 

@@ -98,21 +98,16 @@ def describe_machine(packages: Sequence[str] = ("torch", "transformers")) -> str
     """The CPU model, the numbers of cores and torch threads, the load, the versions of packages and the date."""
     import torch
 
+    cpu = platform.processor() or platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
     versions = ", ".join(f"{package} {version(package)}" for package in packages)
     load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     return (
-        f"{_cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads{load}; {versions}, "
+        f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads{load}; {versions}, "
         f"Python {platform.python_version()}; {datetime.date.today().isoformat()}"
     )
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
 
 
 def add_options(parser: argparse.ArgumentParser, context: int) -> None:
@@ -127,14 +122,6 @@ def chosen_shape(arguments: argparse.Namespace, preset: str) -> ModelConfig:
     """The configuration of a preset with the shape that the options set."""
     shape = {name: getattr(arguments, name) for name in ("vocab_size", "layers", "heads", "width", "context")}
     return make_model_config(preset=preset, size="small", **shape)
-
-
-def memory_bandwidth(size: int = 1 << 28, rounds: int = 5) -> float:
-    """Bytes per second that all threads read from memory: the fastest sum of a large tensor. size: of it in bytes."""
-    import torch
-
-    numbers = torch.ones(size // 4)
-    return size / min(take_turns({"sum": numbers.sum}, rounds)["sum"])
 
 
 # Processes and their memory. Linux only.

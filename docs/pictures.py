@@ -34,7 +34,7 @@ INTERVALS = "--log-every 10 --eval-every 50"
 NANO = f"train data/corpus.txt --size nano --sequence-growth 1 --mtp-weight 0 --steps 500 {INTERVALS}"
 ORIGINAL = (
     "train data/corpus.txt --preset original --size micro --context 64 --layers 6 --batch-size 16 --optimizer adam "
-    f"--lr 0.001 --schedule linear --steps 300 --log-gradients {INTERVALS}"
+    f"--lr 0.001 --schedule linear --steps 300 {INTERVALS}"
 )
 
 
@@ -90,7 +90,7 @@ SUBJECTS = {
             "pre-norm": f"{ORIGINAL} --norm-placement pre",
             "pre-norm-no-warmup": f"{ORIGINAL} --norm-placement pre --warmup-steps 0",
         },
-        (Shot("placement", "overview", "curves"), Shot("layers", "layers", "layers", 900, "dark")),
+        (Shot("placement", "overview", "curves"),),
     ),
     "presets": Subject(
         {name: f"{NANO} --context 64 --batch-size 16 --preset {name}" for name in ("modern", "gpt2", "original")},

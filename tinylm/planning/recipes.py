@@ -102,7 +102,7 @@ DEFAULT_SECONDS = 600.0  # not measured
 DEFAULT_PATIENCE = 10  # evaluations; not measured
 # Decision 043: with less validation data, the loss does not show which weights are better.
 MIN_VALIDATION_RECORDS = 20
-MIN_EVALUATION_TARGETS = 100  # docs/labels.md, "The recipe"
+MIN_EVALUATION_TARGETS = 100  # docs/other-objectives.md, "Labels"
 MIN_VALIDATION_TOKENS = 640  # of a continuous text
 # Without a chosen budget, where validation cannot end the run: decisions 043 (passes) and 046 (steps of short texts).
 UNVALIDATED_EPOCHS, UNVALIDATED_STEPS = 40, 500

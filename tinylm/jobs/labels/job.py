@@ -34,7 +34,7 @@ from tinylm.text.token_files import TokenFolder
 class LabelSizes(ScoredSizes):
     """Texts with a label each, one per row; those longer than the context are cut."""
 
-    # docs/labels.md, "The recipe"
+    # docs/other-objectives.md, "Labels"
     lr_factor = 0.1
     new_lr_factor = 0.25
     min_validation_records = 100

@@ -106,7 +106,7 @@ def evaluate_preferences(scoring: Scoring) -> Evaluation:
 class PreferenceSizes(ScoredSizes):
     """Preferences, of which both texts are in the same row."""
 
-    # docs/preferences.md, "An example"
+    # docs/other-objectives.md, "Preferences"
     lr_factor = 0.025
     unvalidated = (1, 50)
     is_brief = True

@@ -40,7 +40,15 @@ def test_help_texts_are_short_and_name_the_default_seed_and_both_lengths(corpus:
     assert plan["training"]["seed"] == 0
     options = {flag: parameter for parameter in COMMANDS["sample"].params for flag in parameter.opts}
     assert options["-n"] is options["--max-tokens"] and options["-N"] is options["--num-samples"]
-    assert "For the number of samples, see -N." in options["-n"].help
+    assert "-N is the number of samples" in options["-n"].help
+
+
+def test_the_help_of_an_option_ends_with_its_default() -> None:
+    for command, found in COMMANDS.items():
+        for option in (parameter for parameter in found.params if parameter.param_type_name == "option"):
+            if option.default is not None and option.default is not False:
+                shown = "yes" if option.default is True else str(option.default).removesuffix(".0")
+                assert option.help.endswith(f" (default: {shown})."), (command, option.name)
 
 
 def test_the_short_help_is_one_screen_with_options_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

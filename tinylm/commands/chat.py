@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinylm.commands.console import Console
-from tinylm.commands.option_groups import option, with_option_groups
+from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions
 from tinylm.commands.sample_options import ChatTemplateOption, QuantizeOptions, SampleSeedOptions, StopOptions
 from tinylm.config.settings import DeviceSettings
-from tinylm.config.validation import Panel
+from tinylm.config.validation import Panel, Setting
 from tinylm.errors import UsageError
 from tinylm.generation.generation_config import (
     MAX_TOKENS,
@@ -61,13 +61,13 @@ class ChatSessionOptions:
     """Options for the conversation and its answers."""
 
     system: Annotated[
-        str | None, option("System message (default: that of the chat template, if it has one).", Panel.PROMPT, "TEXT")
+        str | None,
+        Setting("System message (default: that of the chat template, if it has one).", Panel.PROMPT, metavar="TEXT"),
     ] = None
     chat_template: ChatTemplateOption = None
     max_tokens: Annotated[
         int,
-        option("Maximum number of tokens per answer (default: 512).", Panel.TEXT, "N", "--max-tokens", "-n"),
-        MAX_TOKENS,
+        Setting("Maximum number of tokens per answer.", Panel.TEXT, MAX_TOKENS, flags=("--max-tokens", "-n")),
     ] = 512
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tinylm.commands.option_groups import command_line_flags, complete_runs, option, with_option_groups
+from tinylm.commands.option_groups import command_line_flags, complete_runs, with_option_groups
 from tinylm.commands.options import OutputOptions, text_source
 from tinylm.config.settings import DeviceSettings, TextFileSettings, UnknownCharacterSettings
 from tinylm.config.training import BATCH
+from tinylm.config.validation import Setting
 from tinylm.errors import UsageError
-from tinylm.run_directory.layout import MODEL_FILE
 from tinylm.system.launch import Launch
 
 if TYPE_CHECKING:
@@ -26,12 +26,11 @@ class BaseModelOptions:
 
     model: Annotated[
         Path | None,
-        option(
+        Setting(
             "Base model of the adapters (default: the one that an adapter records).",
             None,
-            "MODEL",
-            *("--model", "-m"),
-            autocompletion=complete_runs(MODEL_FILE),
+            metavar="MODEL",
+            flags=("--model", "-m"),
         ),
     ] = None
 
@@ -61,7 +60,7 @@ def compare(
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, option("Windows per forward pass; affects speed and memory only.", None, "N"), BATCH
+        int | None, Setting("Windows per forward pass; affects speed and memory only.", None, BATCH)
     ] = None,
     *,
     base: BaseModelOptions,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinylm.commands.console import Console
-from tinylm.commands.option_groups import command_line_flags, option
-from tinylm.config.validation import Panel
+from tinylm.commands.option_groups import command_line_flags
+from tinylm.config.validation import Panel, Setting
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import MemorisationConfig
 
@@ -26,16 +26,14 @@ class MemorisationOptions:
     sampled: MemorisationConfig
     memorisation: Annotated[
         bool,
-        option(
+        Setting(
             "Measure how much of the model's samples, and of held-out text, occurs verbatim in its training text.",
             Panel.MEMORISATION,
-            None,
-            "--memorisation",
         ),
     ] = False
     train_data: Annotated[
         list[str] | None,
-        option("Training text of a model that has none recorded.", Panel.MEMORISATION, "FILE", "--train-data"),
+        Setting("Training text of a model that has none recorded.", Panel.MEMORISATION, metavar="FILE"),
     ] = None
 
 

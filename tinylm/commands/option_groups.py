@@ -9,7 +9,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,45 +46,51 @@ def option(help: str, panel: str | None = None, metavar: str | None = None, *nam
     )
 
 
-def one_of(values: Iterable[str]) -> str:
-    """The metavar of an option that takes one of these values."""
-    return "|".join(values)
-
-
 def complete_runs(file: str) -> Callable[[str], list[str]]:
     """A shell completion: names of the runs under checkpoints/ that have the file."""
     return lambda incomplete: [name for name in run_names(file) if name.startswith(incomplete)]
 
 
-def option_of_setting(setting: Setting, field: dataclasses.Field[Any], type_: Any) -> Any:
-    """The annotation of an option for a field of the type `type_` that is a setting."""
-    members = typing.get_args(type_) if isinstance(type_, types.UnionType) else (type_,)
-    kinds = [kind for kind in members if kind is not types.NoneType]
+def _as_option(name: str, annotation: Any, default: Any) -> Any:
+    """The annotation of a parameter of a command: of a Setting, that of its option, with the default in the help."""
+    setting = declared_in(annotation, Setting)
+    if setting is None:
+        return annotation
+    type_ = annotation.__origin__
+    kinds = [kind for kind in typing.get_args(type_) if kind is not types.NoneType]
+    kinds = kinds if isinstance(type_, types.UnionType) else [type_]
     extra: dict[str, Any] = {}
-    if setting.parse is not None:
-        extra["parser"] = functools.partial(_parse, setting.parse)
+    if (parse := setting.parse) is not None:
+
+        def parser(text: Any) -> Any:  # a number if it comes from TOML
+            try:
+                return parse(str(text))
+            except UsageError as error:
+                raise typer.BadParameter(str(error)) from None
+
+        extra["parser"] = parser
         kind: Any = str
-    elif any(typing.get_origin(kind) is Sequence for kind in kinds):
+    elif any(typing.get_origin(kind) in (Sequence, list) for kind in kinds):
         kind = list[str]
     else:
         kind = Path if Path in kinds else kinds[0]
     flags = setting.flags
-    if not flags and (kind is list[str] or (kind is bool and field.default is False)):
-        flags = (f"--{field.name.replace('_', '-')}",)  # without --no-name
-    words = one_of(setting.values) if isinstance(setting.values, tuple) else None
+    if not flags and (kind == list[str] or (kind is bool and default is False)):
+        flags = (f"--{name.replace('_', '-')}",)  # without --no-name
     metavar = setting.metavar
     if metavar is None:
-        metavar = words or {int: "N", float: "X"}.get(kind)
-    chosen = kind | None if field.default is None else kind
-    return Annotated[chosen, option(setting.help, setting.panel, metavar, *flags, **extra), setting]
+        metavar = "|".join(setting.values) if isinstance(setting.values, tuple) else {int: "N", float: "X"}.get(kind)
+    chosen = kind | None if default is None else kind
+    help = _with_default(setting.help, default)
+    return Annotated[chosen, option(help, setting.panel, metavar, *flags, **extra), setting]
 
 
-def _parse(parse: Callable[[str], Any], text: Any) -> Any:
-    """The parsed value; `text` is a number if it comes from TOML. Raises BadParameter in place of UsageError."""
-    try:
-        return parse(str(text))
-    except UsageError as error:
-        raise typer.BadParameter(str(error)) from None
+def _with_default(help: str, default: Any) -> str:
+    """The help with the default at its end, unless it describes the default, or there is none to show."""
+    if default is None or default is False or default is inspect.Parameter.empty or "default:" in help:
+        return help
+    shown = "yes" if default is True else f"{default:g}" if isinstance(default, float) else default
+    return f"{help.removesuffix('.')} (default: {shown})."
 
 
 def with_option_groups(command: Command) -> Command:
@@ -101,7 +107,8 @@ def with_option_groups(command: Command) -> Command:
         if name in groups:
             parameters += _parameters_of(groups[name])
         else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            annotation = _as_option(name, hints[name], parameter.default)
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation))
 
     found = {parameter.name: limits_in(parameter.annotation) for parameter in parameters}
     limits = {name: value for name, value in found.items() if value is not None}
@@ -136,8 +143,7 @@ def _parameters_of(group: Any) -> list[inspect.Parameter]:
         if dataclasses.is_dataclass(hint):
             parameters += _parameters_of(hint)
         elif hint is not typer.Context:
-            setting = declared_in(hint, Setting)
-            annotation = hint if setting is None else option_of_setting(setting, field, hint.__origin__)
+            annotation = _as_option(field.name, hint, field.default)
             keyword = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=annotation))
     return parameters

@@ -16,7 +16,7 @@ from tinylm.commands.console import Console, settings_to_flags
 from tinylm.commands.option_groups import complete_runs, option, options_from_env_or_file
 from tinylm.commands.option_sources import read_config_file
 from tinylm.config.settings import ChatSettings, TextFileSettings
-from tinylm.config.validation import Panel
+from tinylm.config.validation import Panel, Setting
 from tinylm.run_directory.layout import ADAPTER_FILE
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ class OutputOptions:
     """The options of every command: its output and --config. `ctx` is the context of the command."""
 
     ctx: typer.Context
-    quiet: Annotated[bool, option("Print no progress and no notes on stderr.", Panel.OUTPUT, None, "--quiet", "-q")] = (
-        False
-    )
-    json: Annotated[bool, option("Print results as JSON, one object per line.", Panel.OUTPUT, None, "--json")] = False
+    quiet: Annotated[
+        bool, Setting("Print no progress and no notes on stderr.", Panel.OUTPUT, flags=("--quiet", "-q"))
+    ] = False
+    json: Annotated[bool, Setting("Print results as JSON, one object per line.", Panel.OUTPUT)] = False
     config: Annotated[
         Path | None,
         option(
@@ -168,11 +168,11 @@ def _as_text(value: Any) -> str:
 
 ModelOption = Annotated[
     Path | None,
-    option(
+    Setting(
         "Run, Hugging Face folder, GGUF file or hf:OWNER/NAME (default: the adapter's base, or the newest model).",
         None,
-        "MODEL",
-        *("--model", "-m"),
+        metavar="MODEL",
+        flags=("--model", "-m"),
     ),
 ]
 ResumeAdapterOption = Annotated[

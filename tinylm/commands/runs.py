@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from tinylm.commands.console import shorten_number
-from tinylm.commands.option_groups import option, with_option_groups
+from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
 from tinylm.config.duration import format_duration
 from tinylm.config.presets import find_preset
 from tinylm.config.run import RunConfig
-from tinylm.config.validation import describe_value
+from tinylm.config.validation import Setting, describe_value
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.run_directory.layout import CHECKPOINTS, run_directories
 
@@ -59,7 +59,7 @@ def runs(
         Path, typer.Argument(help="Folder to list (default: checkpoints).", show_default=False)
     ] = CHECKPOINTS,
     sort: Annotated[
-        str, option("Key to sort by, such as loss or name; -KEY is descending (default: age).", None, "KEY", "--sort")
+        str, Setting("Key to sort by, such as loss or name; -KEY is descending.", None, metavar="KEY")
     ] = "age",
     *,
     output: OutputOptions,

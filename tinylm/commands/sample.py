@@ -16,7 +16,7 @@ from tinylm.commands.sample_options import PrintOptions, PromptOptions, SampleOp
 from tinylm.commands.streams import has_piped_input, read_stdin
 from tinylm.config.jobs import rows_on
 from tinylm.config.settings import DeviceSettings
-from tinylm.config.validation import check_choice, require
+from tinylm.config.validation import require
 from tinylm.errors import UsageError
 from tinylm.generation.generation_config import GenerationConfig, is_sampled, settings_without_effect
 from tinylm.reporter import counted
@@ -170,7 +170,7 @@ def read_prompts(
     Raises UsageError for a file that cannot be read or is invalid, and for a file or standard input that looks like
     JSONL without --format.
     """
-    from tinylm.generation.prompts import FORMATS, parse_prompts, require_plain_text
+    from tinylm.generation.prompts import parse_prompts, require_plain_text
     from tinylm.text.readers import JSONL_SUFFIXES
 
     sources = {"The argument PROMPT": words, "--prompt": options.prompt, "--prompt-file": options.prompt_file}
@@ -184,7 +184,6 @@ def read_prompts(
         )
     name, text = _read_text(options.prompt if words is None else words, options.prompt_file, console)
     if options.format is not None:
-        check_choice("format", options.format, FORMATS)
         return parse_prompts(text, options.format, config, name or "The prompt")
     if options.prompt_file is not None and options.prompt_file.suffix.lower() in JSONL_SUFFIXES:
         return parse_prompts(text, "jsonl", config, name or "The prompt")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tinylm.commands.next_steps import shell_quote
-from tinylm.commands.option_groups import option, options_from_env_or_file, reject_fixed_options, with_option_groups
+from tinylm.commands.option_groups import options_from_env_or_file, reject_fixed_options, with_option_groups
 from tinylm.commands.options import OutputOptions
 from tinylm.commands.training_display import TrainingDisplay, show_examples, show_plan
 from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
-from tinylm.config.validation import Panel
+from tinylm.config.validation import Panel, Setting
 from tinylm.errors import UsageError, concerning
 from tinylm.system.launch import Launch
 from tinylm.system.process_signals import TERMINATION_SIGNALS
@@ -60,15 +60,14 @@ class NewRunOptions:
 
     out: Annotated[
         Path | None,
-        option(
+        Setting(
             "Directory to write (default: checkpoints/<corpus name>; of an adapter: <model>-lora or <model>-adapter).",
             Panel.RUN,
-            "DIR",
-            "--out",
-            "-o",
+            metavar="DIR",
+            flags=("--out", "-o"),
         ),
     ] = None
-    dry_run: Annotated[bool, option("Print the plan without training.", Panel.RUN, None, "--dry-run")] = False
+    dry_run: Annotated[bool, Setting("Print the plan without training.", Panel.RUN)] = False
 
 
 @dataclass(frozen=True)
@@ -76,15 +75,14 @@ class ReportOptions:
     """A report and experiment trackers, which show the metrics of a run during training."""
 
     report: Annotated[
-        Path | None, option("Keep an HTML report of the run current in this file.", Panel.INTERVALS, "FILE")
+        Path | None, Setting("Keep an HTML report of the run current in this file.", Panel.INTERVALS, metavar="FILE")
     ] = None
     log_to: Annotated[
         list[str] | None,
-        option(
+        Setting(
             "Send the metrics to an experiment tracker, tensorboard=DIR into DIR; may be given several times.",
             Panel.INTERVALS,
-            "tensorboard|wandb",
-            "--log-to",
+            metavar="tensorboard|wandb",
         ),
     ] = None
 
@@ -95,10 +93,10 @@ def train(
     corpus: CorpusArgument = None,
     resume: Annotated[
         Path | None,
-        option(
+        Setting(
             "Continue this run with its corpus and settings; only length, intervals and --parallel may change.",
             Panel.RUN,
-            "RUN",
+            metavar="RUN",
         ),
     ] = None,
     *,

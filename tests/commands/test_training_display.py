@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -59,18 +60,25 @@ def started() -> Started:
     return Started(Path("run"), config, build_model(shape), tokenizer, 5.0, None)
 
 
-def displaying(monkeypatch: pytest.MonkeyPatch) -> tuple[TrainingDisplay, list[str]]:
-    """A display, and the descriptions of progress that it shows."""
-    shown: list[str] = []
-    console = Console()
-    progress = contextlib.nullcontext(lambda fraction, text: shown.append(text))
-    monkeypatch.setattr(console, "progress", lambda: progress)
-    return TrainingDisplay(console), shown
+class Screen(Console):
+    """A console that keeps the descriptions of progress, on a terminal or elsewhere."""
+
+    def __init__(self, on_terminal: bool = False, quiet: bool = False) -> None:
+        super().__init__(quiet)
+        self.shown: list[str] = []
+        self.moves = on_terminal
+
+    @property
+    def on_terminal(self) -> bool:
+        return self.moves
+
+    def progress(self) -> Any:
+        return contextlib.nullcontext(lambda fraction, text: self.shown.append(text))
 
 
-def test_progress_shows_best_loss_step_tokens_and_epochs(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_shows_best_loss_step_tokens_and_epochs(started: Started) -> None:
     """Regression: the loss of step 0 was shown as the current one until the end of a short run."""
-    display, shown = displaying(monkeypatch)
+    display = TrainingDisplay(console := Screen())
     display(started)
     display(Evaluated(0, 3.354, False, 0.1, tokens=100))
     display(Stepped(1, 0.01))
@@ -80,7 +88,7 @@ def test_progress_shows_best_loss_step_tokens_and_epochs(started: Started, monke
     display(Stepped(301, 0.5))
     display(Evaluated(400, 1.7, False, 1.5))
     display(Stepped(401, 0.7))
-    assert shown == [
+    assert console.shown == [
         "20 tokens 0.20 epochs  step 1",
         "loss 1.234  220 tokens 2.20 epochs  step 11  12,346 tok/s",
         "best 1.607@300  loss 1.234  6.0k tokens 60.20 epochs  step 301  12,346 tok/s",
@@ -90,24 +98,23 @@ def test_progress_shows_best_loss_step_tokens_and_epochs(started: Started, monke
     data = dataclasses.replace(started.config.data, val_bytes=18)
     training = TrainingConfig(budget=Budget(steps=9), batch_size=1, micro_batch=1, lr=1, min_lr=0, warmup=0)
     config = dataclasses.replace(started.config, data=data, training=training)
-    display, shown = displaying(monkeypatch)
+    display = TrainingDisplay(console := Screen())
     for of_run in (started.config, config):
         display(dataclasses.replace(started, config=of_run, best=(300, 1.6072)))
         display(Evaluated(400, 1.7, False, 1.5))
         display(Stepped(401, 0.7))
-    assert shown == [
+    assert console.shown == [
         "best 1.607@300  8.0k tokens 80.20 epochs  step 401  val 1.700@400",
         "best 1.159 bits/byte (1.607)@300  8.0k tokens 80.20 epochs  step 401  val 1.226 bits/byte (1.700)@400",
     ]
 
 
-def test_samples_are_shown_with_line_breaks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_are_shown_with_line_breaks(started: Started, capsys: pytest.CaptureFixture[str]) -> None:
     """Regression: line breaks were printed as \\n. Elsewhere than on a terminal, and with --quiet, none is shown."""
     for on_terminal, quiet, lines in ((True, False, 3), (True, True, 0), (False, False, 0)):
-        monkeypatch.setattr(Console, "on_terminal", on_terminal)
-        TrainingDisplay(Console(quiet=quiet))(Sampled(50, 2.1913, 1.0, "to be\nor `width` 3"))
+        display = TrainingDisplay(Screen(on_terminal, quiet))
+        for event in (started, Sampled(50, 2.1913, 1.0, "to be\nor `width` 3")):
+            display(event)
         found = capsys.readouterr().err.splitlines()
         assert found == ["Sample at step 50, validation loss 2.191:", "to be", "or `width` 3"][:lines]
 

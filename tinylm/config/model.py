@@ -16,7 +16,6 @@ from tinylm.config.validation import (
     Panel,
     Range,
     Setting,
-    check_choice,
     check_fields,
     describe_value,
     require,
@@ -56,7 +55,7 @@ class RopeScaling:
     attention_factor: factor of the rotated queries and keys (yarn); `None`: 0.1 * ln(factor) + 1.
     """
 
-    kind: str
+    kind: Annotated[str, ROPE_SCALINGS]
     factor: Annotated[float, FACTOR]
     original_context: Annotated[int | None, CONTEXT] = None
     low_freq_factor: Annotated[float, Range(0, 1e6, open_low=True)] = 1.0
@@ -67,7 +66,6 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_choice("kind", self.kind, ROPE_SCALINGS)
         require(
             self.kind == "linear" or self.original_context is not None,
             f"RoPE scaling of the kind {self.kind} needs `original_context`.",

@@ -23,7 +23,6 @@ from tinylm.config.validation import (
     Panel,
     Range,
     Setting,
-    check_choice,
     check_fields,
     require,
 )
@@ -31,15 +30,12 @@ from tinylm.config.validation import (
 SCHEDULES = ("trapezoid", "cosine", "linear", "inverse-sqrt", "constant")
 MUON_OPTIMIZERS = ("muon", "normuon")  # for matrices of layers, with AdamW for other parameters
 OPTIMIZERS = ("adamw", "adam", *MUON_OPTIMIZERS)
-
-
 CLASS_WEIGHTS = ("none", "balanced")
-
-
 KEEP = ("best", "last")
 SEEDS = Range(0, 1 << 63, open_high=True)
 TIME_BUDGET = Range(0, 366 * 24 * 3600, open_low=True)  # seconds
 EPOCHS, BATCH = Range(0, 1e6, open_low=True), Range(1, 1 << 20)
+SEQUENCE_GROWTHS = (1, 2, 4)  # sequences that a window is split into at the beginning
 MIN_AVERAGE = 1e-6  # smallest mean age of averaged weights, as a fraction of the steps; the inverse must be finite
 
 
@@ -112,8 +108,8 @@ class TrainingSettings:
         Setting(
             "Parts that windows of text are split into early in training; 1: none (default: by context).",
             Panel.OPTIMIZER,
-            Range(1, 4),
-            metavar="1|2|4",
+            Range(SEQUENCE_GROWTHS[0], SEQUENCE_GROWTHS[-1]),
+            metavar="|".join(map(str, SEQUENCE_GROWTHS)),
             jobs="text masked distillation",
             neutral=1,
         ),
@@ -268,7 +264,7 @@ class TrainingConfig(TrainingSettings):
     epsilon: Annotated[float, Range(0, 1, open_low=True)] = 1e-8
     momentum: float = 0.95
     grad_clip: float = 1.0
-    keep: str = "best"
+    keep: Annotated[str, KEEP] = "best"
     label_smoothing: float = 0.0
     mtp_weight: float = 0.0
     bpe_dropout: float = 0.0
@@ -307,15 +303,12 @@ class TrainingConfig(TrainingSettings):
             self.min_lr <= self.lr,
             f"`min_lr` is {self.min_lr}; it must be at most `lr` ({self.lr}), since the learning rate falls to it.",
         )
-        check_choice("objective", self.objective, tuple(JOBS))
-        check_choice("keep", self.keep, KEEP)
         require(
             self.micro_batch <= self.batch_size,
             f"`micro_batch` is {self.micro_batch}; it must be at most `batch_size` ({self.batch_size}).",
         )
 
 
-SEQUENCE_GROWTHS = (1, 2, 4)  # sequences that a window is split into at the beginning
 HALVED_GROWTH, NO_GROWTH = 0.6, 0.85  # progress from which windows are split into half as many parts, and are whole
 WHOLE_EVERY = 8  # steps, of which the last has whole windows
 

@@ -144,7 +144,11 @@ def _read_lines(console: Console) -> Iterator[str]:
     line, interrupted = "", False
     while True:
         try:
-            added = _typed_line("> " if not line else "") if terminal else _next_line()
+            if terminal:
+                added = _typed_line("> " if not line else "")
+            elif not (added := sys.stdin.readline()):
+                raise EOFError
+            added = added.removesuffix("\n").removesuffix("\r")
             added.encode()  # Python reads invalid bytes as surrogates in some locales
             interrupted = False
         except KeyboardInterrupt:
@@ -187,14 +191,6 @@ def _typed_line(prompt: str) -> str:
         return input(prompt)
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-def _next_line() -> str:
-    """The next line of standard input. Raises EOFError at its end."""
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line.removesuffix("\n").removesuffix("\r")
 
 
 def _print_answer(session: "ChatSession", question: str, console: Console) -> None:

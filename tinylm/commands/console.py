@@ -106,21 +106,17 @@ class Console:
 
         A terminal shows lines that are broken at spaces. Printed even if the console is quiet.
         """
-        if self._bar is not None:
-            self._bar.clear()
         coloured = sys.stderr.isatty() and not self._stderr.no_color
         shown = [
             (f"[[{text}]]" if mark and not coloured else text, "green" if mark and coloured else "")
             for text, mark in ((printable(text, sys.stderr), mark) for text, mark in parts)
         ]
-        if sys.stderr.isatty():
-            lines = Text.assemble((title, "bold"), "\n", *shown)
-            self._stderr.print(lines, soft_wrap=False, width=terminal_columns(sys.stderr))
-        else:  # rich would drop some control characters
-            sys.stderr.write("".join([title, "\n", *(text for text, _ in shown), "\n"]))
-        sys.stderr.flush()
-        if self._bar is not None:
-            self._bar.refresh()
+        with self._beside_bar():
+            if sys.stderr.isatty():
+                lines = Text.assemble((title, "bold"), "\n", *shown)
+                self._stderr.print(lines, soft_wrap=False, width=terminal_columns(sys.stderr))
+            else:  # rich would drop some control characters
+                sys.stderr.write("".join([title, "\n", *(text for text, _ in shown), "\n"]))
 
     def error(self, message: str) -> None:
         """Print an error on stderr."""
@@ -136,14 +132,20 @@ class Console:
 
         Newlines are escaped, so that a name from an untrusted file cannot start a new line.
         """
-        if self._bar is not None:
-            self._bar.clear()
-        if prefix:
-            self._stderr.print(Text(prefix, f"bold {style}"), end="")
         line = printable(message, sys.stderr).replace("\n", "\\n")
         if indent is not None and sys.stderr.isatty():
             line = wrap(line, terminal_columns(sys.stderr), indent, len(prefix))
-        sys.stderr.write(line + "\n")  # rich would drop some control characters
+        with self._beside_bar():
+            if prefix:
+                self._stderr.print(Text(prefix, f"bold {style}"), end="")
+            sys.stderr.write(line + "\n")  # rich would drop some control characters
+
+    @contextlib.contextmanager
+    def _beside_bar(self) -> Iterator[None]:
+        """Context manager for writing to stderr: a bar that is shown is removed, and drawn again below."""
+        if self._bar is not None:
+            self._bar.clear()
+        yield
         sys.stderr.flush()
         if self._bar is not None:
             self._bar.refresh()
@@ -241,13 +243,23 @@ class Console:
         if self.quiet:
             yield lambda fraction, description: None
             return
+        time_left = _TimeLeft()
         if not self.on_terminal:
-            yield self._plain_progress()
+            last = time.monotonic()
+
+            def write(fraction: float | None, description: str) -> None:
+                nonlocal last
+                seconds = None if fraction is None else time_left(fraction)
+                if time.monotonic() - last >= PLAIN_SECONDS:
+                    last = time.monotonic()
+                    done = "" if fraction is None else f"{fraction:4.0%}  "
+                    left = "" if seconds is None else f"{tqdm.format_interval(seconds)} left  "
+                    self.note(f"{done}{left}{description}")
+
+            yield write
             return
         with _Bar(total=1.0, bar_format=BAR, file=sys.stderr, dynamic_ncols=True, leave=False, mininterval=0.2) as bar:
             self._bar = bar
-
-            time_left = _TimeLeft()
 
             def show(fraction: float | None, description: str) -> None:
                 if fraction is None:
@@ -263,21 +275,6 @@ class Console:
                 yield show
             finally:
                 self._bar = None
-
-    def _plain_progress(self) -> Callable[[float | None, str], None]:
-        last = time.monotonic()
-        time_left = _TimeLeft()
-
-        def show(fraction: float | None, description: str) -> None:
-            nonlocal last
-            seconds = None if fraction is None else time_left(fraction)
-            if time.monotonic() - last >= PLAIN_SECONDS:
-                last = time.monotonic()
-                done = "" if fraction is None else f"{fraction:4.0%}  "
-                left = "" if seconds is None else f"{tqdm.format_interval(seconds)} left  "
-                self.note(f"{done}{left}{description}")
-
-        return show
 
 
 class _TimeLeft:

@@ -12,7 +12,6 @@ from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import MemorisationConfig
 
 if TYPE_CHECKING:
-    from tinylm.analysis.memorisation import CopiedText, Memorisation
     from tinylm.models.model import Model
     from tinylm.text.source import TextSource
 
@@ -66,17 +65,15 @@ def print_memorisation(
         for record in result.to_json():
             console.record(record)
         return
-    _print_tables(console, result)
-
-
-def _print_tables(console: "Console", result: "Memorisation") -> None:
     rows = [
         (
             source.source,
             f"{source.samples:,}",
             f"{source.characters:,}",
             f"{100 * source.copied:.1f} %",
-            _interval(source),
+            "-"
+            if source.copied_low is None or source.copied_high is None
+            else f"{100 * source.copied_low:.1f} to {100 * source.copied_high:.1f} %",
             f"{source.longest:,}",
         )
         for source in result.sources
@@ -95,9 +92,3 @@ def _print_tables(console: "Console", result: "Memorisation") -> None:
         for source, match in found
     ]
     console.table(("match", "in", "text"), longest)
-
-
-def _interval(source: "CopiedText") -> str:
-    if source.copied_low is None or source.copied_high is None:
-        return "-"
-    return f"{100 * source.copied_low:.1f} to {100 * source.copied_high:.1f} %"

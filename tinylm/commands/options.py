@@ -45,28 +45,19 @@ def show_short_help(ctx: typer.Context, requested: bool) -> bool:
     width = min(shutil.get_terminal_size().columns, MAX_HELP_COLUMNS)
     summary = textwrap.wrap(command.help.partition("\n\n")[0], max(width, HELP_INDENT))
     lines = [command.get_usage(ctx).strip(), "", *summary, ""]
-    for name in names:
-        flags = ", ".join(sorted(options[name].opts, key=len))
-        value = "" if options[name].is_flag else f" {options[name].metavar}"
-        lines += _hanging(
-            f"  {flags}{value if len(value) <= MAX_VALUE_COLUMNS else ' ...'}", _briefly(options[name].help), width
-        )
+    for shown in (options[name] for name in names):
+        flags = ", ".join(sorted(shown.opts, key=len))
+        value = "" if shown.is_flag else f" {shown.metavar}"
+        start = f"  {flags}{value if len(value) <= MAX_VALUE_COLUMNS else ' ...'}"
+        # The first sentence, up to a semicolon, without parentheses, in a column beside the flags
+        brief = re.sub(r" \([^)]*\)", "", shown.help).partition(". ")[0].partition(";")[0].rstrip(".")
+        first, *others = textwrap.wrap(brief, max(width - HELP_INDENT, HELP_INDENT))
+        lines += [f"{start:<{HELP_INDENT}}{first}", *(" " * HELP_INDENT + line for line in others)]
     examples = getattr(module, "EXAMPLES", "").strip().split("\n\n")[: FIRST_EXAMPLES + 1]
     lines += ["", *"\n".join(examples).splitlines()] if examples != [""] else []
     lines += ["", f"All options: {ctx.command_path} --help"]
     Console().result("\n".join(lines))
     raise typer.Exit
-
-
-def _hanging(start: str, text: str, width: int) -> list[str]:
-    """Lines of the text in a column beside `start`."""
-    first, *others = textwrap.wrap(text, max(width - HELP_INDENT, HELP_INDENT))
-    return [f"{start:<{HELP_INDENT}}{first}", *(" " * HELP_INDENT + line for line in others)]
-
-
-def _briefly(help: str) -> str:
-    """The first sentence, up to a semicolon, without parentheses."""
-    return re.sub(r" \([^)]*\)", "", help).partition(". ")[0].partition(";")[0].rstrip(".")
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,8 @@ def run_training(
     Raises UsageError for options that contradict each other and for a report or a tracker that cannot be used,
     InterruptedRunError if a signal stopped training, and the errors of `start_run`.
     """
-    started = _process_start()
+    # When this process started, estimated from its CPU time: nearly exact, as start-up has one thread and never waits
+    started = time.monotonic() - time.process_time()
     from tinylm.training.training_request import TrainingRequest
 
     # What to train
@@ -184,14 +185,6 @@ def run_training(
         )
         result = start_run(request, session)
     display.show_result(result, command)
-
-
-def _process_start() -> float:
-    """The `time.monotonic()` at which this process started, estimated from its CPU time.
-
-    The estimate is exact if the process has used one thread and never waited, as is nearly true during start-up.
-    """
-    return time.monotonic() - time.process_time()
 
 
 def _open_listeners(reporting: ReportOptions, console: "Console") -> "list[LiveReport | TrackerCallback]":

@@ -236,7 +236,7 @@ def _print_comparison(console: Console, runs: list[_Described]) -> None:
         console.field(letter, str(run.path))
     console.result("\ncomparison")
     console.table(("", *letters), compare_records([run.record for run in runs]))
-    scored = [(run.record.get("val_bits_per_byte"), run.record.get("val_loss")) for run in runs]
+    scored: list[tuple[Any, Any]] = [(run.record.get("val_bits_per_byte"), run.record.get("val_loss")) for run in runs]
     in_bits = all(bits and loss for bits, loss in scored)
     scales = [bits / loss if in_bits else 1.0 for bits, loss in scored]
     curves = [

@@ -89,8 +89,15 @@ def runs(
         console.note(f"No runs under {folder}/ yet; train one with tinylm train corpus.txt.")
         return
     more = [] if key in ("name", *COLUMNS) else [key]
-    name_key = "name" if folder == CHECKPOINTS else "path"
-    rows = [_row(record, values, name_key, [*COLUMNS, *more]) for record, values in found]
+    name_key = "name" if folder == CHECKPOINTS else "path"  # which --model or --adapter accepts
+    rows = []
+    for record, values in found:
+        cells = {key: _as_text(key, values[key]) for key in (*COLUMNS, *more)}
+        if record["kind"] == "damaged":
+            error = " ".join(record["error"].split())
+            short = error if len(error) <= MAX_ERROR_LENGTH else f"{error[: MAX_ERROR_LENGTH - 3]}..."
+            cells["kind"] = f"damaged: {short}"
+        rows.append((_one_line(record[name_key]), *cells.values()))
     console.table(("name", *COLUMNS.values(), *(key.replace("_", " ") for key in more)), rows)
 
 
@@ -125,14 +132,6 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return found
 
 
-def _row(record: dict[str, Any], values: dict[str, Any], name_key: str, keys: list[str]) -> tuple[str, ...]:
-    """A row of the table. Its first cell is the name or the path of the run, which --model or --adapter accepts."""
-    cells = {key: _as_text(key, values[key]) for key in keys}
-    if record["kind"] == "damaged":
-        cells["kind"] = f"damaged: {_shorten_error(record['error'])}"
-    return (_one_line(record[name_key]), *cells.values())
-
-
 def _as_text(key: str, value: Any) -> str:
     if value is None:
         return "-"
@@ -145,11 +144,6 @@ def _as_text(key: str, value: Any) -> str:
     if key in ("bits_per_byte", "loss"):
         return f"{value:.4f}"
     return f"{value:.10g}" if isinstance(value, float) else str(value)
-
-
-def _shorten_error(error: str) -> str:
-    line = " ".join(error.split())
-    return line if len(line) <= MAX_ERROR_LENGTH else f"{line[: MAX_ERROR_LENGTH - 3]}..."
 
 
 def _one_line(name: str) -> str:

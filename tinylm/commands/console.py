@@ -78,12 +78,19 @@ class Console:
     quiet: print no notes and no progress; warnings and errors are always printed.
     as_json: whether the command prints its results as JSON, with `record`.
     rewrite: applied to each note and warning; replaces names of settings in backticks by flags.
+    clock: the time in seconds, for progress
     """
 
-    def __init__(self, quiet: bool = False, as_json: bool = False, rewrite: Callable[[str], str] = str) -> None:
+    def __init__(
+        self,
+        quiet: bool = False,
+        as_json: bool = False,
+        rewrite: Callable[[str], str] = str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.quiet = quiet
         self.as_json = as_json
-        self._rewrite = rewrite
+        self._rewrite, self._clock = rewrite, clock
         self._stderr = RichConsole(stderr=True, highlight=False, soft_wrap=True)
         self._bar: tqdm[Any] | None = None
 
@@ -219,12 +226,12 @@ class Console:
         """
         with self.progress() as show:
             done = 0
-            start = time.monotonic()
+            start = self._clock()
 
             def advance(count: int) -> None:
                 nonlocal done
                 done += count
-                rate = done / max(time.monotonic() - start, 1e-9)
+                rate = done / max(self._clock() - start, 1e-9)
                 speed = "" if unit == "seconds" else f", {shorten_number(rate)}/s"
                 show(None if total is None else done / max(total, 1), f"{what}: {shorten_number(done)} {unit}{speed}")
 
@@ -243,15 +250,15 @@ class Console:
         if self.quiet:
             yield lambda fraction, description: None
             return
-        time_left = _TimeLeft()
+        time_left = _TimeLeft(self._clock)
         if not self.on_terminal:
-            last = time.monotonic()
+            last = self._clock()
 
             def write(fraction: float | None, description: str) -> None:
                 nonlocal last
                 seconds = None if fraction is None else time_left(fraction)
-                if time.monotonic() - last >= PLAIN_SECONDS:
-                    last = time.monotonic()
+                if self._clock() - last >= PLAIN_SECONDS:
+                    last = self._clock()
                     done = "" if fraction is None else f"{fraction:4.0%}  "
                     left = "" if seconds is None else f"{tqdm.format_interval(seconds)} left  "
                     self.note(f"{done}{left}{description}")
@@ -283,12 +290,13 @@ class _TimeLeft:
     The fraction of a resumed run starts above 0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._first: tuple[float, float] | None = None
 
     def __call__(self, fraction: float) -> float | None:
         """Seconds left; `None` before the fraction has grown."""
-        now = time.monotonic()
+        now = self._clock()
         if self._first is None:
             self._first = (now, fraction)
         start, done = self._first

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import typer
 from tinylm.commands.console import Console
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions
-from tinylm.commands.sample_options import ChatTemplateOption, QuantizeOptions, SampleSeedOptions, StopOptions
+from tinylm.commands.sample_options import ChatTemplateOption, QuantizeOption, SeedOption, StopOptions
 from tinylm.config.settings import DeviceSettings
 from tinylm.config.validation import Panel, Setting
 from tinylm.errors import UsageError
@@ -80,8 +81,8 @@ def chat(
     options: ChatSessionOptions,
     sampling: SamplingSettings,
     stop: StopOptions,
-    seed: SampleSeedOptions,
-    quantize: QuantizeOptions,
+    seed: SeedOption = None,
+    quantize: QuantizeOption = "none",
     engine: EngineSettings,
     machine: DeviceSettings,
     output: OutputOptions,
@@ -94,7 +95,7 @@ def chat(
     config = GenerationConfig(
         max_tokens=options.max_tokens,
         stop=stop.sequences(),
-        seed=seed.choose(),
+        seed=secrets.randbits(32) if seed is None else seed,
         engine=engine.engine,
         **vars(sampling),
     )
@@ -102,7 +103,7 @@ def chat(
         model,
         config.speed,
         adapters=adapter or (),
-        quantize=quantize.quantize,
+        quantize=quantize,
         **vars(machine),
         reporter=console,
     )

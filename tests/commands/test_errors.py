@@ -142,6 +142,11 @@ ERRORS: dict[str, list[Row]] = {
         (f"{TRAIN} --out .", 2, "--out"),
         (f"{TRAIN} --out x.txt", 2, "x.txt is a file; choose another --out"),
         (f"{TRAIN} --out x.txt/run", 1, "Cannot write x.txt/run: cannot create ... --out"),
+        (f"{TRAIN} --report absent/a.html", 2, "--report is absent/a.html, which is not a file in an existing folder."),
+        (f"{TRAIN} --report .", 2, "--report is ., which is not a file in an existing folder."),
+        (f"{TRAIN} --log-to mlflow", 2, "--log-to is 'mlflow'; it must be tensorboard, tensorboard=DIR or wandb."),
+        (f"{TRAIN} --log-to wandb=x", 2, "--log-to is 'wandb=x'; only tensorboard=DIR has a value."),
+        (f"{TRAIN} --log-to tensorboard=", 2, "only tensorboard=DIR has a value."),
         (f"TINYLM_CACHE=x.txt/cache {TRAIN}", 1, "Cannot create ... set TINYLM_CACHE to another folder"),
     ],
     "train: values of another type and huge numbers": [

@@ -119,10 +119,10 @@ def test_a_note_says_that_the_command_waits_for_standard_input(monkeypatch: pyte
 
     class Listener(Console):
         def note(self, message: str) -> None:
-            if not notes:
+            notes.append(message)
+            if len(notes) == 1:
                 os.write(writer, b"Once")
                 os.close(writer)
-            notes.append(message)
 
     with os.fdopen(reader, encoding="utf-8") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)

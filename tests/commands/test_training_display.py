@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from tests.shell import TINY, run_ok, story, tinylm
+import tinylm
+from tests.shell import records, run_ok, story
+from tests.shell import tinylm as shell
 from tests.variants import randomised, small
 from tinylm.commands.console import Console
 from tinylm.commands.training_display import TrainingDisplay
@@ -19,10 +22,12 @@ from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import TinyLMError
 from tinylm.reporter import counted
 from tinylm.system.launch import Launch
+from tinylm.system.process_signals import Interrupted
 from tinylm.system.ranks import Ranks
 from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Evaluated, Logged, Sampled, Started, Stepped
 from tinylm.training.samples import generate_sample
+from tinylm.training.session import TrainingResult
 from tinylm.transformer.build import build_model
 
 
@@ -139,24 +144,60 @@ def test_errors_of_report_and_trackers_reach_all_ranks(
         monkeypatch.setenv(name, str(value))
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, str(rank))
-    tinylm("train", tmp_path / "text.txt", "--report", tmp_path / "missing" / "report.html")
+    shell("train", tmp_path / "text.txt", "--report", tmp_path / "missing" / "report.html")
     assert len(published) == 1 and message in published[0]
 
 
-def test_training_ends_with_a_sample_and_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "text.txt").write_text(story(3000))
+def trained(display: TrainingDisplay, folder: Path, **settings: Any) -> TrainingResult:
+    """The result of a short run in a folder, while `display` shows it."""
+    (folder / "text.txt").write_text(story(3000))
+    shape = {"layers": 1, "heads": 2, "width": 16, "context": 16, "batch_size": 4}
+    with display:
+        return tinylm.train(folder / "text.txt", folder / "run", callbacks=[display], force=True, **shape, **settings)
+
+
+def test_training_ends_with_a_sample_and_the_next_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    command = ("train", tmp_path / "text.txt", "--out", run, "--force", "--steps", 5, *TINY)
-    quiet = run_ok(*command, "--quiet")
-    logged = run_ok(*command)
-    monkeypatch.setattr(Console, "on_terminal", True)
-    shown = run_ok(*command)
-    sample = run_ok("sample", "--model", run, "--seed", 0, "-n", 120, "--engine", "torch").stdout
     use = f'To use it: tinylm sample --model {run} --prompt "..."'
     title = "Sample of the saved weights:"
-    assert shown.stderr.endswith(f"{title}\n{sample}{use}\n")
-    assert [result.stdout for result in (quiet, logged, shown)] == [f"{run}\n"] * 3
-    assert not any(text in result.stderr for text in (title, "To use it") for result in (quiet, logged))
-    monkeypatch.setattr("tinylm.models.load.load", Mock(side_effect=MemoryError))
-    failed = run_ok(*command)
-    assert failed.stdout == f"{run}\n" and failed.stderr.endswith(f"{use}\n") and title not in failed.stderr
+    for console in (Screen(quiet=True), Screen()):
+        display = TrainingDisplay(console)
+        display.show_result(trained(display, tmp_path, steps=5), "tinylm train")
+        logged = capsys.readouterr()
+        assert logged.out == f"{run}\n" and title not in logged.err and use not in logged.err
+    display = TrainingDisplay(Screen(on_terminal=True))
+    display.show_result(result := trained(display, tmp_path, steps=5), "tinylm train")
+    shown = capsys.readouterr()
+    sample = run_ok("sample", "--model", run, "--seed", 0, "-n", 120, "--engine", "torch").stdout
+    assert shown.out == f"{run}\n" and shown.err.endswith(f"{title}\n{sample}{use}\n")
+    (run / "model.safetensors").unlink()
+    display.show_result(result, "tinylm train")
+    failed = capsys.readouterr()
+    assert failed.out == f"{run}\n" and failed.err.endswith(f"{use}\n") and title not in failed.err
+
+
+def test_the_last_lines_have_bits_per_byte_beside_those_of_baselines_and_only_on_plain_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For a long run: a short one leaves the baselines out."""
+    nats = r"\d\.\d{4} nats per token"
+    for architecture, loss in (("encoder", nats), ("decoder", rf"\d\.\d{{4}} bits per byte \({nats}\)")):
+        display = TrainingDisplay(Screen())
+        result = trained(display, tmp_path, architecture=architecture, val_fraction=0.1, steps=1)
+        display.show_result(dataclasses.replace(result, seconds=1e6), "tinylm train")
+        last_lines = capsys.readouterr().err.splitlines()[-2:]
+        matches = [re.fullmatch(rf"Best validation loss: ({loss}), .*", line) for line in last_lines]
+        (best,) = (match[1] for match in matches if match)
+    (scored,) = records(run_ok("eval", "-m", tmp_path / "run", "--baselines", "--json"))
+    others = ", ".join(f"{name} {scored['baselines'][name]:.4f}" for name in ("xz", "order-5 characters"))
+    assert last_lines[1] == f"The same text in bits per byte: this model {best.split()[0]}, {others}."
+    display.show_result(dataclasses.replace(result, seconds=1e6), "tinylm train")
+    assert capsys.readouterr().err.splitlines()[-1] == last_lines[1]  # from the cache
+    display.show_result(dataclasses.replace(result, seconds=0), "tinylm train")
+    assert "The same text" not in capsys.readouterr().err
+
+
+def test_a_signal_before_the_first_step_says_that_nothing_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Interrupted), TrainingDisplay(Screen()):
+        raise Interrupted
+    assert capsys.readouterr().err == "Stopped before the first step; nothing was written.\n"

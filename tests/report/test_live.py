@@ -9,8 +9,7 @@ import pytest
 
 import tinylm
 from tests.report.test_page import data_of
-from tests.shell import TINY, assert_error, run_ok, story
-from tests.shell import tinylm as shell
+from tests.shell import TINY, run_ok, story
 from tinylm.report.page import MAX_SHARE, LiveReport, write_page
 from tinylm.reporter import LogReporter
 from tinylm.run_directory.loading import read_config
@@ -92,10 +91,3 @@ def test_writes_take_at_most_one_percent_of_the_time_with_the_last_one(run: Path
         report(Evaluated(step, 1.0, True, clock[0]))
         assert step < 500 or report.seconds + 2.0 <= MAX_SHARE * clock[0] + 0.1
     assert report.seconds >= 9 * 2.0
-
-
-def test_a_report_in_a_folder_that_does_not_exist_is_an_error_before_training(text: Path) -> None:
-    arguments = ("train", text, "--out", "run", "--steps", 6, *TINY)
-    assert_error(shell(*arguments, "--report", "nowhere/live.html"), 2, "--report", "existing folder")
-    assert_error(shell(*arguments, "--report", "."), 2, "--report")
-    assert not Path("run").exists()

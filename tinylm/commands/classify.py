@@ -91,7 +91,9 @@ def classify(
     _check(words, options, console)
     loaded = load(model, adapters=list(adapter or ()), **vars(machine), reporter=console)
     start, count, cut, problems = time.monotonic(), 0, 0, 0
-    for entries in _batches(_entries(words, options, loaded.tokenizer, goes_on=console.as_json)):
+    arrivals = _entries(words, options, loaded.tokenizer, goes_on=console.as_json)
+    # No text waits for another to arrive
+    for entries in (some[n : n + MAX_TEXTS] for some in arrivals for n in range(0, len(some), MAX_TEXTS)):
         found = iter(loaded.classify([entry.known for entry in entries if entry.known.strip()]))
         results = [next(found) if entry.known.strip() else None for entry in entries]
         for entry, result in zip(entries, results, strict=True) if console.as_json else ():
@@ -189,10 +191,3 @@ def _entry(line: str, name: str, format: str, options: ClassifyOptions, tokenize
         fields = {key: value for key, value in others.items() if key != "label"}
         fields.setdefault("text", line)
     return Entry(fields, without_unknown(line, tokenizer, options.unknown, name))
-
-
-def _batches(arrivals: Iterator[list[Entry]]) -> Iterator[list[Entry]]:
-    """Yield the texts in lists of at most MAX_TEXTS; no text waits for another to arrive."""
-    for entries in arrivals:
-        for start in range(0, len(entries), MAX_TEXTS):
-            yield entries[start : start + MAX_TEXTS]

@@ -3,7 +3,6 @@
 Several runs are compared in a table.
 """
 
-import dataclasses
 import math
 import statistics
 import string
@@ -20,7 +19,7 @@ from tinylm.commands.next_steps import shell_quote, use_commands
 from tinylm.commands.option_groups import complete_runs, with_option_groups
 from tinylm.commands.options import OutputOptions, print_fields
 from tinylm.config.duration import format_duration
-from tinylm.config.run import RunConfig, RuntimeConfig
+from tinylm.config.run import RunConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.report.curves import MAX_NUMBER
 from tinylm.reporter import counted
@@ -396,35 +395,25 @@ def _describe_config(config: RunConfig) -> dict[str, Any]:
 
 def _settings(config: RunConfig, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The settings by section, without those that have no effect on this run."""
-    tokenizer = {**vars(config.tokenizer), "vocab_size": record["tokenizer"]["vocab_size"]}
-    tokenizer["chat_template"] = config.tokenizer.chat_template is not None
+    values = config.to_json()
+
+    def effective(title: str) -> dict[str, Any]:
+        part = getattr(config, title)
+        return {} if part is None else {name: values[title][name] for name in part.effective()}
+
+    size, has_template = record["tokenizer"]["vocab_size"], config.tokenizer.chat_template is not None
+    runtime = {name: value for name, value in (values["runtime"] or {}).items() if value is not None}
+    if (rate := runtime.pop("matmul_rate", None)) is not None:  # in the units of `tinylm doctor`
+        runtime["matmul_tflops"] = round(rate / 1e12, 3)
+    if (seconds := runtime.pop("layer_seconds", None)) is not None:
+        runtime["layer_microseconds"] = round(seconds * 1e6, 1)
     sections = {
-        "model": config.model.effective(),
+        "model": effective("model"),
         "parameters": record["parameters_by_part"],
-        "adapter": {} if config.adapter is None else config.adapter.effective(),
-        "tokenizer": tokenizer,
-        "data": {} if config.data is None else config.data.effective(),
-        "training": {} if config.training is None else config.training.effective(),
-        "runtime": {} if config.runtime is None else _runtime_settings(config.runtime),
+        "adapter": effective("adapter"),
+        "tokenizer": {**values["tokenizer"], "vocab_size": size, "chat_template": has_template},
+        "data": effective("data"),
+        "training": effective("training"),
+        "runtime": runtime,
     }
-    return {
-        title: {name: _plain(value) for name, value in section.items()}
-        for title, section in sections.items()
-        if section
-    }
-
-
-def _runtime_settings(runtime: RuntimeConfig) -> dict[str, Any]:
-    """The settings with the measured speeds in the units of `tinylm doctor`."""
-    shown = {name: value for name, value in vars(runtime).items() if value is not None}
-    rate, seconds = shown.pop("matmul_rate", None), shown.pop("layer_seconds", None)
-    if rate is not None:
-        shown["matmul_tflops"] = round(rate / 1e12, 3)
-    if seconds is not None:
-        shown["layer_microseconds"] = round(seconds * 1e6, 1)
-    return shown
-
-
-def _plain(value: Any) -> Any:
-    """The value; a dict for a dataclass."""
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+    return {title: section for title, section in sections.items() if section}

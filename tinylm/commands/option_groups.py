@@ -123,9 +123,8 @@ def with_option_groups(command: Command) -> Command:
         try:
             reject_addresses(ctx, values)
             check_values({name: values[name] for name in limits}, limits)  # first: later steps use these values
-            for name, group in groups.items():
-                values[name] = _build_group(group, values, ctx)
-            command(**values)
+            built = {name: _build_group(group, values, ctx) for name, group in groups.items()}
+            command(**values, **built)
         except TinyLMError as error:
             show_options(ctx, error, next_step(error, ctx.meta.get(COMMAND_LINE, ())))
             raise
@@ -186,42 +185,21 @@ def non_default_options(*groups: Any) -> dict[str, Any]:
     return found
 
 
-def reject_fixed_options(ctx: typer.Context, fixing: str, *groups: Any) -> None:
-    """Raise UsageError if an option of the groups, which have no nested groups, is on the command line.
-
-    fixing: the flag that determines the values of these options.
-
-    Values from environment variables and the --config file are not errors, since they apply to every run.
-    """
-    flags = [
-        _flag_of(ctx, field.name, getattr(group, field.name))
-        for group in groups
-        for field in dataclasses.fields(group)
-        if _is_on_command_line(ctx, field.name)
-    ]
-    if flags:
-        those = "it" if len(flags) == 1 else "them"
-        raise UsageError(f"{fixing} fixes {', '.join(flags)}; leave {those} out, or leave out {fixing}.")
-
-
 def command_line_flags(ctx: typer.Context, *groups: Any) -> dict[str, str]:
     """The flags, by option name, of the options of the groups that are on the command line and not at their default."""
     return {
-        name: _flag_of(ctx, name, value)
+        name: long_flag(find_option(ctx, name), value)
         for name, value in non_default_options(*groups).items()
-        if _is_on_command_line(ctx, name)
+        if is_on_command_line(ctx, name)
     }
 
 
 def options_from_env_or_file(ctx: typer.Context, *groups: Any) -> frozenset[str]:
     """The names of the options of the groups that an environment variable or the --config file changes."""
-    return frozenset(name for name in non_default_options(*groups) if not _is_on_command_line(ctx, name))
+    return frozenset(name for name in non_default_options(*groups) if not is_on_command_line(ctx, name))
 
 
-def _flag_of(ctx: typer.Context, name: str, value: Any) -> str:
-    return long_flag(find_option(ctx, name), value)
-
-
-def _is_on_command_line(ctx: typer.Context, name: str) -> bool:
+def is_on_command_line(ctx: typer.Context, name: str) -> bool:
+    """Whether the option `name` is on the command line."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

@@ -11,7 +11,6 @@ from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
 from tinylm.config.duration import format_duration
 from tinylm.config.presets import find_preset
-from tinylm.config.run import RunConfig
 from tinylm.config.validation import Setting, describe_value
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.run_directory.layout import CHECKPOINTS, run_directories
@@ -46,11 +45,6 @@ SETTINGS = {
     "adapter": ("rank", "alpha"),
 }
 KEYS = (*RECORD_KEYS, "age", "preset", "tokenizer", *(name for names in SETTINGS.values() for name in names))
-
-
-def complete_key(incomplete: str) -> list[str]:
-    """Shell completion: the keys of --sort."""
-    return [key for key in KEYS if key.startswith(incomplete)]
 
 
 @with_option_groups
@@ -116,20 +110,17 @@ def _read_run(path: Path, name: str, now: float) -> tuple[dict[str, Any], dict[s
             record |= summarise_folder(path)
         else:
             record |= summarise(path)
-            record["settings"] = settings = _settings(read_config(path))
+            config = read_config(path)
+            settings = {"preset": find_preset(config.model), "tokenizer": config.tokenizer.kind}
+            for part, names in SETTINGS.items():
+                settings |= {name: getattr(getattr(config, part), name, None) for name in names}
+            record["settings"] = settings
     except (TinyLMError, OSError) as error:
         record |= {"kind": "damaged", "error": str(error)}
     values = dict.fromkeys(KEYS) | {key: record.get(entry) for key, entry in RECORD_KEYS.items()} | settings
     if (saved := record.get("saved")) is not None:
         values["age"] = now - saved  # negative if the clock was put back
     return record, values
-
-
-def _settings(config: RunConfig) -> dict[str, Any]:
-    found: dict[str, Any] = {"preset": find_preset(config.model), "tokenizer": config.tokenizer.kind}
-    for part, names in SETTINGS.items():
-        found |= {name: getattr(getattr(config, part), name, None) for name in names}
-    return found
 
 
 def _as_text(key: str, value: Any) -> str:

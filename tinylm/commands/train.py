@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tinylm.commands.next_steps import shell_quote
-from tinylm.commands.option_groups import options_from_env_or_file, reject_fixed_options, with_option_groups
+from tinylm.commands.option_groups import non_default_options, options_from_env_or_file, with_option_groups
 from tinylm.commands.options import OutputOptions
 from tinylm.commands.training_display import TrainingDisplay, show_examples, show_plan
-from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
+from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings, reject_fixed_settings
 from tinylm.config.validation import Panel, Setting
 from tinylm.errors import UsageError, concerning
 from tinylm.system.launch import Launch
@@ -139,7 +139,7 @@ def run_training(
     if not corpus and resume is None:
         raise UsageError(f"Name a text to train on, as in {command} corpus.txt; - is standard input.")
     if resume is not None:
-        reject_fixed_options(ctx, "--resume", run)
+        reject_fixed_settings(non_default_options(run), "resume", vars(run), options_from_env_or_file(ctx, run))
     request = TrainingRequest(
         settings=settings,
         files=tuple(corpus or ()),

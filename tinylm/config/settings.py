@@ -252,6 +252,9 @@ class TrainSettings(SharedSettings, PresetSettings, TokenizerSettings):
     ] = False
 
 
+ADAPTER_DROPOUT = Setting("Dropout on the input of the adapter.", Panel.ADAPTER, FRACTION)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoRASettings(SharedSettings):
     """Settings of `tinylm.finetune_lora`: those of LoRA, and of its training."""
@@ -275,7 +278,7 @@ class LoRASettings(SharedSettings):
     share_b: Annotated[
         bool, Setting("Share one B among matrices of one name and output size; each has its own A.", Panel.ADAPTER)
     ] = False
-    dropout: Annotated[float, Setting("Dropout on the input of the adapter.", Panel.ADAPTER, FRACTION)] = 0.0
+    dropout: Annotated[float, ADAPTER_DROPOUT] = 0.0
     target: Annotated[
         str | Sequence[str] | None,
         Setting(
@@ -293,7 +296,7 @@ class AdapterSettings(SharedSettings):
     kind: ClassVar[str] = "bottleneck"  # of the adapter
 
     bottleneck: Annotated[int, Setting("Hidden size of each bottleneck adapter.", Panel.ADAPTER, WIDTH)] = 16
-    dropout: Annotated[float, Setting("Dropout on the input of the adapter.", Panel.ADAPTER, FRACTION)] = 0.0
+    dropout: Annotated[float, ADAPTER_DROPOUT] = 0.0
 
 
 def names_of(*kinds: Any) -> frozenset[str]:

@@ -223,28 +223,18 @@ class TrainingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(TrainingSettings):
-    """The settings of a training run.
+    """The settings of a training run. TrainingSettings describes the fields that can be chosen.
 
-    objective: a key of JOBS. label_smoothing: weight of the uniform distribution in the target.
-    mtp_weight: weight of the loss of the token after the next in the first step; see `tinylm.jobs.text.task`.
-    bpe_dropout: probability of undoing a merge of BPE in the first step; see `tinylm.jobs.text.task`.
-    dpo_beta: beta of direct preference optimisation; see `tinylm.jobs.preferences.loss`.
-    teacher_weight: weight of the teachers' distributions in the targets; see `tinylm.jobs.distillation.loss`.
-    class_weights: one of CLASS_WEIGHTS; see `tinylm.jobs.labels.loss`.
-    batch_size, micro_batch: sequences per optimizer step, and at most per forward pass (on each rank).
-    checkpoint_activations: store only the inputs of blocks, and compute other activations again in the backward pass.
-    sequence_length: tokens per sequence; `None` for the context of the model.
-    sequence_growth: the sequences that a window of text is split into at the beginning; see `window_parts`.
-    lr, min_lr, warmup, schedule: peak and final learning rate, warmup as a fraction of the budget, shape of the decay.
-    optimizer, weight_decay: one of OPTIMIZERS, and its weight decay on matrices.
-    beta1, beta2, epsilon: of Adam; epsilon is added to the root of the second moment. momentum: of Muon and NorMuon.
-    grad_clip: maximum norm of the gradient; 0 disables clipping.
-    patience: evaluations without a lower validation loss before training stops; `None` disables early stopping.
+    label_smoothing: weight of the uniform distribution in the target.
+    mtp_weight, bpe_dropout: of the first step; see `tinylm.jobs.text.task`.
+    dpo_beta: see `tinylm.jobs.preferences.loss`. teacher_weight: see `tinylm.jobs.distillation.loss`.
+    class_weights: see `tinylm.jobs.labels.loss`. sequence_growth: see `window_parts`.
+    micro_batch: sequences per forward pass at most, on each rank.
+    sequence_length: `None` for the context of the model.
+    warmup: as a fraction of the budget.
+    epsilon: of Adam, added to the root of the second moment.
     keep: the weights for inference: best (of the lowest validation loss) or last (of the last evaluation).
-    average: mean age of averaged weights, as a fraction of the steps so far; 0 disables averaging.
-    eval_every, save_every, log_every: intervals in steps; eval_tokens: maximum validation tokens per evaluation.
-    pack: conversations share rows of a batch, without attention between conversations.
-    log_gradients: log the gradient norm of each layer. seed: of initial weights, data order, dropout and BPE-dropout.
+    eval_tokens: maximum validation tokens per evaluation.
     """
 
     objective: str = "next-token"

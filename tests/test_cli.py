@@ -37,16 +37,9 @@ from tinylm.errors import DivergedError, InterruptedRunError, TinyLMError, Usage
 from tinylm.run_directory.loading import load_model
 
 HEAVY = {"torch", "numpy", "tokenizers", "safetensors", "gigatoken"}
-COMMANDS = ("train", "sample", "chat", "serve", "runs", "info", "eval", "classify", "compare", "report")
-COMMANDS += (
-    "finetune-lora",
-    "finetune-adapter",
-    "merge-lora",
-    "import",
-    "export",
-    "train-tokenizer",
-    "doctor",
-    "cache",
+COMMANDS = (
+    *("train", "sample", "chat", "serve", "runs", "info", "eval", "classify", "compare", "report", "finetune-lora"),
+    *("finetune-adapter", "merge-lora", "import", "export", "train-tokenizer", "doctor", "cache"),
 )
 full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and pipes")

@@ -133,7 +133,7 @@ class CommandGroup(TyperGroup):
 
 
 def _print_error(ctx: Any, error: Exception) -> int:
-    """Print the error on stderr, and return the exit code."""
+    """Print the error, and return the exit code."""
     if isinstance(error, JoinError):  # the stderr of other ranks is silenced, and rank 0 may not be running
         sys.stderr = sys.__stderr__
     if isinstance(error, InterruptedRunError):

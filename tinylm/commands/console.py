@@ -1,7 +1,4 @@
-"""Output of the command line: results on stdout, everything else on stderr. The only importer of rich and tqdm.
-
-Messages quote a setting as `kv_heads`, which is shown as its flag.
-"""
+"""Output of the command line: results on stdout, everything else on stderr. The only importer of rich and tqdm."""
 
 import contextlib
 import json
@@ -19,8 +16,6 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 from tqdm import tqdm
 
-from tinylm.errors import SETTING
-
 
 def long_flag(parameter: Any, value: Any = None) -> str:
     """The long flag of an option, such as --kv-heads. If `value` is False, the flag that turns the option off, such as
@@ -35,24 +30,6 @@ def long_flag(parameter: Any, value: Any = None) -> str:
 def find_option(ctx: typer.Context, name: str) -> Any | None:
     """The option or argument of the running command with this Python name, or `None`."""
     return next((parameter for parameter in ctx.command.params if parameter.name == name), None)
-
-
-def settings_to_flags(ctx: typer.Context, message: str) -> str:
-    """Replace each setting in backticks by its flag, if the running command has that option or argument.
-
-    `bias=False` becomes --no-bias, and `position="learned"` becomes --position learned. Other words in backticks stay.
-    """
-
-    def replacement(quoted: re.Match[str]) -> str:
-        name, value = quoted.groups()
-        option = find_option(ctx, name)
-        if option is None:
-            return quoted[0]
-        if value is None or getattr(option, "is_flag", False):
-            return long_flag(option, {"False": False}.get(value))
-        return long_flag(option) + " " + value.strip('"')
-
-    return SETTING.sub(replacement, message)
 
 
 FIELD_NAME_COLUMNS = 20

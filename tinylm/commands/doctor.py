@@ -3,8 +3,8 @@
 from dataclasses import asdict
 from typing import Annotated
 
-from tinylm.commands.console import settings_to_flags
 from tinylm.commands.option_groups import with_option_groups
+from tinylm.commands.option_sources import settings_to_flags
 from tinylm.commands.options import OutputOptions, print_fields
 from tinylm.config.settings import DEVICE
 from tinylm.config.validation import Panel, Setting

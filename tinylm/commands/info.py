@@ -172,7 +172,6 @@ def _print_run(console: Console, run: _Described, all_settings: bool) -> None:
 
 
 def _print_curve(console: Console, run: _Described) -> None:
-    """Plot the training losses, the validation losses, and the best one."""
     step: Any = run.record.get("best_step")
     loss: Any = run.record.get("val_loss")
     has_best = run.validation and step is not None and loss is not None and abs(loss) < MAX_NUMBER
@@ -228,7 +227,6 @@ def draw(curves: Sequence[tuple[str, Points]], columns: int, rows: int) -> list[
 
 
 def _print_comparison(console: Console, runs: list[_Described]) -> None:
-    """Print a table with a column for each run, and a plot of all validation losses."""
     letters = LETTERS[: len(runs)]
     console.result("runs")
     for letter, run in zip(letters, runs, strict=True):

@@ -19,10 +19,9 @@ EXCERPT = 60  # characters of a match in the table
 
 
 @dataclass(frozen=True)
-class MemorisationOptions:
+class MemorisationOptions(MemorisationConfig):
     """All options of the memorisation test."""
 
-    sampled: MemorisationConfig
     memorisation: Annotated[
         bool,
         Setting(
@@ -60,7 +59,7 @@ def print_memorisation(
     """
     from tinylm.analysis.memorisation import measure_memorisation
 
-    result = measure_memorisation(model, held_out, training, options.sampled)
+    result = measure_memorisation(model, held_out, training, options)
     if console.as_json:
         for record in result.to_json():
             console.record(record)

@@ -86,7 +86,6 @@ def _ways_past(run: Path, command: Sequence[str]) -> str:
 
 
 def _free_name(run: Path) -> Path:
-    """A path beside a run at which there is none."""
     named = run if run.name else run.resolve()
     others = (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))
     return next(other for other in others if not path_exists(other))

@@ -1,7 +1,7 @@
 """Options of the command line, alone and in groups: dataclasses whose fields are options.
 
 A command takes a whole group as one parameter. A field is an option if it is annotated as a `Setting`, or with
-`option`. A group may contain other groups.
+`option`.
 """
 
 import dataclasses
@@ -97,24 +97,23 @@ def with_option_groups(command: Command) -> Command:
     """Decorator of every command: replaces each parameter that is an option group by one option per field.
 
     Before the command runs, numbers and words are checked against their limits, and the values are collected into the
-    groups. A group's field of type typer.Context gets the context. The message of a TinyLMError names flags and, if
+    groups. A group's field `ctx` gets the Typer context. The message of a TinyLMError names flags and, if
     there is one, a next command (see `show_options`).
     """
     hints = typing.get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
-    parameters: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    options: list[tuple[str, Any, Any]] = []  # name, annotation, default
     for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            parameters += _parameters_of(groups[name])
-        else:
-            annotation = _as_option(name, hints[name], parameter.default)
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation))
-
-    found = {parameter.name: limits_in(parameter.annotation) for parameter in parameters}
-    limits = {name: value for name, value in found.items() if value is not None}
+        options += _options_of(groups[name]) if name in groups else [(name, hints[name], parameter.default)]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(name, keyword, default=default, annotation=_as_option(name, annotation, default))
+        for name, annotation, default in options
+    ]
+    limits = {name: limits for name, annotation, _ in options if (limits := limits_in(annotation)) is not None}
     takes_context = CTX in hints
     if not takes_context:
-        parameters.insert(0, inspect.Parameter(CTX, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
+        parameters.insert(0, inspect.Parameter(CTX, keyword, annotation=typer.Context))
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
@@ -123,7 +122,11 @@ def with_option_groups(command: Command) -> Command:
         try:
             reject_addresses(ctx, values)
             check_values({name: values[name] for name in limits}, limits)  # first: later steps use these values
-            built = {name: _build_group(group, values, ctx) for name, group in groups.items()}
+            built = {}
+            for name, group in groups.items():
+                found = {option: values.pop(option) for option, *_ in _options_of(group) if option in values}
+                takes_ctx = any(field.name == CTX for field in dataclasses.fields(group))
+                built[name] = group(**found | ({CTX: ctx} if takes_ctx else {}))
             command(**values, **built)
         except TinyLMError as error:
             show_options(ctx, error, next_step(error, ctx.meta.get(COMMAND_LINE, ())))
@@ -135,54 +138,16 @@ def with_option_groups(command: Command) -> Command:
     return run
 
 
-def _parameters_of(group: Any) -> list[inspect.Parameter]:
-    """One keyword parameter per option of the group, including nested groups."""
-    parameters: list[inspect.Parameter] = []
-    for field, hint in _options_of(group):
-        if dataclasses.is_dataclass(hint):
-            parameters += _parameters_of(hint)
-        elif hint is not typer.Context:
-            annotation = _as_option(field.name, hint, field.default)
-            keyword = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=annotation))
-    return parameters
-
-
-def _options_of(group: Any) -> list[tuple[Any, Any]]:
-    """The fields of a group that are options, groups or the context, each with its annotation."""
-    fields = [(field, annotations_of(group)[field.name]) for field in dataclasses.fields(group)]
-
-    def is_option(hint: Any) -> bool:
-        declared = declared_in(hint, Setting) or declared_in(hint, OptionInfo)
-        return declared is not None or hint is typer.Context or dataclasses.is_dataclass(hint)
-
-    return [(field, hint) for field, hint in fields if is_option(hint)]
-
-
-def _build_group(group: Any, values: dict[str, Any], ctx: typer.Context) -> Any:
-    """An instance of the group. Its options are removed from `values`."""
-    fields: dict[str, Any] = {}
-    for field, hint in _options_of(group):
-        if dataclasses.is_dataclass(hint):
-            fields[field.name] = _build_group(hint, values, ctx)
-        elif hint is typer.Context:
-            fields[field.name] = ctx
-        elif field.name in values:  # the value of -h is not
-            fields[field.name] = values.pop(field.name)
-    return group(**fields)
+def _options_of(group: Any) -> list[tuple[str, Any, Any]]:
+    """The name, the annotation and the default of each field of a group that is an option."""
+    fields = [(field.name, annotations_of(group)[field.name], field.default) for field in dataclasses.fields(group)]
+    return [one for one in fields if declared_in(one[1], Setting) or declared_in(one[1], OptionInfo)]
 
 
 def non_default_options(*groups: Any) -> dict[str, Any]:
-    """The values of the options that differ from their defaults, by name, including those of nested groups."""
-    found: dict[str, Any] = {}
-    for group in groups:
-        for field in dataclasses.fields(group):
-            value = getattr(group, field.name)
-            if dataclasses.is_dataclass(value):
-                found |= non_default_options(value)
-            elif value != field.default:
-                found[field.name] = value
-    return found
+    """The values of the options that differ from their defaults, by name."""
+    fields = [(field, getattr(group, field.name)) for group in groups for field in dataclasses.fields(group)]
+    return {field.name: value for field, value in fields if value != field.default}
 
 
 def command_line_flags(ctx: typer.Context, *groups: Any) -> dict[str, str]:

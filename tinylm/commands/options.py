@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tinylm.commands.console import Console, settings_to_flags
+from tinylm.commands.console import Console
 from tinylm.commands.option_groups import complete_runs, option, options_from_env_or_file
-from tinylm.commands.option_sources import read_config_file
+from tinylm.commands.option_sources import read_config_file, settings_to_flags
 from tinylm.config.settings import ChatSettings, TextFileSettings
 from tinylm.config.validation import Panel, Setting
 from tinylm.run_directory.layout import ADAPTER_FILE

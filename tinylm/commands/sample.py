@@ -222,27 +222,23 @@ def _read_text(prompt: str | None, file: Path | None, console: Console) -> tuple
         except UnicodeEncodeError as error:  # Windows allows lone surrogates in arguments
             message = f"The prompt contains a lone surrogate at offset {error.start}; leave it out."
             raise UsageError(message) from None
-    elif data := _piped_bytes(console):
+    elif has_piped_input():
+        note = 'Waiting for the end of standard input, which has the prompt; with --prompt "", there is none.'
+        timer = threading.Timer(WAITING_SECONDS, console.note, [note])
+        timer.daemon = True
+        timer.start()
+        try:
+            data = read_stdin()
+        except OSError:  # opened for writing only, as by nohup
+            data = b""
+        finally:
+            timer.cancel()
+        if not data:
+            return None, ""
         console.note('The prompt comes from standard input; with --prompt "", there is none.')
     else:
         return None, ""
     return name, decode_utf8(data, name).removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
-
-
-def _piped_bytes(console: Console) -> bytes:
-    """Standard input, if it is a pipe or a file; `b""` if it is not, or cannot be read."""
-    if not has_piped_input():
-        return b""
-    note = 'Waiting for the end of standard input, which has the prompt; with --prompt "", there is none.'
-    timer = threading.Timer(WAITING_SECONDS, console.note, [note])
-    timer.daemon = True
-    timer.start()
-    try:
-        return read_stdin()
-    except OSError:  # opened for writing only, as by nohup
-        return b""
-    finally:
-        timer.cancel()
 
 
 def reject_settings_without_effect(prompt: "Prompt", flags: Mapping[str, str], architecture: str) -> None:

@@ -151,8 +151,6 @@ class _RawStdout(io.RawIOBase):
 
 
 class _RawStderr(_RawStdout):
-    """The raw stream below stderr."""
-
     def write(self, data: Any) -> int:
         try:
             return self._write(data)

@@ -40,13 +40,6 @@ def sampled(run: Path, *options: object) -> list[dict[str, Any]]:
 # The argument and standard input
 
 
-def test_the_prompt_may_be_an_argument(run: Path) -> None:
-    expected = sampled(run, "-p", "the old", "-n", 9, "--seed", 1)
-    assert sampled(run, "the old", "-n", 9, "--seed", 1) == expected
-    dashed = run_ok("sample", "-", "-m", run, "-n", 9, "--seed", 1, "--json", "-q", stdin="the old\n")
-    assert records(dashed) == expected
-
-
 def test_an_argument_that_is_a_path_is_a_prompt_with_a_warning(run: Path, here: Path) -> None:
     (here / "the").write_text("sea")
     result = run_ok("sample", "the", "-m", run, "-n", 1, "--json", "-q")

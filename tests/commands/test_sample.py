@@ -168,14 +168,16 @@ def test_the_end_of_text_token_ends_a_sample(run: Path) -> None:
 # Prompts
 
 
-def test_a_prompt_may_come_from_a_file_or_standard_input(run: Path, here: Path) -> None:
+def test_a_prompt_may_be_an_argument_or_come_from_a_file_or_standard_input(run: Path, here: Path) -> None:
     """One line break is dropped from its end."""
     expected = sampled("-m", run, "-p", PROMPT)
+    assert sampled(PROMPT, "-m", run) == expected
     for end in ("", "\n", "\r\n"):
         (here / "prompt.txt").write_bytes((PROMPT + end).encode())
         assert sampled("-m", run, "-f", "prompt.txt") == expected
         assert sampled("-m", run, "-f", "-", stdin=PROMPT + end) == expected
-        assert sampled("-m", run, "-p", "-", stdin=(PROMPT + end).encode()) == expected
+        for dash in (("-p", "-"), ("-",)):
+            assert sampled("-m", run, *dash, stdin=(PROMPT + end).encode()) == expected
     assert sampled("-m", run, "-p", "-", stdin="sea\n\n").startswith("sea\n")
 
 

@@ -81,16 +81,12 @@ def _as_option(name: str, annotation: Any, default: Any) -> Any:
     if metavar is None:
         metavar = "|".join(setting.values) if isinstance(setting.values, tuple) else {int: "N", float: "X"}.get(kind)
     chosen = kind | None if default is None else kind
-    help = _with_default(setting.help, default)
+    help = setting.help
+    # The default stands at the end of the help, unless the help describes it, or there is none to show
+    if default not in (None, inspect.Parameter.empty) and default is not False and "default:" not in help:
+        shown = "yes" if default is True else f"{default:g}" if isinstance(default, float) else default
+        help = f"{help.removesuffix('.')} (default: {shown})."
     return Annotated[chosen, option(help, setting.panel, metavar, *flags, **extra), setting]
-
-
-def _with_default(help: str, default: Any) -> str:
-    """The help with the default at its end, unless it describes the default, or there is none to show."""
-    if default is None or default is False or default is inspect.Parameter.empty or "default:" in help:
-        return help
-    shown = "yes" if default is True else f"{default:g}" if isinstance(default, float) else default
-    return f"{help.removesuffix('.')} (default: {shown})."
 
 
 def with_option_groups(command: Command) -> Command:

@@ -45,8 +45,7 @@ def _main() -> None:
             silence_stream("stderr")
     prepare_streams()
     if command in TORCH_COMMANDS and not asks_for_help:
-        _reduce_garbage_collection()
-        _set_torch_environment()
+        _prepare_torch()
     from tinylm.cli import app
 
     app()
@@ -74,29 +73,22 @@ def _has_own_log() -> bool:
         return False
 
 
-def _reduce_garbage_collection() -> None:
-    """Run the garbage collector less often, and not at exit.
+def _prepare_torch() -> None:
+    """Before torch is imported: run the garbage collector less often, and not at exit; set the environment variables of
+    torch's compilers and of OpenMP, which reads them when it is loaded, unless the user has set them.
 
     Importing torch creates more than a hundred thousand objects that are never freed. Collections during the import and
     at exit would search them all, which takes up to a second (decision 018).
     """
     import atexit
-    import gc
-
-    gc.set_threshold(10_000)
-    atexit.register(gc.freeze)
-
-
-def _set_torch_environment() -> None:
-    """Set the environment variables of torch's compilers and of OpenMP, unless the user has set them.
-
-    Called before torch is imported: OpenMP reads its variables when it is loaded.
-    """
     import contextlib
+    import gc
 
     from tinylm.errors import TinyLMError
     from tinylm.kernels.process import set_spin_count, use_private_folders
 
+    gc.set_threshold(10_000)
+    atexit.register(gc.freeze)
     set_spin_count()
     with contextlib.suppress(TinyLMError):  # raised again when something is compiled
         use_private_folders()

@@ -127,12 +127,13 @@ class CommandGroup(TyperGroup):
                 _make_printable(error)
                 raise
             exit_code = _print_error(ctx, error)
-            _print_notes(error)
+            for note in getattr(error, "__notes__", ()):  # such as the error of a save that has failed as well
+                Console().error(note)
             raise typer.Exit(exit_code) from None
 
 
 def _print_error(ctx: Any, error: Exception) -> int:
-    """Print the error on stderr, and return the exit code."""
+    """Print the error, and return the exit code."""
     if isinstance(error, JoinError):  # the stderr of other ranks is silenced, and rank 0 may not be running
         sys.stderr = sys.__stderr__
     if isinstance(error, InterruptedRunError):
@@ -147,27 +148,17 @@ def _print_error(ctx: Any, error: Exception) -> int:
         problem = f"Cannot access {str(error.filename)[:200]}" if error.filename else "Operating system error"
         Console().error(f"{problem}: {error.strerror or error}.")
     elif is_out_of_memory(error):
-        Console().error(f"Out of memory. {_memory_advice(ctx)}")
+        command = ctx.command.commands.get(ctx.invoked_subcommand)
+        parameters = {} if command is None else {parameter.name: parameter for parameter in command.params}
+        flags = [long_flag(parameters[name]) for name in MEMORY_OPTIONS if name in parameters]
+        advice = f"Reduce one of: {', '.join(flags)}." if flags else "Free some memory, then run the command again."
+        Console().error(f"Out of memory. {advice}")
     else:
         Console().error(
             f"Internal error of tinylm ({type(error).__name__}: {error}). Run the command again with --debug for a "
             "traceback, and please report it."
         )
     return 1
-
-
-def _print_notes(error: Exception) -> None:
-    """Print the notes of an error, such as the error of a save that has failed as well."""
-    for note in getattr(error, "__notes__", ()):
-        Console().error(note)
-
-
-def _memory_advice(ctx: Any) -> str:
-    """The remedy for an out-of-memory error: to reduce one of MEMORY_OPTIONS that the running command has."""
-    command = ctx.command.commands.get(ctx.invoked_subcommand)
-    parameters = {} if command is None else {parameter.name: parameter for parameter in command.params}
-    flags = [long_flag(parameters[name]) for name in MEMORY_OPTIONS if name in parameters]
-    return f"Reduce one of: {', '.join(flags)}." if flags else "Free some memory, then run the command again."
 
 
 def _append_source(error: Any) -> None:

@@ -11,7 +11,6 @@ import torch
 
 from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, same_tensors, snapshot, tinylm
 from tinylm.adapters.lora import LoRALinear
-from tinylm.config.run import DataConfig
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights
 
@@ -159,31 +158,25 @@ def test_equal_prompts_get_different_samples(run: Path, here: Path) -> None:
         assert len({record["text"] for record in found}) == 2
 
 
-def test_an_empty_prompt_starts_as_texts_do(
-    second: Path, run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (here / "two.jsonl").write_text("".join(json.dumps({"text": second.read_text()}) + "\n" for _ in range(2)))
-    run_ok("finetune-adapter", "two.jsonl", "-m", run, "-o", "many", *BRIEF)
-    run_ok("finetune-adapter", second, "-m", run, "-o", "one", *BRIEF)
-    documents: list[int] = []
-
-    def start(tokenizer: object, data: DataConfig, prompt: object, context: int) -> list[int]:
-        documents.append(data.documents)
-        return [1]
-
-    monkeypatch.setattr("tinylm.generation.prompts.start_tokens", start)
-    lines = [json.dumps({"prompt": "", "adapter": name}) for name in ("many", "one")]
-    (here / "prompts.jsonl").write_text("\n".join([*lines, json.dumps({"prompt": ""})]))
-    run_ok("sample", "-m", run, "-f", "prompts.jsonl", "-n", 1)
-    assert documents == [2, 1, 1]
-
-
 def test_each_line_of_prompts_may_name_an_adapter(second: Path, run: Path, adapter: Path, here: Path) -> None:
-    """The base is loaded once, and each text is the one that --adapter gives."""
-    run_ok("finetune-adapter", second, "-m", run, "-o", "ad", *BRIEF)
-    options = ("-n", 30, "-t", 0, "--json")
+    """The base is loaded once, and each text is the one that --adapter gives.
+
+    An empty prompt starts as the texts of its adapter do: documents after an end of text, or lines as for the base.
+    """
+    (here / "documents.jsonl").write_text((json.dumps({"text": "no joy, no joy; no bed"}) + "\n") * 60)
+    run_ok("finetune-adapter", "documents.jsonl", "-m", run, "-o", "ad", *BRIEF)
+    options = ("-n", 30, "-t", 0, "--logprobs", 1, "--json")
     lora = str(adapter)
-    prompts = [("the", None), ("no", lora), ("the", "ad"), ("no", None), ("no", "ad=0.5"), ("the", lora)]
+    prompts = [
+        ("the", None),
+        ("no", lora),
+        ("the", "ad"),
+        ("no", None),
+        ("no", "ad=0.5"),
+        ("the", lora),
+        ("", "ad"),
+        ("", None),
+    ]
     lines = [json.dumps({"prompt": text, **({"adapter": name} if name else {})}) for text, name in prompts]
     (here / "prompts.jsonl").write_text("\n".join([lines[0], "", *lines[1:]]) + "\n")
     found = records(run_ok("sample", "-m", run, "--prompt-file", "prompts.jsonl", *options))
@@ -192,6 +185,8 @@ def test_each_line_of_prompts_may_name_an_adapter(second: Path, run: Path, adapt
         alone = ("--adapter", name) if name else ()
         (expected,) = records(run_ok("sample", "-m", run, *alone, "-p", text, *options))
         assert record["text"] == expected["text"]
+        own, others = ([token["logprob"] for token in one["logprobs"]] for one in (record, expected))
+        assert own == pytest.approx(others, abs=1e-3)
         assert record.get("adapter") == name
     assert len({record["text"] for record in found}) > 3
     printed = run_ok("sample", "-m", run, "--prompt-file", "prompts.jsonl", "-n", 3).stdout

@@ -1,7 +1,6 @@
 """tinylm cache."""
 
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -57,9 +56,3 @@ def test_links_and_missing_caches_are_left_alone(cache: Path, tmp_path: Path, mo
     assert set(sizes().values()) == {(0, 0)}
     run_ok("cache", "--clear")
     assert not (tmp_path / "none").exists()
-
-
-def test_a_file_that_cannot_be_deleted_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    error = PermissionError(13, "Permission denied", str(cache / "tokens/one"))
-    monkeypatch.setattr("shutil.rmtree", Mock(side_effect=error))
-    assert_error(tinylm("cache", "tokens", "--clear"), 1, "tokens/one: Permission denied")

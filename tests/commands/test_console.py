@@ -7,7 +7,6 @@ import json
 import os
 import re
 import select
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -53,14 +52,6 @@ def terminal(columns: int = 80) -> Iterator[Callable[[], str]]:
 @pytest.fixture(autouse=True)
 def columns_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time of `time.monotonic()`, as the only entry of a list."""
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    return now
 
 
 def test_a_message_is_one_line_on_stderr_and_a_result_is_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,15 +194,14 @@ def test_a_traceback_progress_and_text_in_chunks_on_a_terminal_are_escaped() -> 
         assert shown() == HARMLESS + ESCAPED
 
 
-def test_all_characters_are_written_into_a_pipe_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_characters_are_written_into_a_pipe_unchanged() -> None:
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape", newline="") for _ in range(2)]
-    monkeypatch.setattr(sys, "stdout", streams[0])
-    monkeypatch.setattr(sys, "stderr", streams[1])
-    console = Console()
-    console.result(HARMLESS + HOSTILE)
-    console.table(("name", "n"), [(HOSTILE, "1")])
-    console.record({"run": os.fsdecode(b"caf\xe9 \xc3\xa9")})  # a path that is not UTF-8 is escaped in JSON only
-    console.error(HARMLESS + HOSTILE)
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        console = Console()
+        console.result(HARMLESS + HOSTILE)
+        console.table(("name", "n"), [(HOSTILE, "1")])
+        console.record({"run": os.fsdecode(b"caf\xe9 \xc3\xa9")})  # a path that is not UTF-8 is escaped in JSON only
+        console.error(HARMLESS + HOSTILE)
     for stream in streams:
         stream.flush()
     out, err = (stream.buffer.getvalue().decode(errors="surrogateescape") for stream in streams)
@@ -233,22 +223,23 @@ def test_a_record_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_progress_elsewhere_is_a_plain_line(
-    capsys: pytest.CaptureFixture[str], clock: list[float], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No environment variable changes it. The time left of a resumed run counts from its first fraction, here a half
     at 1/64 per second (regression: the half before was taken for progress of this process).
     """
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.setenv(name, "1")
-    assert not Console().on_terminal
-    with Console().progress() as show:
+    now = [0.0]
+    console = Console(clock=lambda: now[0])
+    assert not console.on_terminal
+    with console.progress() as show:
         for second in range(int(3 * PLAIN_SECONDS)):
-            clock[0] = 1000.0 + second + 1
+            now[0] = second + 1.0
             show(second / 20, f"step {second}")
-    clock[0] = 1000.0
-    with Console().progress() as show:
+    with console.progress() as show:
         for second in range(11):
-            clock[0] = 1000.0 + second
+            now[0] = 15.0 + second
             show(0.5 + second / 64, "resumed")
     captured = capsys.readouterr()
     lines = [" 20%  00:16 left  step 4", " 45%  00:11 left  step 9", " 70%  00:06 left  step 14"]
@@ -256,16 +247,16 @@ def test_progress_elsewhere_is_a_plain_line(
     assert (captured.out, captured.err) == ("", "".join(f"{line}\n" for line in lines))
 
 
-def test_progress_on_a_terminal_is_a_moving_bar_that_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    console = Console()
-    assert console.on_terminal
-    with console.progress() as show:
-        show(0.5, "half")
-        time.sleep(0.25)
-        show(0.75, "more")
-        console.note("said meanwhile")
-    shown = sys.stderr.getvalue()
+def test_progress_on_a_terminal_is_a_moving_bar_that_is_removed() -> None:
+    with contextlib.redirect_stderr(Terminal()) as stderr:
+        console = Console()
+        assert console.on_terminal
+        with console.progress() as show:
+            show(0.5, "half")
+            time.sleep(0.25)
+            show(0.75, "more")
+            console.note("said meanwhile")
+    shown = stderr.getvalue()
     assert "\r" in shown and " 75%" in shown and "more" in shown
     assert "said meanwhile\n" in shown
     assert "\x1b" not in shown
@@ -296,16 +287,17 @@ def test_a_narrow_terminal_shows_the_first_fields_of_progress_in_full() -> None:
         assert lines[-1] == f"training the tokenizer: 7 seconds{clock}"  # no percentage without a total
 
 
-def test_counting_shows_units_done_and_units_per_second(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+def test_counting_shows_units_done_and_units_per_second(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
     for quiet, total, unit, counts in (
         (False, 40_000, "characters", (10_000, 10_000)),
         (False, None, "characters", (50,)),
         (False, None, "seconds", (10,)),
         (True, 40_000, "characters", (10_000,)),
     ):
-        with Console(quiet=quiet).counting("reading", total, unit) as advance:
+        with Console(quiet, clock=lambda: now[0]).counting("reading", total, unit) as advance:
             for count in counts:
-                clock[0] += 10
+                now[0] += 10
                 advance(count)
     assert capsys.readouterr().err.splitlines() == [
         " 25%  reading: 10.0k characters, 1.0k/s",

@@ -82,13 +82,6 @@ def test_the_loss_is_the_mean_of_log_probabilities_in_windows(run: Path, text: P
         assert record["loss"] == pytest.approx(sum(nats) / len(nats), rel=1e-6)
 
 
-def test_metrics_do_not_depend_on_the_batch_size(run: Path, bpe_run: Path, text: Path) -> None:
-    for model in (run, bpe_run):
-        one, *others = (evaluated("-m", model, text, "--batch-size", rows) for rows in (1, 2, 5, 1000))
-        for other in others:
-            assert other == {key: pytest.approx(value, rel=1e-6) for key, value in one.items()}
-
-
 def test_a_long_text_has_an_interval_by_blocks_and_many_documents_one_by_documents(run: Path, here: Path) -> None:
     (here / "t.txt").write_text(story(2000, seed=2))
     result = run_ok("eval", "-m", run, "t.txt", "--json")

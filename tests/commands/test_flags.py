@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.shell import TINY, assert_error, run_ok, story, tinylm
 from tinylm.cli import COMMANDS, app, load_command
-from tinylm.commands.console import Console, settings_to_flags
+from tinylm.commands.console import Console
 from tinylm.commands.next_steps import next_step, resume_command
+from tinylm.commands.option_sources import settings_to_flags
 from tinylm.commands.suggestions import OTHER_ARGUMENTS, OTHER_COMMANDS, OTHER_OPTIONS, suggest_options
 from tinylm.errors import (
     AdapterNotModelError,

@@ -40,7 +40,15 @@ def test_help_texts_are_short_and_name_the_default_seed_and_both_lengths(corpus:
     assert plan["training"]["seed"] == 0
     options = {flag: parameter for parameter in COMMANDS["sample"].params for flag in parameter.opts}
     assert options["-n"] is options["--max-tokens"] and options["-N"] is options["--num-samples"]
-    assert "For the number of samples, see -N." in options["-n"].help
+    assert "-N is the number of samples" in options["-n"].help
+
+
+def test_the_help_of_an_option_ends_with_its_default() -> None:
+    for command, found in COMMANDS.items():
+        for option in (parameter for parameter in found.params if parameter.param_type_name == "option"):
+            if option.default is not None and option.default is not False:
+                shown = "yes" if option.default is True else str(option.default).removesuffix(".0")
+                assert option.help.endswith(f" (default: {shown})."), (command, option.name)
 
 
 def test_the_short_help_is_one_screen_with_options_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,9 +78,8 @@ def test_the_short_help_is_one_screen_with_options_of_the_command(monkeypatch: p
 # Examples
 
 
-def examples(name: str, monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> list[str]:
-    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", columns)
-    shown = run_ok(name, "--help").stdout.split("Examples:")[1]
+def examples(name: str, columns: int = 80) -> list[str]:
+    shown = run_ok(name, "--help", env={"COLUMNS": str(columns)}).stdout.split("Examples:")[1]
     return [line.strip() for line in shown.splitlines() if line.startswith(" tinylm ")]
 
 
@@ -82,12 +89,12 @@ def run_example(line: str, env: dict[str, str] | None = None) -> str:
     return run_ok(*words, env=env).stdout
 
 
-def test_the_examples_of_train_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_train_work(here: Path) -> None:
     (here / "texts").mkdir()
     for path in ("book.txt", "texts/one.txt", "texts/two.txt"):
         (here / path).write_text(story(2000))
     tiny = {f"TINYLM_TRAIN_{name}": value for name, value in SHAPE.items()}
-    first, epochs, timed, resumed = examples("train", monkeypatch)
+    first, epochs, timed, resumed = examples("train")
     assert run_example(first, {**tiny, "TINYLM_TRAIN_STEPS": "2"}).endswith("book\n")
     del tiny["TINYLM_TRAIN_CONTEXT"]  # the --size of the example sets it
     assert "time:      about 30m 00s" in run_example(f"{timed} --dry-run", tiny)
@@ -97,10 +104,10 @@ def test_the_examples_of_train_work(here: Path, monkeypatch: pytest.MonkeyPatch)
     run_example(f"{epochs} --force", tiny)
 
 
-def test_the_examples_of_sample_work_and_fit_into_80_columns(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_sample_work_and_fit_into_80_columns(here: Path) -> None:
     (here / "book.txt").write_text("Once upon a time\n" + story(2000))
     run_ok("train", "book.txt", "--steps", 30, *TINY)
-    continued, by_name, many, names = examples("sample", monkeypatch)
+    continued, by_name, many, names = examples("sample")
     (line,) = re.findall(r"\{.*\}", run_ok("sample", "--help").stdout)
     (here / "prompts.jsonl").write_text(line.replace("The sea", "Once") + "\n")
     assert run_example(f"{continued} --seed 1").startswith("Once upon a time")
@@ -109,7 +116,7 @@ def test_the_examples_of_sample_work_and_fit_into_80_columns(here: Path, monkeyp
     assert (record["prompt"], record["tokens"]) == ("Once", 50)
     assert len(run_example(f"{names} -n 20 --seed 1").splitlines()) == 9
     for name in ("train", "sample"):
-        assert examples(name, monkeypatch, 80) == examples(name, monkeypatch, 400)
+        assert examples(name, 80) == examples(name, 400)
 
 
 # Completion

@@ -5,7 +5,6 @@ import os
 import re
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,13 +38,6 @@ def sampled(run: Path, *options: object) -> list[dict[str, Any]]:
 
 
 # The argument and standard input
-
-
-def test_the_prompt_may_be_an_argument(run: Path) -> None:
-    expected = sampled(run, "-p", "the old", "-n", 9, "--seed", 1)
-    assert sampled(run, "the old", "-n", 9, "--seed", 1) == expected
-    dashed = run_ok("sample", "-", "-m", run, "-n", 9, "--seed", 1, "--json", "-q", stdin="the old\n")
-    assert records(dashed) == expected
 
 
 def test_an_argument_that_is_a_path_is_a_prompt_with_a_warning(run: Path, here: Path) -> None:
@@ -112,23 +104,22 @@ def test_without_a_prompt_standard_input_is_read_if_it_is_a_pipe_or_a_file_at_it
     assert capsys.readouterr().err == (note if prompt else "")
 
 
+@posix
 def test_a_note_says_that_the_command_waits_for_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written when the note is shown, after two seconds."""
     notes: list[str] = []
-    noted = threading.Event()
+    reader, writer = os.pipe()
 
     class Listener(Console):
         def note(self, message: str) -> None:
             notes.append(message)
-            noted.set()
+            if len(notes) == 1:
+                os.write(writer, b"Once")
+                os.close(writer)
 
-    def read_late() -> bytes:
-        assert noted.wait(60)
-        return b"Once"
-
-    monkeypatch.setattr("tinylm.commands.sample.WAITING_SECONDS", 0)
-    monkeypatch.setattr("tinylm.commands.sample.has_piped_input", lambda: True)
-    monkeypatch.setattr("tinylm.commands.sample.read_stdin", read_late)
-    (found,) = read_prompts(None, PromptOptions(), GenerationConfig(), Listener())
+    with os.fdopen(reader, encoding="utf-8") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        (found,) = read_prompts(None, PromptOptions(), GenerationConfig(), Listener())
     assert found.text == "Once"
     assert notes[0].startswith("Waiting for the end of standard input, which has the prompt;")
 

@@ -1,5 +1,7 @@
 """tinylm sample with a decoder."""
 
+import contextlib
+import io
 import json
 import os
 from pathlib import Path
@@ -9,6 +11,7 @@ import torch
 
 import tinylm
 from tests.shell import copied, records, run_ok, snapshot
+from tinylm.cli import app
 from tinylm.run_directory.loading import load_model
 
 PROMPT = "the old man"
@@ -61,17 +64,29 @@ def test_a_sample_depends_on_its_seed_and_not_on_the_number_of_samples(run: Path
     assert len({*five, *texts("-m", run, "--seed", 2)}) == 6
 
 
-def test_tokens_are_printed_as_they_are_generated(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chunks: list[str] = []
-    monkeypatch.setattr(
-        "tinylm.commands.console.Console.result", lambda self, text, end="\n": chunks.append(text + end)
-    )
-    run_ok("sample", "-m", run, "-p", PROMPT, "-n", 10, "--seed", 1)
-    assert chunks[0] == PROMPT
-    assert len(chunks) == 12 and chunks[-1] == "\n"
-    chunks.clear()
-    run_ok("sample", "-m", run, "-p", PROMPT, "-n", 10, "--seed", 1, "--no-stream")
-    assert len(chunks) == 2
+class Chunks(io.StringIO):
+    """A stream that keeps what each call writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.written.append(text)
+        return len(text)
+
+
+def test_tokens_are_printed_as_they_are_generated(run: Path) -> None:
+    command = ["sample", "-q", "-m", str(run), "-p", PROMPT, "-n", "10", "--seed", "1"]
+    found = []
+    for options in ([], ["--no-stream"]):
+        with contextlib.redirect_stdout(Chunks()) as stdout:
+            app([*command, *options], standalone_mode=False)
+        found.append(stdout.written)
+    streamed, whole = found
+    assert streamed[0] == PROMPT
+    assert len(streamed) == 12 and streamed[-1] == "\n"
+    assert len(whole) == 2 and "".join(whole) == "".join(streamed)
 
 
 @pytest.mark.parametrize("kind", ["run", "bpe_run"])
@@ -153,14 +168,16 @@ def test_the_end_of_text_token_ends_a_sample(run: Path) -> None:
 # Prompts
 
 
-def test_a_prompt_may_come_from_a_file_or_standard_input(run: Path, here: Path) -> None:
+def test_a_prompt_may_be_an_argument_or_come_from_a_file_or_standard_input(run: Path, here: Path) -> None:
     """One line break is dropped from its end."""
     expected = sampled("-m", run, "-p", PROMPT)
+    assert sampled(PROMPT, "-m", run) == expected
     for end in ("", "\n", "\r\n"):
         (here / "prompt.txt").write_bytes((PROMPT + end).encode())
         assert sampled("-m", run, "-f", "prompt.txt") == expected
         assert sampled("-m", run, "-f", "-", stdin=PROMPT + end) == expected
-        assert sampled("-m", run, "-p", "-", stdin=(PROMPT + end).encode()) == expected
+        for dash in (("-p", "-"), ("-",)):
+            assert sampled("-m", run, *dash, stdin=(PROMPT + end).encode()) == expected
     assert sampled("-m", run, "-p", "-", stdin="sea\n\n").startswith("sea\n")
 
 

@@ -36,10 +36,10 @@ class Disk(io.BytesIO):
 
 
 @pytest.fixture(autouse=True)
-def streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def streams() -> Iterator[None]:
     """Restore the streams that prepare_streams replaces."""
-    for name in ("stdin", "stdout", "stderr"):
-        monkeypatch.setattr(sys, name, getattr(sys, name))
+    with contextlib.redirect_stdout(sys.stdout), contextlib.redirect_stderr(sys.stderr):
+        yield
 
 
 @pytest.fixture
@@ -127,9 +127,8 @@ def test_a_non_blocking_pipe_receives_all_output(pipe: tuple[int, int]) -> None:
     assert found == [len(text)]
 
 
-def test_a_stream_without_a_buffer_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
+def test_a_stream_without_a_buffer_is_not_replaced() -> None:
+    sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
     prepare_streams()
     print("text")
     assert sys.stdout.getvalue() == "text\n"

@@ -303,14 +303,6 @@ def test_a_tokenizer_decodes_what_it_encodes_and_is_the_one_that_train_makes_or_
         assert (here / "tokenizer.json").read_bytes() == (here / name / "tokenizer.json").read_bytes()
 
 
-def test_an_existing_file_is_replaced_only_with_force(corpus: Path, here: Path) -> None:
-    (here / "tokenizer.json").write_text("precious")
-    assert_error(tinylm("train-tokenizer", corpus), 2, "tokenizer.json is already there", "--force", "--out")
-    assert (here / "tokenizer.json").read_text() == "precious"
-    run_ok("train-tokenizer", corpus, "--force")
-    Tokenizer.load(here / "tokenizer.json")
-
-
 def test_a_full_disk_leaves_the_old_file_alone(corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "tokenizer.json").write_text("precious")
     before = snapshot(here)

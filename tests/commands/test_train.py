@@ -13,9 +13,7 @@ import pytest
 import torch
 
 from tests.shell import FILES, TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
-from tinylm.commands import training_display
 from tinylm.run_directory.loading import load_model, read_config, summarise
-from tinylm.system.process_signals import Interrupted
 from tinylm.system.ranks import Ranks
 from tinylm.training.graceful_stop import StopRequest
 
@@ -98,25 +96,6 @@ def test_validation_losses_have_bits_per_byte_that_models_with_different_tokeniz
         assert scored["bits_per_byte"] == pytest.approx(last["best_val_bits_per_byte"], rel=1e-5)
         edit_config(here / tokenizer, data={"val_bytes": None})  # a run of an older version
         assert summarise(here / tokenizer)["val_bits_per_byte"] is None
-
-
-def test_the_last_lines_have_bits_per_byte_beside_those_of_baselines_and_only_on_plain_text(
-    corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training_display, "BASELINE_SHARE", math.inf)
-    nats = r"\d\.\d{4} nats per token"
-    for architecture, loss in (("decoder", rf"\d\.\d{{4}} bits per byte \({nats}\)"), ("encoder", nats)):
-        options = ("--architecture", architecture, "--val-fraction", 0.1, "--steps", 1, *TINY, "--force")
-        last_lines = run_ok("train", corpus, *options).stderr.splitlines()[-2:]
-        best = [
-            match[1] for line in last_lines if (match := re.fullmatch(rf"Best validation loss: ({loss}), .*", line))
-        ]
-        assert len(best) == 1
-        if architecture == "decoder":
-            (scored,) = records(run_ok("eval", "--baselines", "--json"))
-            others = ", ".join(f"{name} {scored['baselines'][name]:.4f}" for name in ("xz", "order-5 characters"))
-            assert last_lines[1] == f"The same text in bits per byte: this model {best[0].split()[0]}, {others}."
-            assert run_ok("train", corpus, *options).stderr.splitlines()[-1] == last_lines[1]  # from the cache
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(corpus: Path, here: Path) -> None:
@@ -206,17 +185,6 @@ def test_a_signal_before_the_first_step_leaves_nothing_and_says_so(
     result = tinylm("train", corpus, "--steps", 1, *TINY)
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr.endswith("\nStopped before the first step; nothing was written.\n")
-    assert snapshot(here) == before
-
-    def interrupt(*arguments: object) -> None:
-        raise Interrupted
-
-    monkeypatch.setattr("tinylm.training.prepare.plan_training", interrupt)
-    said: list[str] = []
-    monkeypatch.setattr("tinylm.commands.console.Console.note", lambda console, message: said.append(message))
-    with pytest.raises(Interrupted):
-        tinylm("train", corpus, "--steps", 1, *TINY)
-    assert said[-1] == "Stopped before the first step; nothing was written."
     assert snapshot(here) == before
 
 

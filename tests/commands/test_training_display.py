@@ -2,14 +2,18 @@
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from tests.shell import TINY, run_ok, story, tinylm
+import tinylm
+from tests.shell import records, run_ok, story
+from tests.shell import tinylm as shell
 from tests.variants import randomised, small
 from tinylm.commands.console import Console
 from tinylm.commands.training_display import TrainingDisplay
@@ -18,10 +22,12 @@ from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import TinyLMError
 from tinylm.reporter import counted
 from tinylm.system.launch import Launch
+from tinylm.system.process_signals import Interrupted
 from tinylm.system.ranks import Ranks
 from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Evaluated, Logged, Sampled, Started, Stepped
 from tinylm.training.samples import generate_sample
+from tinylm.training.session import TrainingResult
 from tinylm.transformer.build import build_model
 
 
@@ -59,18 +65,25 @@ def started() -> Started:
     return Started(Path("run"), config, build_model(shape), tokenizer, 5.0, None)
 
 
-def displaying(monkeypatch: pytest.MonkeyPatch) -> tuple[TrainingDisplay, list[str]]:
-    """A display, and the descriptions of progress that it shows."""
-    shown: list[str] = []
-    console = Console()
-    progress = contextlib.nullcontext(lambda fraction, text: shown.append(text))
-    monkeypatch.setattr(console, "progress", lambda: progress)
-    return TrainingDisplay(console), shown
+class Screen(Console):
+    """A console that keeps the descriptions of progress, on a terminal or elsewhere."""
+
+    def __init__(self, on_terminal: bool = False, quiet: bool = False) -> None:
+        super().__init__(quiet)
+        self.shown: list[str] = []
+        self.moves = on_terminal
+
+    @property
+    def on_terminal(self) -> bool:
+        return self.moves
+
+    def progress(self) -> Any:
+        return contextlib.nullcontext(lambda fraction, text: self.shown.append(text))
 
 
-def test_progress_shows_best_loss_step_tokens_and_epochs(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_shows_best_loss_step_tokens_and_epochs(started: Started) -> None:
     """Regression: the loss of step 0 was shown as the current one until the end of a short run."""
-    display, shown = displaying(monkeypatch)
+    display = TrainingDisplay(console := Screen())
     display(started)
     display(Evaluated(0, 3.354, False, 0.1, tokens=100))
     display(Stepped(1, 0.01))
@@ -80,7 +93,7 @@ def test_progress_shows_best_loss_step_tokens_and_epochs(started: Started, monke
     display(Stepped(301, 0.5))
     display(Evaluated(400, 1.7, False, 1.5))
     display(Stepped(401, 0.7))
-    assert shown == [
+    assert console.shown == [
         "20 tokens 0.20 epochs  step 1",
         "loss 1.234  220 tokens 2.20 epochs  step 11  12,346 tok/s",
         "best 1.607@300  loss 1.234  6.0k tokens 60.20 epochs  step 301  12,346 tok/s",
@@ -90,24 +103,23 @@ def test_progress_shows_best_loss_step_tokens_and_epochs(started: Started, monke
     data = dataclasses.replace(started.config.data, val_bytes=18)
     training = TrainingConfig(budget=Budget(steps=9), batch_size=1, micro_batch=1, lr=1, min_lr=0, warmup=0)
     config = dataclasses.replace(started.config, data=data, training=training)
-    display, shown = displaying(monkeypatch)
+    display = TrainingDisplay(console := Screen())
     for of_run in (started.config, config):
         display(dataclasses.replace(started, config=of_run, best=(300, 1.6072)))
         display(Evaluated(400, 1.7, False, 1.5))
         display(Stepped(401, 0.7))
-    assert shown == [
+    assert console.shown == [
         "best 1.607@300  8.0k tokens 80.20 epochs  step 401  val 1.700@400",
         "best 1.159 bits/byte (1.607)@300  8.0k tokens 80.20 epochs  step 401  val 1.226 bits/byte (1.700)@400",
     ]
 
 
-def test_samples_are_shown_with_line_breaks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_are_shown_with_line_breaks(started: Started, capsys: pytest.CaptureFixture[str]) -> None:
     """Regression: line breaks were printed as \\n. Elsewhere than on a terminal, and with --quiet, none is shown."""
     for on_terminal, quiet, lines in ((True, False, 3), (True, True, 0), (False, False, 0)):
-        monkeypatch.setattr(Console, "on_terminal", on_terminal)
-        TrainingDisplay(Console(quiet=quiet))(Sampled(50, 2.1913, 1.0, "to be\nor `width` 3"))
+        display = TrainingDisplay(Screen(on_terminal, quiet))
+        for event in (started, Sampled(50, 2.1913, 1.0, "to be\nor `width` 3")):
+            display(event)
         found = capsys.readouterr().err.splitlines()
         assert found == ["Sample at step 50, validation loss 2.191:", "to be", "or `width` 3"][:lines]
 
@@ -132,24 +144,60 @@ def test_errors_of_report_and_trackers_reach_all_ranks(
         monkeypatch.setenv(name, str(value))
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, str(rank))
-    tinylm("train", tmp_path / "text.txt", "--report", tmp_path / "missing" / "report.html")
+    shell("train", tmp_path / "text.txt", "--report", tmp_path / "missing" / "report.html")
     assert len(published) == 1 and message in published[0]
 
 
-def test_training_ends_with_a_sample_and_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "text.txt").write_text(story(3000))
+def trained(display: TrainingDisplay, folder: Path, **settings: Any) -> TrainingResult:
+    """The result of a short run in a folder, while `display` shows it."""
+    (folder / "text.txt").write_text(story(3000))
+    shape = {"layers": 1, "heads": 2, "width": 16, "context": 16, "batch_size": 4}
+    with display:
+        return tinylm.train(folder / "text.txt", folder / "run", callbacks=[display], force=True, **shape, **settings)
+
+
+def test_training_ends_with_a_sample_and_the_next_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    command = ("train", tmp_path / "text.txt", "--out", run, "--force", "--steps", 5, *TINY)
-    quiet = run_ok(*command, "--quiet")
-    logged = run_ok(*command)
-    monkeypatch.setattr(Console, "on_terminal", True)
-    shown = run_ok(*command)
-    sample = run_ok("sample", "--model", run, "--seed", 0, "-n", 120, "--engine", "torch").stdout
     use = f'To use it: tinylm sample --model {run} --prompt "..."'
     title = "Sample of the saved weights:"
-    assert shown.stderr.endswith(f"{title}\n{sample}{use}\n")
-    assert [result.stdout for result in (quiet, logged, shown)] == [f"{run}\n"] * 3
-    assert not any(text in result.stderr for text in (title, "To use it") for result in (quiet, logged))
-    monkeypatch.setattr("tinylm.models.load.load", Mock(side_effect=MemoryError))
-    failed = run_ok(*command)
-    assert failed.stdout == f"{run}\n" and failed.stderr.endswith(f"{use}\n") and title not in failed.stderr
+    for console in (Screen(quiet=True), Screen()):
+        display = TrainingDisplay(console)
+        display.show_result(trained(display, tmp_path, steps=5), "tinylm train")
+        logged = capsys.readouterr()
+        assert logged.out == f"{run}\n" and title not in logged.err and use not in logged.err
+    display = TrainingDisplay(Screen(on_terminal=True))
+    display.show_result(result := trained(display, tmp_path, steps=5), "tinylm train")
+    shown = capsys.readouterr()
+    sample = run_ok("sample", "--model", run, "--seed", 0, "-n", 120, "--engine", "torch").stdout
+    assert shown.out == f"{run}\n" and shown.err.endswith(f"{title}\n{sample}{use}\n")
+    (run / "model.safetensors").unlink()
+    display.show_result(result, "tinylm train")
+    failed = capsys.readouterr()
+    assert failed.out == f"{run}\n" and failed.err.endswith(f"{use}\n") and title not in failed.err
+
+
+def test_the_last_lines_have_bits_per_byte_beside_those_of_baselines_and_only_on_plain_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For a long run: a short one leaves the baselines out."""
+    nats = r"\d\.\d{4} nats per token"
+    for architecture, loss in (("encoder", nats), ("decoder", rf"\d\.\d{{4}} bits per byte \({nats}\)")):
+        display = TrainingDisplay(Screen())
+        result = trained(display, tmp_path, architecture=architecture, val_fraction=0.1, steps=1)
+        display.show_result(dataclasses.replace(result, seconds=1e6), "tinylm train")
+        last_lines = capsys.readouterr().err.splitlines()[-2:]
+        matches = [re.fullmatch(rf"Best validation loss: ({loss}), .*", line) for line in last_lines]
+        (best,) = (match[1] for match in matches if match)
+    (scored,) = records(run_ok("eval", "-m", tmp_path / "run", "--baselines", "--json"))
+    others = ", ".join(f"{name} {scored['baselines'][name]:.4f}" for name in ("xz", "order-5 characters"))
+    assert last_lines[1] == f"The same text in bits per byte: this model {best.split()[0]}, {others}."
+    display.show_result(dataclasses.replace(result, seconds=1e6), "tinylm train")
+    assert capsys.readouterr().err.splitlines()[-1] == last_lines[1]  # from the cache
+    display.show_result(dataclasses.replace(result, seconds=0), "tinylm train")
+    assert "The same text" not in capsys.readouterr().err
+
+
+def test_a_signal_before_the_first_step_says_that_nothing_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Interrupted), TrainingDisplay(Screen()):
+        raise Interrupted
+    assert capsys.readouterr().err == "Stopped before the first step; nothing was written.\n"

@@ -102,7 +102,7 @@ def test_the_attention_maps_of_an_encoder_decoder_stay_within_their_limit(tmp_pa
     run_ok("train", pairs, "--val-data", pairs, "--out", run, *options)
     model, limit = tinylm.load(run), 600
     assert model.data is not None
-    maps = _attention(model, None, reopen_part(run, model.data, model.tokenizer, "val"), limit)
+    maps = _attention(model, reopen_part(run, model.data, model.tokenizer, "val"), limit)
     sizes = [len(base64.b64decode(layer["weights"])) for each in maps for layer in each["layers"]]
     assert len(sizes) == 1 + 2 * 3
     assert limit / 2 < sum(sizes) <= limit

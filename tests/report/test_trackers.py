@@ -157,7 +157,7 @@ def test_a_run_whose_tracker_fails_is_complete_and_other_trackers_have_all_of_it
     assert shown("tensorboard/run") == logged("run")
 
 
-def test_missing_packages_and_wrong_names_are_found_at_once(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_found_at_once(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (calls.parent / "stubs" / "wandb" / "run-1").mkdir(parents=True)  # as wandb writes, which is no module
     monkeypatch.delitem(sys.modules, "wandb")
     monkeypatch.setitem(PACKAGES, "tensorboard", "a_package_that_nobody_has")
@@ -165,9 +165,6 @@ def test_missing_packages_and_wrong_names_are_found_at_once(calls: Path, monkeyp
     assert_error(shell(*options, "--log-to", "tensorboard"), 2, "pip install a_package_that_nobody_has")
     if not is_installed("wandb"):
         assert_error(shell(*options, "--log-to", "wandb"), 2, "--log-to wandb", "pip install wandb")
-    assert_error(shell(*options, "--log-to", "mlflow"), 2, "--log-to is 'mlflow'", "tensorboard=DIR")
-    assert_error(shell(*options, "--log-to", "wandb=x"), 2, "only tensorboard=DIR has a value")
-    assert_error(shell(*options, "--log-to", "tensorboard="), 2, "only tensorboard=DIR has a value")
     assert not Path("run").exists()
 
 

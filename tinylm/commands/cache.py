@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from tinylm.commands.console import shorten_number
-from tinylm.commands.option_groups import one_of, option, with_option_groups
+from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
-from tinylm.config.validation import Panel
+from tinylm.config.validation import Panel, Setting
 from tinylm.errors import UsageError
 from tinylm.system.cache_directory import SUBFOLDERS, cache_root, clear_cache, measure_usage
 
@@ -20,12 +20,12 @@ def cache(
         list[str] | None,
         typer.Argument(
             help="Parts of the cache (default: all; with --clear, all but machine).",
-            metavar=one_of(SUBFOLDERS),
+            metavar="|".join(SUBFOLDERS),
             show_default=False,
             autocompletion=lambda incomplete: [name for name in SUBFOLDERS if name.startswith(incomplete)],
         ),
     ] = None,
-    clear: Annotated[bool, option("Delete these parts of the cache.", Panel.RUN, None, "--clear")] = False,
+    clear: Annotated[bool, Setting("Delete these parts of the cache.", Panel.RUN)] = False,
     *,
     output: OutputOptions,
 ) -> None:

@@ -4,22 +4,23 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tinylm.commands.console import Console
-from tinylm.commands.option_groups import option, with_option_groups
+from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions
-from tinylm.commands.sample_options import ChatTemplateOption, QuantizeOptions, SampleSeedOptions, StopOptions
+from tinylm.commands.sample_options import ChatTemplateOption, QuantizeOption, SeedOption, StopOptions
 from tinylm.config.settings import DeviceSettings
-from tinylm.config.validation import Panel
+from tinylm.config.validation import Panel, Setting
 from tinylm.errors import UsageError
 from tinylm.generation.generation_config import (
     MAX_TOKENS,
@@ -61,13 +62,13 @@ class ChatSessionOptions:
     """Options for the conversation and its answers."""
 
     system: Annotated[
-        str | None, option("System message (default: that of the chat template, if it has one).", Panel.PROMPT, "TEXT")
+        str | None,
+        Setting("System message (default: that of the chat template, if it has one).", Panel.PROMPT, metavar="TEXT"),
     ] = None
     chat_template: ChatTemplateOption = None
     max_tokens: Annotated[
         int,
-        option("Maximum number of tokens per answer (default: 512).", Panel.TEXT, "N", "--max-tokens", "-n"),
-        MAX_TOKENS,
+        Setting("Maximum number of tokens per answer.", Panel.TEXT, MAX_TOKENS, flags=("--max-tokens", "-n")),
     ] = 512
 
 
@@ -80,8 +81,8 @@ def chat(
     options: ChatSessionOptions,
     sampling: SamplingSettings,
     stop: StopOptions,
-    seed: SampleSeedOptions,
-    quantize: QuantizeOptions,
+    seed: SeedOption = None,
+    quantize: QuantizeOption = "none",
     engine: EngineSettings,
     machine: DeviceSettings,
     output: OutputOptions,
@@ -94,7 +95,7 @@ def chat(
     config = GenerationConfig(
         max_tokens=options.max_tokens,
         stop=stop.sequences(),
-        seed=seed.choose(),
+        seed=secrets.randbits(32) if seed is None else seed,
         engine=engine.engine,
         **vars(sampling),
     )
@@ -102,7 +103,7 @@ def chat(
         model,
         config.speed,
         adapters=adapter or (),
-        quantize=quantize.quantize,
+        quantize=quantize,
         **vars(machine),
         reporter=console,
     )
@@ -144,7 +145,12 @@ def _read_lines(console: Console) -> Iterator[str]:
     line, interrupted = "", False
     while True:
         try:
-            added = _typed_line("> " if not line else "") if terminal else _next_line()
+            if terminal:
+                with _handling_ctrl_c(signal.default_int_handler):
+                    added = input("> " if not line else "")
+            elif not (added := sys.stdin.readline()):
+                raise EOFError
+            added = added.removesuffix("\n").removesuffix("\r")
             added.encode()  # Python reads invalid bytes as surrogates in some locales
             interrupted = False
         except KeyboardInterrupt:
@@ -177,24 +183,18 @@ def _read_lines(console: Console) -> Iterator[str]:
         line = ""
 
 
-def _typed_line(prompt: str) -> str:
-    """The line that is typed at a prompt. Ctrl-C raises KeyboardInterrupt; an ignored SIGINT stays ignored."""
+@contextlib.contextmanager
+def _handling_ctrl_c(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Context manager: Ctrl-C calls the handler. An ignored SIGINT stays ignored."""
     previous = signal.getsignal(signal.SIGINT)
     if previous in (signal.SIG_IGN, None):
-        return input(prompt)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+        return
+    signal.signal(signal.SIGINT, handler)
     try:
-        return input(prompt)
+        yield
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-def _next_line() -> str:
-    """The next line of standard input. Raises EOFError at its end."""
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line.removesuffix("\n").removesuffix("\r")
 
 
 def _print_answer(session: "ChatSession", question: str, console: Console) -> None:
@@ -202,7 +202,16 @@ def _print_answer(session: "ChatSession", question: str, console: Console) -> No
     answer = session.ask(question)
     parts: list[str] = []
     held, shown = "", False  # line breaks around an answer are not shown, since one follows each
-    with _ctrl_c_stops() as stopped, contextlib.closing(answer):
+    stopped: list[int] = []  # signal numbers
+    previous: Any = signal.getsignal(signal.SIGINT)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        """Stop the answer; the second Ctrl-C ends the process."""
+        if stopped:
+            previous(number, frame)
+        stopped.append(number)
+
+    with _handling_ctrl_c(stop), contextlib.closing(answer):
         for chunk in answer:
             parts.append(chunk)
             if not console.as_json:
@@ -221,30 +230,6 @@ def _print_answer(session: "ChatSession", question: str, console: Console) -> No
     if session.finish_reason == "length" and not stopped:
         length = counted(session.config.max_tokens, "token")
         console.note(f"The answer was cut off after {length}; --max-tokens allows more.")
-
-
-@contextlib.contextmanager
-def _ctrl_c_stops() -> Iterator[list[int]]:
-    """Context manager that yields a list, to which Ctrl-C appends its signal number; a second Ctrl-C ends the process.
-
-    An ignored SIGINT stays ignored.
-    """
-    received: list[int] = []
-    previous = signal.getsignal(signal.SIGINT)
-    if previous in (signal.SIG_IGN, None):
-        yield received
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if received and callable(previous):
-            previous(number, frame)
-        received.append(number)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield received
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def _execute(command: str, argument: str, session: "ChatSession", console: Console) -> None:
@@ -273,24 +258,16 @@ def _save(name: str, session: "ChatSession", console: Console) -> None:
         console.error("Name the file: /save FILE.")
         return
     messages = session.transcript()
-    line = json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
+    line = (json.dumps({"messages": messages}, ensure_ascii=False) + "\n").encode()
     try:
-        _append(Path(name), line.encode())
+        with Path(name).open("ab", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            written = file.write(line)
+            if written < len(line):  # the disk has no room for all of it
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         console.error(f"Cannot write {name}: {reason}.")
         return
     console.note(f"Appended to {name}: {counted(len(messages), 'message')}.")
-
-
-def _append(path: Path, line: bytes) -> None:
-    """Append a line to a file; if the disk has no room for all of it, append nothing.
-
-    Raises OSError if the file cannot be written, and ValueError for a path with a NUL character.
-    """
-    with path.open("ab", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        written = file.write(line)
-        if written < len(line):
-            file.truncate(size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

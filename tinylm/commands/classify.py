@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 import typer
 
 from tinylm.commands.console import Console
-from tinylm.commands.option_groups import option, with_option_groups
+from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions
 from tinylm.commands.streams import arriving_lines
-from tinylm.config.settings import DeviceSettings
-from tinylm.config.validation import Panel, check_choice
+from tinylm.config.settings import UNKNOWN, DeviceSettings
+from tinylm.config.validation import Panel, Setting
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import counted
 from tinylm.run_directory.layout import path_exists
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tinylm.text.tokenizer import Tokenizer
 
 STANDARD_INPUT = "-"
-FORMATS = ("text", "jsonl")
 TABLES = (".csv", ".tsv", ".parquet", ".json")
 MAX_TEXTS = 4096  # that are classified together
 
@@ -46,17 +45,19 @@ class ClassifyOptions:
     """How texts are read."""
 
     file: Annotated[
-        Path | None, option("File with a text per line; - for standard input.", Panel.DATA, "FILE", "--file", "-f")
+        Path | None,
+        Setting("File with a text per line; - for standard input.", Panel.DATA, metavar="FILE", flags=("--file", "-f")),
     ] = None
     format: Annotated[
         str | None,
-        option("Lines of the input: a text each, or JSON (default: JSON in .jsonl files).", Panel.DATA, "text|jsonl"),
+        Setting(
+            "Lines of the input: a text each, or JSON (default: JSON in .jsonl files).", Panel.DATA, ("text", "jsonl")
+        ),
     ] = None
-    text_key: Annotated[str | None, option("Key of the text in JSONL (default: text).", Panel.DATA, "KEY")] = None
-    unknown: Annotated[
-        str,
-        option("Characters outside the vocabulary: an error, or skipped (default: skip).", Panel.DATA, "error|skip"),
-    ] = "skip"
+    text_key: Annotated[str | None, Setting("Key of the text in JSONL (default: text).", Panel.DATA, metavar="KEY")] = (
+        None
+    )
+    unknown: Annotated[str, UNKNOWN] = "skip"
 
 
 class Entry(NamedTuple):
@@ -90,7 +91,9 @@ def classify(
     _check(words, options, console)
     loaded = load(model, adapters=list(adapter or ()), **vars(machine), reporter=console)
     start, count, cut, problems = time.monotonic(), 0, 0, 0
-    for entries in _batches(_entries(words, options, loaded.tokenizer, goes_on=console.as_json)):
+    arrivals = _entries(words, options, loaded.tokenizer, goes_on=console.as_json)
+    # No text waits for another to arrive
+    for entries in (some[n : n + MAX_TEXTS] for some in arrivals for n in range(0, len(some), MAX_TEXTS)):
         found = iter(loaded.classify([entry.known for entry in entries if entry.known.strip()]))
         results = [next(found) if entry.known.strip() else None for entry in entries]
         for entry, result in zip(entries, results, strict=True) if console.as_json else ():
@@ -112,9 +115,6 @@ def classify(
 
 def _check(texts: list[str], options: ClassifyOptions, console: Console) -> None:
     """Raise UsageError for words and options that do not go together."""
-    if options.format is not None:
-        check_choice("format", options.format, FORMATS)
-    check_choice("unknown", options.unknown, ("error", "skip"))
     reads_lines = options.file is not None or texts == [STANDARD_INPUT]
     if bool(texts) == (options.file is not None):
         raise UsageError("Give the texts, - for standard input, or a file with `file`.")
@@ -191,10 +191,3 @@ def _entry(line: str, name: str, format: str, options: ClassifyOptions, tokenize
         fields = {key: value for key, value in others.items() if key != "label"}
         fields.setdefault("text", line)
     return Entry(fields, without_unknown(line, tokenizer, options.unknown, name))
-
-
-def _batches(arrivals: Iterator[list[Entry]]) -> Iterator[list[Entry]]:
-    """Yield the texts in lists of at most MAX_TEXTS; no text waits for another to arrive."""
-    for entries in arrivals:
-        for start in range(0, len(entries), MAX_TEXTS):
-            yield entries[start : start + MAX_TEXTS]

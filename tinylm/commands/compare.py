@@ -1,39 +1,22 @@
 """tinylm compare: whether one model is better than another on a text."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tinylm.commands.option_groups import command_line_flags, complete_runs, option, with_option_groups
+from tinylm.commands.option_groups import command_line_flags, complete_runs, is_on_command_line, with_option_groups
 from tinylm.commands.options import OutputOptions, text_source
 from tinylm.config.settings import DeviceSettings, TextFileSettings, UnknownCharacterSettings
 from tinylm.config.training import BATCH
+from tinylm.config.validation import Setting
 from tinylm.errors import UsageError
-from tinylm.run_directory.layout import MODEL_FILE
 from tinylm.system.launch import Launch
 
 if TYPE_CHECKING:
     from tinylm.analysis.comparison import Comparison
     from tinylm.commands.console import Console
-
-
-@dataclass(frozen=True)
-class BaseModelOptions:
-    """The base model of adapters."""
-
-    model: Annotated[
-        Path | None,
-        option(
-            "Base model of the adapters (default: the one that an adapter records).",
-            None,
-            "MODEL",
-            *("--model", "-m"),
-            autocompletion=complete_runs(MODEL_FILE),
-        ),
-    ] = None
 
 
 @with_option_groups
@@ -61,10 +44,18 @@ def compare(
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, option("Windows per forward pass; affects speed and memory only.", None, "N"), BATCH
+        int | None, Setting("Windows per forward pass; affects speed and memory only.", None, BATCH)
     ] = None,
     *,
-    base: BaseModelOptions,
+    model: Annotated[
+        Path | None,
+        Setting(
+            "Base model of the adapters (default: the one that an adapter records).",
+            None,
+            metavar="MODEL",
+            flags=("--model", "-m"),
+        ),
+    ] = None,
     text_options: TextFileSettings,
     unknown: UnknownCharacterSettings,
     machine: DeviceSettings,
@@ -85,8 +76,8 @@ def compare(
         )
     source = text_source(ctx, text, text_options, unknown.unknown) if text else None
     console = output.console()
-    first, second = (load_model_or_adapter(path, base.model, **vars(machine), reporter=console) for path in (a, b))
-    if not (first.adapters or second.adapters) and command_line_flags(ctx, base):
+    first, second = (load_model_or_adapter(path, model, **vars(machine), reporter=console) for path in (a, b))
+    if not (first.adapters or second.adapters) and model is not None and is_on_command_line(ctx, "model"):
         raise UsageError("`model` has no effect, since neither A nor B is an adapter; leave it out.")
     _print(
         console,

@@ -1,7 +1,4 @@
-"""Output of the command line: results on stdout, everything else on stderr. The only importer of rich and tqdm.
-
-Messages quote a setting as `kv_heads`, which is shown as its flag.
-"""
+"""Output of the command line: results on stdout, everything else on stderr. The only importer of rich and tqdm."""
 
 import contextlib
 import json
@@ -19,8 +16,6 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 from tqdm import tqdm
 
-from tinylm.errors import SETTING
-
 
 def long_flag(parameter: Any, value: Any = None) -> str:
     """The long flag of an option, such as --kv-heads. If `value` is False, the flag that turns the option off, such as
@@ -35,24 +30,6 @@ def long_flag(parameter: Any, value: Any = None) -> str:
 def find_option(ctx: typer.Context, name: str) -> Any | None:
     """The option or argument of the running command with this Python name, or `None`."""
     return next((parameter for parameter in ctx.command.params if parameter.name == name), None)
-
-
-def settings_to_flags(ctx: typer.Context, message: str) -> str:
-    """Replace each setting in backticks by its flag, if the running command has that option or argument.
-
-    `bias=False` becomes --no-bias, and `position="learned"` becomes --position learned. Other words in backticks stay.
-    """
-
-    def replacement(quoted: re.Match[str]) -> str:
-        name, value = quoted.groups()
-        option = find_option(ctx, name)
-        if option is None:
-            return quoted[0]
-        if value is None or getattr(option, "is_flag", False):
-            return long_flag(option, {"False": False}.get(value))
-        return long_flag(option) + " " + value.strip('"')
-
-    return SETTING.sub(replacement, message)
 
 
 FIELD_NAME_COLUMNS = 20
@@ -78,12 +55,19 @@ class Console:
     quiet: print no notes and no progress; warnings and errors are always printed.
     as_json: whether the command prints its results as JSON, with `record`.
     rewrite: applied to each note and warning; replaces names of settings in backticks by flags.
+    clock: the time in seconds, for progress
     """
 
-    def __init__(self, quiet: bool = False, as_json: bool = False, rewrite: Callable[[str], str] = str) -> None:
+    def __init__(
+        self,
+        quiet: bool = False,
+        as_json: bool = False,
+        rewrite: Callable[[str], str] = str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.quiet = quiet
         self.as_json = as_json
-        self._rewrite = rewrite
+        self._rewrite, self._clock = rewrite, clock
         self._stderr = RichConsole(stderr=True, highlight=False, soft_wrap=True)
         self._bar: tqdm[Any] | None = None
 
@@ -106,21 +90,17 @@ class Console:
 
         A terminal shows lines that are broken at spaces. Printed even if the console is quiet.
         """
-        if self._bar is not None:
-            self._bar.clear()
         coloured = sys.stderr.isatty() and not self._stderr.no_color
         shown = [
             (f"[[{text}]]" if mark and not coloured else text, "green" if mark and coloured else "")
             for text, mark in ((printable(text, sys.stderr), mark) for text, mark in parts)
         ]
-        if sys.stderr.isatty():
-            lines = Text.assemble((title, "bold"), "\n", *shown)
-            self._stderr.print(lines, soft_wrap=False, width=terminal_columns(sys.stderr))
-        else:  # rich would drop some control characters
-            sys.stderr.write("".join([title, "\n", *(text for text, _ in shown), "\n"]))
-        sys.stderr.flush()
-        if self._bar is not None:
-            self._bar.refresh()
+        with self._beside_bar():
+            if sys.stderr.isatty():
+                lines = Text.assemble((title, "bold"), "\n", *shown)
+                self._stderr.print(lines, soft_wrap=False, width=terminal_columns(sys.stderr))
+            else:  # rich would drop some control characters
+                sys.stderr.write("".join([title, "\n", *(text for text, _ in shown), "\n"]))
 
     def error(self, message: str) -> None:
         """Print an error on stderr."""
@@ -136,14 +116,20 @@ class Console:
 
         Newlines are escaped, so that a name from an untrusted file cannot start a new line.
         """
-        if self._bar is not None:
-            self._bar.clear()
-        if prefix:
-            self._stderr.print(Text(prefix, f"bold {style}"), end="")
         line = printable(message, sys.stderr).replace("\n", "\\n")
         if indent is not None and sys.stderr.isatty():
             line = wrap(line, terminal_columns(sys.stderr), indent, len(prefix))
-        sys.stderr.write(line + "\n")  # rich would drop some control characters
+        with self._beside_bar():
+            if prefix:
+                self._stderr.print(Text(prefix, f"bold {style}"), end="")
+            sys.stderr.write(line + "\n")  # rich would drop some control characters
+
+    @contextlib.contextmanager
+    def _beside_bar(self) -> Iterator[None]:
+        """Context manager for writing to stderr: a bar that is shown is removed, and drawn again below."""
+        if self._bar is not None:
+            self._bar.clear()
+        yield
         sys.stderr.flush()
         if self._bar is not None:
             self._bar.refresh()
@@ -217,12 +203,12 @@ class Console:
         """
         with self.progress() as show:
             done = 0
-            start = time.monotonic()
+            start = self._clock()
 
             def advance(count: int) -> None:
                 nonlocal done
                 done += count
-                rate = done / max(time.monotonic() - start, 1e-9)
+                rate = done / max(self._clock() - start, 1e-9)
                 speed = "" if unit == "seconds" else f", {shorten_number(rate)}/s"
                 show(None if total is None else done / max(total, 1), f"{what}: {shorten_number(done)} {unit}{speed}")
 
@@ -241,13 +227,23 @@ class Console:
         if self.quiet:
             yield lambda fraction, description: None
             return
+        time_left = _TimeLeft(self._clock)
         if not self.on_terminal:
-            yield self._plain_progress()
+            last = self._clock()
+
+            def write(fraction: float | None, description: str) -> None:
+                nonlocal last
+                seconds = None if fraction is None else time_left(fraction)
+                if self._clock() - last >= PLAIN_SECONDS:
+                    last = self._clock()
+                    done = "" if fraction is None else f"{fraction:4.0%}  "
+                    left = "" if seconds is None else f"{tqdm.format_interval(seconds)} left  "
+                    self.note(f"{done}{left}{description}")
+
+            yield write
             return
         with _Bar(total=1.0, bar_format=BAR, file=sys.stderr, dynamic_ncols=True, leave=False, mininterval=0.2) as bar:
             self._bar = bar
-
-            time_left = _TimeLeft()
 
             def show(fraction: float | None, description: str) -> None:
                 if fraction is None:
@@ -264,21 +260,6 @@ class Console:
             finally:
                 self._bar = None
 
-    def _plain_progress(self) -> Callable[[float | None, str], None]:
-        last = time.monotonic()
-        time_left = _TimeLeft()
-
-        def show(fraction: float | None, description: str) -> None:
-            nonlocal last
-            seconds = None if fraction is None else time_left(fraction)
-            if time.monotonic() - last >= PLAIN_SECONDS:
-                last = time.monotonic()
-                done = "" if fraction is None else f"{fraction:4.0%}  "
-                left = "" if seconds is None else f"{tqdm.format_interval(seconds)} left  "
-                self.note(f"{done}{left}{description}")
-
-        return show
-
 
 class _TimeLeft:
     """Estimates the time until a fraction is 1 from its mean rate since the first call.
@@ -286,12 +267,13 @@ class _TimeLeft:
     The fraction of a resumed run starts above 0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._first: tuple[float, float] | None = None
 
     def __call__(self, fraction: float) -> float | None:
         """Seconds left; `None` before the fraction has grown."""
-        now = time.monotonic()
+        now = self._clock()
         if self._first is None:
             self._first = (now, fraction)
         start, done = self._first

@@ -3,10 +3,11 @@
 from dataclasses import asdict
 from typing import Annotated
 
-from tinylm.commands.console import settings_to_flags
-from tinylm.commands.option_groups import option, with_option_groups
+from tinylm.commands.option_groups import with_option_groups
+from tinylm.commands.option_sources import settings_to_flags
 from tinylm.commands.options import OutputOptions, print_fields
-from tinylm.config.validation import Panel
+from tinylm.config.settings import DEVICE
+from tinylm.config.validation import Panel, Setting
 from tinylm.errors import TinyLMError
 
 COMMANDS = {  # remedies that are commands of tinylm, by the subject of the problem
@@ -17,17 +18,9 @@ COMMANDS = {  # remedies that are commands of tinylm, by the subject of the prob
 
 @with_option_groups
 def doctor(
-    device: Annotated[
-        str,
-        option(
-            "Device to examine; auto picks CUDA, then MPS, then the CPU (default: auto).",
-            Panel.MACHINE,
-            "auto|cuda|mps|cpu",
-        ),
-    ] = "auto",
+    device: Annotated[str, DEVICE] = "auto",
     refresh: Annotated[
-        bool,
-        option("Measure the speed of this machine again; later plans may change.", Panel.MACHINE, None, "--refresh"),
+        bool, Setting("Measure the speed of this machine again; later plans may change.", Panel.MACHINE)
     ] = False,
     *,
     output: OutputOptions,

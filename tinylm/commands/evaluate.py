@@ -2,7 +2,6 @@
 
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,17 +29,6 @@ quiet json
 """  # shown by -h
 
 
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """All options of tinylm eval except model, adapter, device, dtype and output."""
-
-    evaluation: EvaluationConfig
-    text: TextFileSettings
-    chat: ChatSettings
-    unknown: UnknownCharacterSettings
-    memorisation: MemorisationOptions
-
-
 @with_option_groups
 def evaluate_model(
     ctx: typer.Context,
@@ -54,7 +42,11 @@ def evaluate_model(
     model: ModelOption = None,
     adapter: AdapterOption = None,
     *,
-    options: EvaluateOptions,
+    config: EvaluationConfig,
+    text_options: TextFileSettings,
+    chat: ChatSettings,
+    unknown: UnknownCharacterSettings,
+    memorisation: MemorisationOptions,
     machine: DeviceSettings,
     output: OutputOptions,
 ) -> None:
@@ -69,10 +61,7 @@ def evaluate_model(
     from tinylm.distributed.ranks import join_ranks
     from tinylm.system.ranks import ONE_RANK
 
-    text_options, chat, unknown = options.text, options.chat, options.unknown
-    memorisation = options.memorisation
-    without_effect = (options.evaluation, chat, unknown)
-    check_memorisation_options(ctx, memorisation, *without_effect)
+    check_memorisation_options(ctx, memorisation, config, chat, unknown)
     if not text and (unused := command_line_flags(ctx, text_options, chat, unknown)):
         raise UsageError(
             f"{', '.join(unused.values())} has no effect without a text; name a text to evaluate, or leave it out."
@@ -89,9 +78,8 @@ def evaluate_model(
         return
     with join_ranks(Launch.of(os.environ), console) as ranks:
         loaded = _load_on_each_rank(model, list(adapter or ()), ranks, **vars(machine), reporter=console)
-        ignorable = options_from_env_or_file(ctx, options.evaluation)
-        given = changed_settings(options.evaluation)
-        settings = applicable(EvaluationConfig, given, loaded.rows, ignorable)
+        ignorable = options_from_env_or_file(ctx, config)
+        settings = applicable(EvaluationConfig, changed_settings(config), loaded.rows, ignorable)
         evaluation = loaded.evaluate(source, ranks=ranks, **settings)
     base = [str(model)] if model is not None else []
     scored = {

@@ -5,22 +5,23 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.option_groups import complete_runs, option, with_option_groups
+from tinylm.commands.option_groups import complete_runs, with_option_groups
 from tinylm.commands.options import OutputOptions
-from tinylm.config.validation import Panel
+from tinylm.config.validation import Panel, Setting
 from tinylm.run_directory.layout import MODEL_FILE
 
 
 @with_option_groups
 def export_model(
-    out: Annotated[Path, option("Folder to write, or for GGUF the file.", Panel.RUN, "PATH", "--out", "-o")],
+    out: Annotated[
+        Path, Setting("Folder to write, or for GGUF the file.", Panel.RUN, metavar="PATH", flags=("--out", "-o"))
+    ],
     to: Annotated[
         str,
-        option(
+        Setting(
             "hf: folder for transformers, vLLM. gguf: file for llama.cpp, ollama. peft: LoRA adapter.",
             None,
-            "hf|gguf|peft",
-            "--to",
+            ("hf", "gguf", "peft"),
         ),
     ],
     model: Annotated[
@@ -33,22 +34,21 @@ def export_model(
     ] = None,
     dtype: Annotated[
         str | None,
-        option(
+        Setting(
             "Number format of the weights (default: their own; for gguf f16). q8_0 is for gguf only.",
             None,
-            "f32|f16|bf16|q8_0",
+            metavar="f32|f16|bf16|q8_0",
         ),
     ] = None,
     base: Annotated[
         Path | None,
-        option(
+        Setting(
             "Base model of the adapter, for peft (default: beside it, in checkpoints/, or where it was).",
             None,
-            "MODEL",
-            "--base",
+            metavar="MODEL",
         ),
     ] = None,
-    force: Annotated[bool, option("Replace an earlier export.", Panel.RUN, None, "--force")] = False,
+    force: Annotated[bool, Setting("Replace an earlier export.", Panel.RUN)] = False,
     *,
     output: OutputOptions,
 ) -> None:

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.option_groups import option, with_option_groups
+from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
-from tinylm.config.validation import Panel
+from tinylm.config.validation import Panel, Setting
 
 
 @with_option_groups
@@ -21,9 +21,14 @@ def import_model(
     ],
     out: Annotated[
         Path | None,
-        option("Run directory to write (default: checkpoints/<model name>).", Panel.RUN, "DIR", "--out", "-o"),
+        Setting(
+            "Run directory to write (default: checkpoints/<model name>).",
+            Panel.RUN,
+            metavar="DIR",
+            flags=("--out", "-o"),
+        ),
     ] = None,
-    force: Annotated[bool, option("Replace an existing run.", Panel.RUN, None, "--force")] = False,
+    force: Annotated[bool, Setting("Replace an existing run.", Panel.RUN)] = False,
     *,
     output: OutputOptions,
 ) -> None:

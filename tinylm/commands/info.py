@@ -3,7 +3,7 @@
 Several runs are compared in a table.
 """
 
-import dataclasses
+import math
 import statistics
 import string
 import sys
@@ -18,9 +18,8 @@ from tinylm.commands.console import Console, terminal_columns
 from tinylm.commands.next_steps import shell_quote, use_commands
 from tinylm.commands.option_groups import complete_runs, with_option_groups
 from tinylm.commands.options import OutputOptions, print_fields
-from tinylm.commands.plot import Curve, draw
 from tinylm.config.duration import format_duration
-from tinylm.config.run import RunConfig, RuntimeConfig
+from tinylm.config.run import RunConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.report.curves import MAX_NUMBER
 from tinylm.reporter import counted
@@ -39,6 +38,8 @@ def compare_records(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 
     The first cell of a row is its name; a cell for each run follows. A missing value is "-".
     """
+    from tinylm.report.page import DIGESTS, flatten
+
     results = {
         "kind": [record["kind"] for record in records],
         "parameters": [_count(record.get("parameters")) for record in records],
@@ -50,22 +51,16 @@ def compare_records(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
         "tokens per second": [_count(record.get("tokens_per_second")) for record in records],
         "time": ["-" if record.get("seconds") is None else format_duration(record["seconds"]) for record in records],
     }
-    settings = [_compared_settings(record) for record in records]
+    settings = []
+    for record in records:
+        flat = flatten(record["config"] | {"id": None} if "config" in record else {"adapter": record["adapter"]})
+        left_out = {name for name in flat if name.startswith(INCIDENTAL) or name.endswith(DIGESTS)}
+        settings.append({name: value for name, value in flat.items() if name not in left_out})
     for name in dict.fromkeys(name for found in settings for name in found):
         values = [found.get(name, "-") for found in settings]
         if len(set(values)) > 1:
             results[name] = [value if len(value) <= MAX_CELL else f"…{value[1 - MAX_CELL :]}" for value in values]
     return [(name, *(cell.replace("\n", "\\n") for cell in cells)) for name, cells in results.items()]
-
-
-def _compared_settings(record: dict[str, Any]) -> dict[str, str]:
-    """The settings of a run by dotted names, without its id, digests and INCIDENTAL settings."""
-    from tinylm.report.page import DIGESTS, flatten
-
-    flat = flatten(record["config"] | {"id": None} if "config" in record else {"adapter": record["adapter"]})
-    return {
-        name: value for name, value in flat.items() if not name.startswith(INCIDENTAL) and not name.endswith(DIGESTS)
-    }
 
 
 def _count(value: float | None) -> str:
@@ -79,20 +74,21 @@ def _loss(value: float | None) -> str:
 LETTERS = string.ascii_uppercase  # the labels of the runs in a comparison
 POINTS = 2000  # about the most points that are drawn per curve
 MAX_PLOT_COLUMNS, PLOT_ROWS = 100, 13
+LABEL_EVERY = 3  # rows between two labels of the losses
+MIN_COLUMNS = 10  # of a plot between its axes
 SAMPLE_LINES, SAMPLE_CHARACTERS = 8, 400  # of the last sample of training, the most that are shown
-Points = list[tuple[float, float]]
+Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class _Described:
     """The data of a model or an adapter that `tinylm info` prints.
 
-    record: the output of --json, without the curve.
+    record: the output of --json.
     summary: the fields that are printed first. settings: those that --all adds, by section title.
     sample: the last text that was sampled in training.
-    training, validation: steps and losses, thinned; `None` for models and adapters of other tools.
-    loss_unit: as in RunConfig
-    tokenizer: of the model; `None` for adapters of other tools
+    training, validation: steps and losses, thinned; empty for models and adapters of other tools.
+    loss_unit: as in RunConfig. tokenizer: of the model; `None` for adapters of other tools.
     """
 
     path: Path
@@ -100,8 +96,8 @@ class _Described:
     summary: dict[str, Any]
     settings: dict[str, dict[str, Any]]
     sample: str | None = None
-    training: Points | None = None
-    validation: Points | None = None
+    training: Points = ()
+    validation: Points = ()
     loss_unit: str = "nats per token"
     tokenizer: "Tokenizer | None" = None
 
@@ -129,8 +125,9 @@ def info(
     plot of the validation losses. For a model of another tool, its family and dtypes are shown as well; for an adapter
     of PEFT, its settings and dtypes.
     """
+    from tinylm.formats.foreign import is_foreign
+    from tinylm.formats.peft import is_adapter_folder
     from tinylm.models.open import find_model
-    from tinylm.run_directory.metrics_log import read_curve
 
     console = output.console()
     names = list(dict.fromkeys(runs or ()))
@@ -140,7 +137,10 @@ def info(
     found = []
     for path in dict.fromkeys(path if path.name else path.absolute() for path in paths):  # Path(".") has no name
         try:
-            found.append(_describe(path))
+            describe = (
+                _describe_peft if is_adapter_folder(path) else _describe_foreign if is_foreign(path) else _describe_run
+            )
+            found.append(describe(path))
         except (TinyLMError, OSError) as error:
             if len(paths) == 1:
                 raise
@@ -149,7 +149,7 @@ def info(
         raise TinyLMError("None of the runs can be read.")
     if console.as_json:
         for run in found:
-            console.record(run.record if run.training is None else run.record | {"curve": read_curve(run.path)})
+            console.record(run.record)
     elif len(found) == 1:
         _print_run(console, found[0], all_settings)
     else:
@@ -172,48 +172,73 @@ def _print_run(console: Console, run: _Described, all_settings: bool) -> None:
 
 
 def _print_curve(console: Console, run: _Described) -> None:
-    """Plot the training loss as a line, the validation losses as marks, and the best one as another mark.
-
-    Without training losses, a line joins the validation losses.
-    """
-    training, validation = run.training or [], run.validation or []
     step: Any = run.record.get("best_step")
     loss: Any = run.record.get("val_loss")
-    has_best = validation and step is not None and loss is not None and abs(loss) < MAX_NUMBER
-    best: Points = [(step, loss)] if has_best else []
-    curves = [Curve(training), Curve(validation, "o", line=not training), Curve(best, "*", line=False)]
-    if not _draw(console, "curve", curves):
-        return
-    legend = {
-        f"⠒ training loss, {run.loss_unit}": training,
-        f"o validation loss, {run.loss_unit}": validation,
-        f"* best: {loss:.4f} at step {step:,}" if best else "": best,
-    }
-    for line in (line for line, points in legend.items() if points):
-        console.result(f"  {line}")
+    has_best = run.validation and step is not None and loss is not None and abs(loss) < MAX_NUMBER
+    curves = [("·", run.training), ("o", run.validation), ("*", [(step, loss)] if has_best else [])]
+    _draw(console, "curve", curves)
+    names = (f"training loss, {run.loss_unit}", f"validation loss, {run.loss_unit}")
+    for (mark, points), name in zip(
+        curves, (*names, f"best: {loss:.4f} at step {step:,}" if has_best else ""), strict=True
+    ):
+        if points:
+            console.result(f"  {mark} {name}")
 
 
-def _draw(console: Console, title: str, curves: list[Curve]) -> bool:
-    """Print a title and a plot, and return True. If there are no points, print nothing and return False."""
-    lines = draw(curves, min(terminal_columns(sys.stdout), MAX_PLOT_COLUMNS), PLOT_ROWS, "steps")
+def _draw(console: Console, title: str, curves: Sequence[tuple[str, Points]]) -> None:
+    """Print a title and a plot, if there are any points. curves: a mark, and the points that it is drawn at."""
+    lines = draw(curves, min(terminal_columns(sys.stdout), MAX_PLOT_COLUMNS), PLOT_ROWS)
     for line in ["", title, *lines] if lines else ():
         console.result(line)
-    return bool(lines)
+
+
+def draw(curves: Sequence[tuple[str, Points]], columns: int, rows: int) -> list[str]:
+    """The lines of text of a plot of losses against steps: `rows` rows, and two more for the axis of steps.
+
+    curves: a mark, and the points (step, loss) with finite values that it is drawn at, over those of earlier curves.
+
+    The lines have at most `columns` characters, unless the labels need more room. The axis of losses is logarithmic if
+    all are positive; its labels are the losses in the middle of rows. No lines if there are no points.
+    """
+    points = [point for _, curve in curves for point in curve]
+    if not points:
+        return []
+    to_axis, from_axis = (math.log, math.exp) if min(loss for _, loss in points) > 0 else (float, float)
+    steps, heights = [step for step, _ in points], [to_axis(loss) for _, loss in points]
+    left, right, bottom, top = min(steps), max(steps), min(heights), max(heights)
+    labels = [""] * rows
+    for row in range(0, rows, LABEL_EVERY) if top > bottom else [rows // 2]:
+        labels[row] = f"{from_axis(top - (top - bottom) * row / (rows - 1)):.4g}"
+    margin = max(map(len, labels))
+    width = max(columns - margin - 2, MIN_COLUMNS)
+    cells = [[" "] * width for _ in range(rows)]
+    for mark, curve in curves:
+        for step, loss in curve:
+            across = (step - left) / (right - left) if right > left else 0.5
+            down = (top - to_axis(loss)) / (top - bottom) if top > bottom else 0.5
+            cells[round(down * (rows - 1))][round(across * (width - 1))] = mark
+    lines = [
+        f"{label:>{margin}} {'┤' if label else '│'}{''.join(row)}".rstrip()
+        for label, row in zip(labels, cells, strict=True)
+    ]
+    start, end = (f"{step:,.0f}" if step < 1e7 else f"{step:.3g}" for step in (left, right))
+    end += " steps"
+    return [*lines, f"{'':>{margin}} └{'─' * width}", f"{'':>{margin}}  {start}{end:>{width - len(start)}}"]
 
 
 def _print_comparison(console: Console, runs: list[_Described]) -> None:
-    """Print a table with a column for each run, and a plot of all validation losses."""
     letters = LETTERS[: len(runs)]
     console.result("runs")
     for letter, run in zip(letters, runs, strict=True):
         console.field(letter, str(run.path))
     console.result("\ncomparison")
     console.table(("", *letters), compare_records([run.record for run in runs]))
-    known = [scale for run in runs if (scale := _bits_per_nat(run.record)) is not None]
-    in_bits = len(known) == len(runs)
+    scored: list[tuple[Any, Any]] = [(run.record.get("val_bits_per_byte"), run.record.get("val_loss")) for run in runs]
+    in_bits = all(bits and loss for bits, loss in scored)
+    scales = [bits / loss if in_bits else 1.0 for bits, loss in scored]
     curves = [
-        Curve([(step, loss * scale) for step, loss in run.validation or []], letter)
-        for letter, run, scale in zip(letters, runs, known if in_bits else [1.0] * len(runs), strict=True)
+        (letter, [(step, loss * scale) for step, loss in run.validation])
+        for letter, run, scale in zip(letters, runs, scales, strict=True)
     ]
     units = ", ".join(dict.fromkeys(run.loss_unit for run in runs))
     _draw(console, f"validation loss, {'bits per byte' if in_bits else units}", curves)
@@ -224,27 +249,12 @@ def _print_comparison(console: Console, runs: list[_Described]) -> None:
         )
 
 
-def _bits_per_nat(record: dict[str, Any]) -> float | None:
-    """Bits per byte of a validation loss of one nat per token; `None` for runs without bits per byte."""
-    bits, loss = record.get("val_bits_per_byte"), record.get("val_loss")
-    return bits / loss if bits and loss else None
-
-
-def _describe(path: Path) -> _Described:
-    from tinylm.formats.foreign import is_foreign
-    from tinylm.formats.peft import is_adapter_folder
-
-    if is_adapter_folder(path):
-        return _describe_peft(path)
-    return _describe_foreign(path) if is_foreign(path) else _describe_run(path)
-
-
 def _describe_run(path: Path) -> _Described:
     from tinylm.report.curves import read_curves, read_samples
     from tinylm.run_directory.loading import read_config, read_tokenizer, summarise
     from tinylm.run_directory.metrics_log import read_curve
 
-    config, summary = read_config(path), summarise(path)
+    config, summary, curve = read_config(path), summarise(path), read_curve(path)
     tokenizer = read_tokenizer(path, config)
     curves = read_curves(path, POINTS, None)
     speeds = [speed for speed in curves["train"].get("tokens_per_second", ()) if speed is not None]
@@ -256,9 +266,10 @@ def _describe_run(path: Path) -> _Described:
         **_describe_config(config),
         "tokenizer": {"kind": config.tokenizer.kind, "vocab_size": tokenizer.vocab_size},
         "commands": use_commands(path, config),
+        "curve": curve,
     }
     samples = read_samples(path, 1)
-    tokens = {point["step"]: point.get("val_tokens") for point in read_curve(path)}
+    tokens = {point["step"]: point.get("val_tokens") for point in curve}
     return _Described(
         path,
         record,
@@ -382,35 +393,25 @@ def _describe_config(config: RunConfig) -> dict[str, Any]:
 
 def _settings(config: RunConfig, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The settings by section, without those that have no effect on this run."""
-    tokenizer = {**vars(config.tokenizer), "vocab_size": record["tokenizer"]["vocab_size"]}
-    tokenizer["chat_template"] = config.tokenizer.chat_template is not None
+    values = config.to_json()
+
+    def effective(title: str) -> dict[str, Any]:
+        part = getattr(config, title)
+        return {} if part is None else {name: values[title][name] for name in part.effective()}
+
+    size, has_template = record["tokenizer"]["vocab_size"], config.tokenizer.chat_template is not None
+    runtime = {name: value for name, value in (values["runtime"] or {}).items() if value is not None}
+    if (rate := runtime.pop("matmul_rate", None)) is not None:  # in the units of `tinylm doctor`
+        runtime["matmul_tflops"] = round(rate / 1e12, 3)
+    if (seconds := runtime.pop("layer_seconds", None)) is not None:
+        runtime["layer_microseconds"] = round(seconds * 1e6, 1)
     sections = {
-        "model": config.model.effective(),
+        "model": effective("model"),
         "parameters": record["parameters_by_part"],
-        "adapter": {} if config.adapter is None else config.adapter.effective(),
-        "tokenizer": tokenizer,
-        "data": {} if config.data is None else config.data.effective(),
-        "training": {} if config.training is None else config.training.effective(),
-        "runtime": {} if config.runtime is None else _runtime_settings(config.runtime),
+        "adapter": effective("adapter"),
+        "tokenizer": {**values["tokenizer"], "vocab_size": size, "chat_template": has_template},
+        "data": effective("data"),
+        "training": effective("training"),
+        "runtime": runtime,
     }
-    return {
-        title: {name: _plain(value) for name, value in section.items()}
-        for title, section in sections.items()
-        if section
-    }
-
-
-def _runtime_settings(runtime: RuntimeConfig) -> dict[str, Any]:
-    """The settings with the measured speeds in the units of `tinylm doctor`."""
-    shown = {name: value for name, value in vars(runtime).items() if value is not None}
-    rate, seconds = shown.pop("matmul_rate", None), shown.pop("layer_seconds", None)
-    if rate is not None:
-        shown["matmul_tflops"] = round(rate / 1e12, 3)
-    if seconds is not None:
-        shown["layer_microseconds"] = round(seconds * 1e6, 1)
-    return shown
-
-
-def _plain(value: Any) -> Any:
-    """The value; a dict for a dataclass."""
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+    return {title: section for title, section in sections.items() if section}

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinylm.commands.console import Console
-from tinylm.commands.option_groups import command_line_flags, option
-from tinylm.config.validation import Panel
+from tinylm.commands.option_groups import command_line_flags
+from tinylm.config.validation import Panel, Setting
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import MemorisationConfig
 
 if TYPE_CHECKING:
-    from tinylm.analysis.memorisation import CopiedText, Memorisation
     from tinylm.models.model import Model
     from tinylm.text.source import TextSource
 
@@ -20,22 +19,19 @@ EXCERPT = 60  # characters of a match in the table
 
 
 @dataclass(frozen=True)
-class MemorisationOptions:
+class MemorisationOptions(MemorisationConfig):
     """All options of the memorisation test."""
 
-    sampled: MemorisationConfig
     memorisation: Annotated[
         bool,
-        option(
+        Setting(
             "Measure how much of the model's samples, and of held-out text, occurs verbatim in its training text.",
             Panel.MEMORISATION,
-            None,
-            "--memorisation",
         ),
     ] = False
     train_data: Annotated[
         list[str] | None,
-        option("Training text of a model that has none recorded.", Panel.MEMORISATION, "FILE", "--train-data"),
+        Setting("Training text of a model that has none recorded.", Panel.MEMORISATION, metavar="FILE"),
     ] = None
 
 
@@ -63,22 +59,20 @@ def print_memorisation(
     """
     from tinylm.analysis.memorisation import measure_memorisation
 
-    result = measure_memorisation(model, held_out, training, options.sampled)
+    result = measure_memorisation(model, held_out, training, options)
     if console.as_json:
         for record in result.to_json():
             console.record(record)
         return
-    _print_tables(console, result)
-
-
-def _print_tables(console: "Console", result: "Memorisation") -> None:
     rows = [
         (
             source.source,
             f"{source.samples:,}",
             f"{source.characters:,}",
             f"{100 * source.copied:.1f} %",
-            _interval(source),
+            "-"
+            if source.copied_low is None or source.copied_high is None
+            else f"{100 * source.copied_low:.1f} to {100 * source.copied_high:.1f} %",
             f"{source.longest:,}",
         )
         for source in result.sources
@@ -97,9 +91,3 @@ def _print_tables(console: "Console", result: "Memorisation") -> None:
         for source, match in found
     ]
     console.table(("match", "in", "text"), longest)
-
-
-def _interval(source: "CopiedText") -> str:
-    if source.copied_low is None or source.copied_high is None:
-        return "-"
-    return f"{100 * source.copied_low:.1f} to {100 * source.copied_high:.1f} %"

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.option_groups import complete_runs, option, with_option_groups
+from tinylm.commands.option_groups import complete_runs, with_option_groups
 from tinylm.commands.options import ModelOption, OutputOptions
-from tinylm.config.validation import Panel
+from tinylm.config.validation import Panel, Setting
 from tinylm.run_directory.layout import ADAPTER_FILE
 
 
@@ -19,15 +19,13 @@ def merge_lora(
             help="Adapter directory or name.", show_default=False, autocompletion=complete_runs(ADAPTER_FILE)
         ),
     ],
-    out: Annotated[Path, option("Run directory to write.", Panel.RUN, "DIR", "--out", "-o")],
+    out: Annotated[Path, Setting("Run directory to write.", Panel.RUN, metavar="DIR", flags=("--out", "-o"))],
     model: ModelOption = None,
     dtype: Annotated[
-        str, option("Number format of the weights to write (default: auto, that of the base).", None, "auto|fp32")
+        str, Setting("Number format of the weights to write; auto: that of the base.", None, ("auto", "fp32"))
     ] = "auto",
-    force: Annotated[bool, option("Replace an existing run.", Panel.RUN, None, "--force")] = False,
-    undo: Annotated[
-        bool, option("Subtract the adapter from the merged model named by --model.", Panel.RUN, None, "--undo")
-    ] = False,
+    force: Annotated[bool, Setting("Replace an existing run.", Panel.RUN)] = False,
+    undo: Annotated[bool, Setting("Subtract the adapter from the merged model named by --model.", Panel.RUN)] = False,
     *,
     output: OutputOptions,
 ) -> None:

@@ -86,7 +86,6 @@ def _ways_past(run: Path, command: Sequence[str]) -> str:
 
 
 def _free_name(run: Path) -> Path:
-    """A path beside a run at which there is none."""
     named = run if run.name else run.resolve()
     others = (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))
     return next(other for other in others if not path_exists(other))
@@ -118,16 +117,12 @@ def next_step(error: TinyLMError, command: Sequence[str] = ()) -> str:
             return _ways_past(error.path, command)
         case AdapterNotModelError(kind="lora"):
             return f"To merge both: tinylm merge-lora {shell_quote(error.path)} --out merged."
-        case NotResumableError(is_adapter=False):
+        case NotResumableError(is_adapter=False) | NotTrainedError():
             return (
                 f"To start a new run from its weights: tinylm train --init-from {shell_quote(error.path)} corpus.txt."
             )
         case NotMergeableError():
             return "Use it with --adapter, in tinylm sample and tinylm eval."
-        case NotTrainedError():
-            return (
-                f"To start a new run from its weights: tinylm train --init-from {shell_quote(error.path)} corpus.txt."
-            )
         case OtherRunKindError():
             return f"To continue it: {resume_command(error.path)}."
         case UnknownCharactersError(model=Path() as model):

@@ -1,7 +1,7 @@
 """Options of the command line, alone and in groups: dataclasses whose fields are options.
 
 A command takes a whole group as one parameter. A field is an option if it is annotated as a `Setting`, or with
-`option`. A group may contain other groups.
+`option`.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,68 +46,70 @@ def option(help: str, panel: str | None = None, metavar: str | None = None, *nam
     )
 
 
-def one_of(values: Iterable[str]) -> str:
-    """The metavar of an option that takes one of these values."""
-    return "|".join(values)
-
-
 def complete_runs(file: str) -> Callable[[str], list[str]]:
     """A shell completion: names of the runs under checkpoints/ that have the file."""
     return lambda incomplete: [name for name in run_names(file) if name.startswith(incomplete)]
 
 
-def option_of_setting(setting: Setting, field: dataclasses.Field[Any], type_: Any) -> Any:
-    """The annotation of an option for a field of the type `type_` that is a setting."""
-    members = typing.get_args(type_) if isinstance(type_, types.UnionType) else (type_,)
-    kinds = [kind for kind in members if kind is not types.NoneType]
+def _as_option(name: str, annotation: Any, default: Any) -> Any:
+    """The annotation of a parameter of a command: of a Setting, that of its option, with the default in the help."""
+    setting = declared_in(annotation, Setting)
+    if setting is None:
+        return annotation
+    type_ = annotation.__origin__
+    kinds = [kind for kind in typing.get_args(type_) if kind is not types.NoneType]
+    kinds = kinds if isinstance(type_, types.UnionType) else [type_]
     extra: dict[str, Any] = {}
-    if setting.parse is not None:
-        extra["parser"] = functools.partial(_parse, setting.parse)
+    if (parse := setting.parse) is not None:
+
+        def parser(text: Any) -> Any:  # a number if it comes from TOML
+            try:
+                return parse(str(text))
+            except UsageError as error:
+                raise typer.BadParameter(str(error)) from None
+
+        extra["parser"] = parser
         kind: Any = str
-    elif any(typing.get_origin(kind) is Sequence for kind in kinds):
+    elif any(typing.get_origin(kind) in (Sequence, list) for kind in kinds):
         kind = list[str]
     else:
         kind = Path if Path in kinds else kinds[0]
     flags = setting.flags
-    if not flags and (kind is list[str] or (kind is bool and field.default is False)):
-        flags = (f"--{field.name.replace('_', '-')}",)  # without --no-name
-    words = one_of(setting.values) if isinstance(setting.values, tuple) else None
+    if not flags and (kind == list[str] or (kind is bool and default is False)):
+        flags = (f"--{name.replace('_', '-')}",)  # without --no-name
     metavar = setting.metavar
     if metavar is None:
-        metavar = words or {int: "N", float: "X"}.get(kind)
-    chosen = kind | None if field.default is None else kind
-    return Annotated[chosen, option(setting.help, setting.panel, metavar, *flags, **extra), setting]
-
-
-def _parse(parse: Callable[[str], Any], text: Any) -> Any:
-    """The parsed value; `text` is a number if it comes from TOML. Raises BadParameter in place of UsageError."""
-    try:
-        return parse(str(text))
-    except UsageError as error:
-        raise typer.BadParameter(str(error)) from None
+        metavar = "|".join(setting.values) if isinstance(setting.values, tuple) else {int: "N", float: "X"}.get(kind)
+    chosen = kind | None if default is None else kind
+    help = setting.help
+    # The default stands at the end of the help, unless the help describes it, or there is none to show
+    if default not in (None, inspect.Parameter.empty) and default is not False and "default:" not in help:
+        shown = "yes" if default is True else f"{default:g}" if isinstance(default, float) else default
+        help = f"{help.removesuffix('.')} (default: {shown})."
+    return Annotated[chosen, option(help, setting.panel, metavar, *flags, **extra), setting]
 
 
 def with_option_groups(command: Command) -> Command:
     """Decorator of every command: replaces each parameter that is an option group by one option per field.
 
     Before the command runs, numbers and words are checked against their limits, and the values are collected into the
-    groups. A group's field of type typer.Context gets the context. The message of a TinyLMError names flags and, if
+    groups. A group's field `ctx` gets the Typer context. The message of a TinyLMError names flags and, if
     there is one, a next command (see `show_options`).
     """
     hints = typing.get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
-    parameters: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    options: list[tuple[str, Any, Any]] = []  # name, annotation, default
     for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            parameters += _parameters_of(groups[name])
-        else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
-
-    found = {parameter.name: limits_in(parameter.annotation) for parameter in parameters}
-    limits = {name: value for name, value in found.items() if value is not None}
+        options += _options_of(groups[name]) if name in groups else [(name, hints[name], parameter.default)]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(name, keyword, default=default, annotation=_as_option(name, annotation, default))
+        for name, annotation, default in options
+    ]
+    limits = {name: limits for name, annotation, _ in options if (limits := limits_in(annotation)) is not None}
     takes_context = CTX in hints
     if not takes_context:
-        parameters.insert(0, inspect.Parameter(CTX, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
+        parameters.insert(0, inspect.Parameter(CTX, keyword, annotation=typer.Context))
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
@@ -116,9 +118,12 @@ def with_option_groups(command: Command) -> Command:
         try:
             reject_addresses(ctx, values)
             check_values({name: values[name] for name in limits}, limits)  # first: later steps use these values
+            built = {}
             for name, group in groups.items():
-                values[name] = _build_group(group, values, ctx)
-            command(**values)
+                found = {option: values.pop(option) for option, *_ in _options_of(group) if option in values}
+                takes_ctx = any(field.name == CTX for field in dataclasses.fields(group))
+                built[name] = group(**found | ({CTX: ctx} if takes_ctx else {}))
+            command(**values, **built)
         except TinyLMError as error:
             show_options(ctx, error, next_step(error, ctx.meta.get(COMMAND_LINE, ())))
             raise
@@ -129,93 +134,33 @@ def with_option_groups(command: Command) -> Command:
     return run
 
 
-def _parameters_of(group: Any) -> list[inspect.Parameter]:
-    """One keyword parameter per option of the group, including nested groups."""
-    parameters: list[inspect.Parameter] = []
-    for field, hint in _options_of(group):
-        if dataclasses.is_dataclass(hint):
-            parameters += _parameters_of(hint)
-        elif hint is not typer.Context:
-            setting = declared_in(hint, Setting)
-            annotation = hint if setting is None else option_of_setting(setting, field, hint.__origin__)
-            keyword = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=annotation))
-    return parameters
-
-
-def _options_of(group: Any) -> list[tuple[Any, Any]]:
-    """The fields of a group that are options, groups or the context, each with its annotation."""
-    fields = [(field, annotations_of(group)[field.name]) for field in dataclasses.fields(group)]
-
-    def is_option(hint: Any) -> bool:
-        declared = declared_in(hint, Setting) or declared_in(hint, OptionInfo)
-        return declared is not None or hint is typer.Context or dataclasses.is_dataclass(hint)
-
-    return [(field, hint) for field, hint in fields if is_option(hint)]
-
-
-def _build_group(group: Any, values: dict[str, Any], ctx: typer.Context) -> Any:
-    """An instance of the group. Its options are removed from `values`."""
-    fields: dict[str, Any] = {}
-    for field, hint in _options_of(group):
-        if dataclasses.is_dataclass(hint):
-            fields[field.name] = _build_group(hint, values, ctx)
-        elif hint is typer.Context:
-            fields[field.name] = ctx
-        elif field.name in values:  # the value of -h is not
-            fields[field.name] = values.pop(field.name)
-    return group(**fields)
+def _options_of(group: Any) -> list[tuple[str, Any, Any]]:
+    """The name, the annotation and the default of each field of a group that is an option."""
+    fields = [(field.name, annotations_of(group)[field.name], field.default) for field in dataclasses.fields(group)]
+    return [one for one in fields if declared_in(one[1], Setting) or declared_in(one[1], OptionInfo)]
 
 
 def non_default_options(*groups: Any) -> dict[str, Any]:
-    """The values of the options that differ from their defaults, by name, including those of nested groups."""
-    found: dict[str, Any] = {}
-    for group in groups:
-        for field in dataclasses.fields(group):
-            value = getattr(group, field.name)
-            if dataclasses.is_dataclass(value):
-                found |= non_default_options(value)
-            elif value != field.default:
-                found[field.name] = value
-    return found
-
-
-def reject_fixed_options(ctx: typer.Context, fixing: str, *groups: Any) -> None:
-    """Raise UsageError if an option of the groups, which have no nested groups, is on the command line.
-
-    fixing: the flag that determines the values of these options.
-
-    Values from environment variables and the --config file are not errors, since they apply to every run.
-    """
-    flags = [
-        _flag_of(ctx, field.name, getattr(group, field.name))
-        for group in groups
-        for field in dataclasses.fields(group)
-        if _is_on_command_line(ctx, field.name)
-    ]
-    if flags:
-        those = "it" if len(flags) == 1 else "them"
-        raise UsageError(f"{fixing} fixes {', '.join(flags)}; leave {those} out, or leave out {fixing}.")
+    """The values of the options that differ from their defaults, by name."""
+    fields = [(field, getattr(group, field.name)) for group in groups for field in dataclasses.fields(group)]
+    return {field.name: value for field, value in fields if value != field.default}
 
 
 def command_line_flags(ctx: typer.Context, *groups: Any) -> dict[str, str]:
     """The flags, by option name, of the options of the groups that are on the command line and not at their default."""
     return {
-        name: _flag_of(ctx, name, value)
+        name: long_flag(find_option(ctx, name), value)
         for name, value in non_default_options(*groups).items()
-        if _is_on_command_line(ctx, name)
+        if is_on_command_line(ctx, name)
     }
 
 
 def options_from_env_or_file(ctx: typer.Context, *groups: Any) -> frozenset[str]:
     """The names of the options of the groups that an environment variable or the --config file changes."""
-    return frozenset(name for name in non_default_options(*groups) if not _is_on_command_line(ctx, name))
+    return frozenset(name for name in non_default_options(*groups) if not is_on_command_line(ctx, name))
 
 
-def _flag_of(ctx: typer.Context, name: str, value: Any) -> str:
-    return long_flag(find_option(ctx, name), value)
-
-
-def _is_on_command_line(ctx: typer.Context, name: str) -> bool:
+def is_on_command_line(ctx: typer.Context, name: str) -> bool:
+    """Whether the option `name` is on the command line."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

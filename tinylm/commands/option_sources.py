@@ -5,6 +5,7 @@ The command line overrides environment variables, and these override the file.
 
 import difflib
 import os
+import re
 import stat
 import tomllib
 from pathlib import Path
@@ -12,10 +13,10 @@ from typing import Any
 
 import typer
 
-from tinylm.commands.console import Console, long_flag, settings_to_flags
+from tinylm.commands.console import Console, find_option, long_flag
 from tinylm.commands.suggestions import suggest_options
 from tinylm.config.validation import describe_value
-from tinylm.errors import TinyLMError, UsageError
+from tinylm.errors import SETTING, TinyLMError, UsageError
 
 MAX_CONFIG_BYTES = 1 << 16
 VARIABLES_WITHOUT_OPTION = (
@@ -130,8 +131,25 @@ def _known_variables(ctx: typer.Context) -> set[str]:
 
 
 def _variable_of(command: str, parameter: Any) -> str:
-    """The environment variable of a command's option."""
     return f"TINYLM_{command.replace('-', '_')}_{parameter.name}".upper()
+
+
+def settings_to_flags(ctx: typer.Context, message: str) -> str:
+    """Replace each setting in backticks by its flag, if the running command has that option or argument.
+
+    `bias=False` becomes --no-bias, and `position="learned"` becomes --position learned. Other words in backticks stay.
+    """
+
+    def replacement(quoted: re.Match[str]) -> str:
+        name, value = quoted.groups()
+        option = find_option(ctx, name)
+        if option is None:
+            return quoted[0]
+        if value is None or getattr(option, "is_flag", False):
+            return long_flag(option, {"False": False}.get(value))
+        return long_flag(option) + " " + value.strip('"')
+
+    return SETTING.sub(replacement, message)
 
 
 def show_options(ctx: typer.Context, error: TinyLMError, next_step: str = "") -> None:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tinylm.commands.console import Console, settings_to_flags
+from tinylm.commands.console import Console
 from tinylm.commands.option_groups import complete_runs, option, options_from_env_or_file
-from tinylm.commands.option_sources import read_config_file
+from tinylm.commands.option_sources import read_config_file, settings_to_flags
 from tinylm.config.settings import ChatSettings, TextFileSettings
-from tinylm.config.validation import Panel
+from tinylm.config.validation import Panel, Setting
 from tinylm.run_directory.layout import ADAPTER_FILE
 
 if TYPE_CHECKING:
@@ -45,12 +45,14 @@ def show_short_help(ctx: typer.Context, requested: bool) -> bool:
     width = min(shutil.get_terminal_size().columns, MAX_HELP_COLUMNS)
     summary = textwrap.wrap(command.help.partition("\n\n")[0], max(width, HELP_INDENT))
     lines = [command.get_usage(ctx).strip(), "", *summary, ""]
-    for name in names:
-        flags = ", ".join(sorted(options[name].opts, key=len))
-        value = "" if options[name].is_flag else f" {options[name].metavar}"
-        lines += _hanging(
-            f"  {flags}{value if len(value) <= MAX_VALUE_COLUMNS else ' ...'}", _briefly(options[name].help), width
-        )
+    for shown in (options[name] for name in names):
+        flags = ", ".join(sorted(shown.opts, key=len))
+        value = "" if shown.is_flag else f" {shown.metavar}"
+        start = f"  {flags}{value if len(value) <= MAX_VALUE_COLUMNS else ' ...'}"
+        # The first sentence, up to a semicolon, without parentheses, in a column beside the flags
+        brief = re.sub(r" \([^)]*\)", "", shown.help).partition(". ")[0].partition(";")[0].rstrip(".")
+        first, *others = textwrap.wrap(brief, max(width - HELP_INDENT, HELP_INDENT))
+        lines += [f"{start:<{HELP_INDENT}}{first}", *(" " * HELP_INDENT + line for line in others)]
     examples = getattr(module, "EXAMPLES", "").strip().split("\n\n")[: FIRST_EXAMPLES + 1]
     lines += ["", *"\n".join(examples).splitlines()] if examples != [""] else []
     lines += ["", f"All options: {ctx.command_path} --help"]
@@ -58,26 +60,15 @@ def show_short_help(ctx: typer.Context, requested: bool) -> bool:
     raise typer.Exit
 
 
-def _hanging(start: str, text: str, width: int) -> list[str]:
-    """Lines of the text in a column beside `start`."""
-    first, *others = textwrap.wrap(text, max(width - HELP_INDENT, HELP_INDENT))
-    return [f"{start:<{HELP_INDENT}}{first}", *(" " * HELP_INDENT + line for line in others)]
-
-
-def _briefly(help: str) -> str:
-    """The first sentence, up to a semicolon, without parentheses."""
-    return re.sub(r" \([^)]*\)", "", help).partition(". ")[0].partition(";")[0].rstrip(".")
-
-
 @dataclass(frozen=True)
 class OutputOptions:
     """The options of every command: its output and --config. `ctx` is the context of the command."""
 
     ctx: typer.Context
-    quiet: Annotated[bool, option("Print no progress and no notes on stderr.", Panel.OUTPUT, None, "--quiet", "-q")] = (
-        False
-    )
-    json: Annotated[bool, option("Print results as JSON, one object per line.", Panel.OUTPUT, None, "--json")] = False
+    quiet: Annotated[
+        bool, Setting("Print no progress and no notes on stderr.", Panel.OUTPUT, flags=("--quiet", "-q"))
+    ] = False
+    json: Annotated[bool, Setting("Print results as JSON, one object per line.", Panel.OUTPUT)] = False
     config: Annotated[
         Path | None,
         option(
@@ -168,11 +159,11 @@ def _as_text(value: Any) -> str:
 
 ModelOption = Annotated[
     Path | None,
-    option(
+    Setting(
         "Run, Hugging Face folder, GGUF file or hf:OWNER/NAME (default: the adapter's base, or the newest model).",
         None,
-        "MODEL",
-        *("--model", "-m"),
+        metavar="MODEL",
+        flags=("--model", "-m"),
     ),
 ]
 ResumeAdapterOption = Annotated[

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.option_groups import complete_runs, option, with_option_groups
+from tinylm.commands.option_groups import complete_runs, with_option_groups
 from tinylm.commands.options import OutputOptions
-from tinylm.config.validation import Panel
+from tinylm.config.settings import DEVICE
+from tinylm.config.validation import Setting
 from tinylm.errors import TinyLMError
 from tinylm.run_directory.layout import find_run, newest_model
 
@@ -22,26 +23,18 @@ def report(
             autocompletion=complete_runs("config.json"),
         ),
     ] = None,
-    out: Annotated[Path, option("HTML file to write (default: report.html).", None, "FILE", "--out", "-o")] = Path(
+    out: Annotated[Path, Setting("HTML file to write.", None, metavar="FILE", flags=("--out", "-o"))] = Path(
         "report.html"
     ),
     prompt: Annotated[
         str | None,
-        option("Text of the attention maps (default: the beginning of the validation text).", None, "TEXT"),
+        Setting("Text of the attention maps (default: the beginning of the validation text).", None, metavar="TEXT"),
     ] = None,
     memorisation: Annotated[
         bool | None,
-        option(
-            "Measure memorisation of the training text (default: 20 samples, if model and text are small).",
-            None,
-            None,
-            "--memorisation/--no-memorisation",
-        ),
+        Setting("Measure memorisation of the training text (default: 20 samples, if model and text are small).", None),
     ] = None,
-    device: Annotated[
-        str,
-        option("Device; auto picks CUDA, then MPS, then the CPU (default: auto).", Panel.MACHINE, "auto|cuda|mps|cpu"),
-    ] = "auto",
+    device: Annotated[str, DEVICE] = "auto",
     *,
     output: OutputOptions,
 ) -> None:

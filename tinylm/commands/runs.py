@@ -7,12 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from tinylm.commands.console import shorten_number
-from tinylm.commands.option_groups import option, with_option_groups
+from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
 from tinylm.config.duration import format_duration
 from tinylm.config.presets import find_preset
-from tinylm.config.run import RunConfig
-from tinylm.config.validation import describe_value
+from tinylm.config.validation import Setting, describe_value
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.run_directory.layout import CHECKPOINTS, run_directories
 
@@ -48,18 +47,13 @@ SETTINGS = {
 KEYS = (*RECORD_KEYS, "age", "preset", "tokenizer", *(name for names in SETTINGS.values() for name in names))
 
 
-def complete_key(incomplete: str) -> list[str]:
-    """Shell completion: the keys of --sort."""
-    return [key for key in KEYS if key.startswith(incomplete)]
-
-
 @with_option_groups
 def runs(
     folder: Annotated[
         Path, typer.Argument(help="Folder to list (default: checkpoints).", show_default=False)
     ] = CHECKPOINTS,
     sort: Annotated[
-        str, option("Key to sort by, such as loss or name; -KEY is descending (default: age).", None, "KEY", "--sort")
+        str, Setting("Key to sort by, such as loss or name; -KEY is descending.", None, metavar="KEY")
     ] = "age",
     *,
     output: OutputOptions,
@@ -89,8 +83,15 @@ def runs(
         console.note(f"No runs under {folder}/ yet; train one with tinylm train corpus.txt.")
         return
     more = [] if key in ("name", *COLUMNS) else [key]
-    name_key = "name" if folder == CHECKPOINTS else "path"
-    rows = [_row(record, values, name_key, [*COLUMNS, *more]) for record, values in found]
+    name_key = "name" if folder == CHECKPOINTS else "path"  # which --model or --adapter accepts
+    rows = []
+    for record, values in found:
+        cells = {key: _as_text(key, values[key]) for key in (*COLUMNS, *more)}
+        if record["kind"] == "damaged":
+            error = " ".join(record["error"].split())
+            short = error if len(error) <= MAX_ERROR_LENGTH else f"{error[: MAX_ERROR_LENGTH - 3]}..."
+            cells["kind"] = f"damaged: {short}"
+        rows.append((_one_line(record[name_key]), *cells.values()))
     console.table(("name", *COLUMNS.values(), *(key.replace("_", " ") for key in more)), rows)
 
 
@@ -109,28 +110,17 @@ def _read_run(path: Path, name: str, now: float) -> tuple[dict[str, Any], dict[s
             record |= summarise_folder(path)
         else:
             record |= summarise(path)
-            record["settings"] = settings = _settings(read_config(path))
+            config = read_config(path)
+            settings = {"preset": find_preset(config.model), "tokenizer": config.tokenizer.kind}
+            for part, names in SETTINGS.items():
+                settings |= {name: getattr(getattr(config, part), name, None) for name in names}
+            record["settings"] = settings
     except (TinyLMError, OSError) as error:
         record |= {"kind": "damaged", "error": str(error)}
     values = dict.fromkeys(KEYS) | {key: record.get(entry) for key, entry in RECORD_KEYS.items()} | settings
     if (saved := record.get("saved")) is not None:
         values["age"] = now - saved  # negative if the clock was put back
     return record, values
-
-
-def _settings(config: RunConfig) -> dict[str, Any]:
-    found: dict[str, Any] = {"preset": find_preset(config.model), "tokenizer": config.tokenizer.kind}
-    for part, names in SETTINGS.items():
-        found |= {name: getattr(getattr(config, part), name, None) for name in names}
-    return found
-
-
-def _row(record: dict[str, Any], values: dict[str, Any], name_key: str, keys: list[str]) -> tuple[str, ...]:
-    """A row of the table. Its first cell is the name or the path of the run, which --model or --adapter accepts."""
-    cells = {key: _as_text(key, values[key]) for key in keys}
-    if record["kind"] == "damaged":
-        cells["kind"] = f"damaged: {_shorten_error(record['error'])}"
-    return (_one_line(record[name_key]), *cells.values())
 
 
 def _as_text(key: str, value: Any) -> str:
@@ -145,11 +135,6 @@ def _as_text(key: str, value: Any) -> str:
     if key in ("bits_per_byte", "loss"):
         return f"{value:.4f}"
     return f"{value:.10g}" if isinstance(value, float) else str(value)
-
-
-def _shorten_error(error: str) -> str:
-    line = " ".join(error.split())
-    return line if len(line) <= MAX_ERROR_LENGTH else f"{line[: MAX_ERROR_LENGTH - 3]}..."
 
 
 def _one_line(name: str) -> str:

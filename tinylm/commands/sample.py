@@ -1,5 +1,6 @@
 """tinylm sample: generate text with a model."""
 
+import secrets
 import threading
 import time
 from collections.abc import Mapping
@@ -12,11 +13,11 @@ import typer
 from tinylm.commands.console import Console
 from tinylm.commands.option_groups import command_line_flags, with_option_groups
 from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions
-from tinylm.commands.sample_options import PrintOptions, PromptOptions, SampleOptions, unescape
+from tinylm.commands.sample_options import PromptOptions, QuantizeOption, SeedOption, StopOptions, TextOptions, unescape
 from tinylm.commands.streams import has_piped_input, read_stdin
 from tinylm.config.jobs import rows_on
 from tinylm.config.settings import DeviceSettings
-from tinylm.config.validation import check_choice, require
+from tinylm.config.validation import require
 from tinylm.errors import UsageError
 from tinylm.generation.generation_config import GenerationConfig, is_sampled, settings_without_effect
 from tinylm.reporter import counted
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 STANDARD_INPUT = "-"
 WAITING_SECONDS = 2.0  # for standard input, before a note says so
-# By architecture: the PrintOptions without effect. Encoder-decoders accept --no-stream, which is their default.
-PRINT_OPTIONS_WITHOUT_EFFECT = {
+# By architecture: the TextOptions without effect. Encoder-decoders accept --no-stream, which is their default.
+TEXT_OPTIONS_WITHOUT_EFFECT = {
     "decoder": (),
     "encoder": ("separator", "stream", "echo"),
     "encoder-decoder": ("separator", "stream"),
@@ -73,7 +74,12 @@ def sample(
     model: ModelOption = None,
     adapter: AdapterOption = None,
     *,
-    options: SampleOptions,
+    prompt_options: PromptOptions,
+    generation: GenerationConfig,
+    stop: StopOptions,
+    text: TextOptions,
+    quantize: QuantizeOption = "none",
+    seed: SeedOption = None,
     machine: DeviceSettings,
     output: OutputOptions,
 ) -> None:
@@ -81,12 +87,12 @@ def sample(
     from tinylm.models.load import open_generator
 
     console = output.console()
-    printing = replace(options.printing, echo=bool(options.printing.echo)) if options.prompt.chat else options.printing
-    separator = None if printing.separator is None else unescape("separator", printing.separator)
+    separator = None if text.separator is None else unescape("separator", text.separator)
 
     # Prompts and their settings
-    seed = options.seed.choose()
-    prompts = read_prompts(words, options.prompt, options.generation_config(seed), console)
+    chosen = secrets.randbits(32) if seed is None else seed
+    config = replace(generation, stop=stop.sequences(), json_schema=text.schema(), seed=chosen)
+    prompts = read_prompts(words, prompt_options, config, console)
     has_schema = any(prompt.config.json_schema is not None for prompt in prompts)
     prompt_adapters = list(dict.fromkeys(prompt.adapter for prompt in prompts if prompt.adapter is not None))
     if prompt_adapters and adapter:
@@ -95,16 +101,17 @@ def sample(
     # The model, with the engine that generates all texts
     loaded = open_generator(
         model,
-        next((prompt.config.speed for prompt in prompts if prompt.config.json_schema), options.generation.speed),
+        next((prompt.config.speed for prompt in prompts if prompt.config.json_schema), generation.speed),
         adapters=adapter or prompt_adapters,
         switches_adapters=bool(prompt_adapters),
-        quantize=options.quantize.quantize,
+        quantize=quantize,
         **vars(machine),
         reporter=console,
     )
     ctx.call_on_close(loaded.close)
-    require(options.prompt.chat or options.prompt.chat_template is None, "`chat_template` needs `chat`.")
-    chat_format = loaded.chat_format(options.prompt.chat_template) if options.prompt.chat else None
+    is_chat = prompt_options.chat
+    require(is_chat or prompt_options.chat_template is None, "`chat_template` needs `chat`.")
+    chat_format = loaded.chat_format(prompt_options.chat_template) if is_chat else None
     data = loaded.data
     if chat_format is None and data is not None and any(row.command == "chat" for row in rows_on(data.kind)):
         console.note(
@@ -115,8 +122,8 @@ def sample(
         separator = "\n" if is_lines or has_schema else "\n---\n"
 
     # Texts, one prompt after the other
-    printer = _Printer(console, printing, separator)
-    flags = command_line_flags(ctx, *vars(options).values())
+    printer = _Printer(console, replace(text, echo=bool(text.echo)) if is_chat else text, separator)
+    flags = command_line_flags(ctx, prompt_options, generation, stop, text)
     start = time.monotonic()
     next_stream = 0  # number of the random stream of the next sample
     for number, prompt in enumerate(prompts):
@@ -140,7 +147,7 @@ def sample(
             case "encoder":
                 printer.print_filled(prompt, cast("Model", loaded).fill_mask(prompt))
             case _:
-                given = (words, options.prompt.prompt, options.prompt.prompt_file)
+                given = (words, prompt_options.prompt, prompt_options.prompt_file)
                 if not prompt.text and given == (None, None, None):
                     raise UsageError(
                         "There is no source text; give it with `prompt`, or one per line with `prompt_file`."
@@ -170,7 +177,7 @@ def read_prompts(
     Raises UsageError for a file that cannot be read or is invalid, and for a file or standard input that looks like
     JSONL without --format.
     """
-    from tinylm.generation.prompts import FORMATS, parse_prompts, require_plain_text
+    from tinylm.generation.prompts import parse_prompts, require_plain_text
     from tinylm.text.readers import JSONL_SUFFIXES
 
     sources = {"The argument PROMPT": words, "--prompt": options.prompt, "--prompt-file": options.prompt_file}
@@ -184,7 +191,6 @@ def read_prompts(
         )
     name, text = _read_text(options.prompt if words is None else words, options.prompt_file, console)
     if options.format is not None:
-        check_choice("format", options.format, FORMATS)
         return parse_prompts(text, options.format, config, name or "The prompt")
     if options.prompt_file is not None and options.prompt_file.suffix.lower() in JSONL_SUFFIXES:
         return parse_prompts(text, "jsonl", config, name or "The prompt")
@@ -216,27 +222,23 @@ def _read_text(prompt: str | None, file: Path | None, console: Console) -> tuple
         except UnicodeEncodeError as error:  # Windows allows lone surrogates in arguments
             message = f"The prompt contains a lone surrogate at offset {error.start}; leave it out."
             raise UsageError(message) from None
-    elif data := _piped_bytes(console):
+    elif has_piped_input():
+        note = 'Waiting for the end of standard input, which has the prompt; with --prompt "", there is none.'
+        timer = threading.Timer(WAITING_SECONDS, console.note, [note])
+        timer.daemon = True
+        timer.start()
+        try:
+            data = read_stdin()
+        except OSError:  # opened for writing only, as by nohup
+            data = b""
+        finally:
+            timer.cancel()
+        if not data:
+            return None, ""
         console.note('The prompt comes from standard input; with --prompt "", there is none.')
     else:
         return None, ""
     return name, decode_utf8(data, name).removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
-
-
-def _piped_bytes(console: Console) -> bytes:
-    """Standard input, if it is a pipe or a file; `b""` if it is not, or cannot be read."""
-    if not has_piped_input():
-        return b""
-    note = 'Waiting for the end of standard input, which has the prompt; with --prompt "", there is none.'
-    timer = threading.Timer(WAITING_SECONDS, console.note, [note])
-    timer.daemon = True
-    timer.start()
-    try:
-        return read_stdin()
-    except OSError:  # opened for writing only, as by nohup
-        return b""
-    finally:
-        timer.cancel()
 
 
 def reject_settings_without_effect(prompt: "Prompt", flags: Mapping[str, str], architecture: str) -> None:
@@ -244,9 +246,9 @@ def reject_settings_without_effect(prompt: "Prompt", flags: Mapping[str, str], a
 
     flags: the flags on the command line, by option name.
     """
-    print_options = PRINT_OPTIONS_WITHOUT_EFFECT[architecture]
+    text_options = TEXT_OPTIONS_WITHOUT_EFFECT[architecture]
     for names, reason in settings_without_effect(architecture, is_sampled(prompt.config)):
-        ignored = (*names, *print_options)
+        ignored = (*names, *text_options)
         found = [
             flag
             for name, flag in flags.items()
@@ -267,7 +269,7 @@ class _Printer:
     """
 
     console: Console
-    options: PrintOptions
+    options: TextOptions
     separator: str
     tokens: int = 0
     has_text: bool = False

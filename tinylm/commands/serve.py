@@ -4,7 +4,7 @@ import time
 
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions
-from tinylm.commands.sample_options import QuantizeOptions
+from tinylm.commands.sample_options import QuantizeOption
 from tinylm.serving.server_config import ServerConfig
 
 EXAMPLES = """Examples:
@@ -26,7 +26,7 @@ def serve(
     adapter: AdapterOption = None,
     *,
     options: ServerConfig,
-    quantize: QuantizeOptions,
+    quantize: QuantizeOption = "none",
     output: OutputOptions,
 ) -> None:
     """Serve a model to other programs (OpenAI's API) and to the browser. Ctrl-C ends the server."""
@@ -35,9 +35,7 @@ def serve(
     from tinylm.system.process_signals import WAIT_SECONDS, end_at_next_signal
 
     console = output.console()
-    name, converted, open_torch = open_for_serving(
-        model, adapters=adapter or (), quantize=quantize.quantize, reporter=console
-    )
+    name, converted, open_torch = open_for_serving(model, adapters=adapter or (), quantize=quantize, reporter=console)
     end_at_next_signal()
     server = start_server(name, converted, open_torch, options)
     console.result(server.listening_address)

@@ -135,7 +135,10 @@ class _RawStdout(io.RawIOBase):
             return self._write(data)
         except OSError as error:
             self._failed = True
-            if self._is_closed(error):
+            closed = error.errno in CLOSED_ERRNOS or (os.name == "nt" and error.errno == errno.EINVAL)
+            if error.errno == errno.EIO:  # a terminal that hung up (isatty is false by then), or a defective disk
+                closed = stat.S_ISCHR(os.fstat(self.fileno()).st_mode)
+            if closed:
                 raise ClosedOutputError("The reader of standard output has closed it.") from error
             raise OutputError(
                 f"Cannot write to standard output: {error.strerror or error}; free some space, or redirect the output."
@@ -146,15 +149,8 @@ class _RawStdout(io.RawIOBase):
             select.select([], [self._file], [])
         return int(written)
 
-    def _is_closed(self, error: OSError) -> bool:
-        if error.errno == errno.EIO:  # a terminal that hung up (isatty is false by then), or a defective disk
-            return stat.S_ISCHR(os.fstat(self.fileno()).st_mode)
-        return error.errno in CLOSED_ERRNOS or (os.name == "nt" and error.errno == errno.EINVAL)
-
 
 class _RawStderr(_RawStdout):
-    """The raw stream below stderr."""
-
     def write(self, data: Any) -> int:
         try:
             return self._write(data)

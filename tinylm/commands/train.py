@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tinylm.commands.next_steps import shell_quote
-from tinylm.commands.option_groups import option, options_from_env_or_file, reject_fixed_options, with_option_groups
+from tinylm.commands.option_groups import non_default_options, options_from_env_or_file, with_option_groups
 from tinylm.commands.options import OutputOptions
 from tinylm.commands.training_display import TrainingDisplay, show_examples, show_plan
-from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
-from tinylm.config.validation import Panel
+from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings, reject_fixed_settings
+from tinylm.config.validation import Panel, Setting
 from tinylm.errors import UsageError, concerning
 from tinylm.system.launch import Launch
 from tinylm.system.process_signals import TERMINATION_SIGNALS
@@ -60,15 +60,14 @@ class NewRunOptions:
 
     out: Annotated[
         Path | None,
-        option(
+        Setting(
             "Directory to write (default: checkpoints/<corpus name>; of an adapter: <model>-lora or <model>-adapter).",
             Panel.RUN,
-            "DIR",
-            "--out",
-            "-o",
+            metavar="DIR",
+            flags=("--out", "-o"),
         ),
     ] = None
-    dry_run: Annotated[bool, option("Print the plan without training.", Panel.RUN, None, "--dry-run")] = False
+    dry_run: Annotated[bool, Setting("Print the plan without training.", Panel.RUN)] = False
 
 
 @dataclass(frozen=True)
@@ -76,15 +75,14 @@ class ReportOptions:
     """A report and experiment trackers, which show the metrics of a run during training."""
 
     report: Annotated[
-        Path | None, option("Keep an HTML report of the run current in this file.", Panel.INTERVALS, "FILE")
+        Path | None, Setting("Keep an HTML report of the run current in this file.", Panel.INTERVALS, metavar="FILE")
     ] = None
     log_to: Annotated[
         list[str] | None,
-        option(
+        Setting(
             "Send the metrics to an experiment tracker, tensorboard=DIR into DIR; may be given several times.",
             Panel.INTERVALS,
-            "tensorboard|wandb",
-            "--log-to",
+            metavar="tensorboard|wandb",
         ),
     ] = None
 
@@ -95,10 +93,10 @@ def train(
     corpus: CorpusArgument = None,
     resume: Annotated[
         Path | None,
-        option(
+        Setting(
             "Continue this run with its corpus and settings; only length, intervals and --parallel may change.",
             Panel.RUN,
-            "RUN",
+            metavar="RUN",
         ),
     ] = None,
     *,
@@ -132,7 +130,8 @@ def run_training(
     Raises UsageError for options that contradict each other and for a report or a tracker that cannot be used,
     InterruptedRunError if a signal stopped training, and the errors of `start_run`.
     """
-    started = _process_start()
+    # When this process started, estimated from its CPU time: nearly exact, as start-up has one thread and never waits
+    started = time.monotonic() - time.process_time()
     from tinylm.training.training_request import TrainingRequest
 
     # What to train
@@ -140,7 +139,7 @@ def run_training(
     if not corpus and resume is None:
         raise UsageError(f"Name a text to train on, as in {command} corpus.txt; - is standard input.")
     if resume is not None:
-        reject_fixed_options(ctx, "--resume", run)
+        reject_fixed_settings(non_default_options(run), "resume", vars(run), options_from_env_or_file(ctx, run))
     request = TrainingRequest(
         settings=settings,
         files=tuple(corpus or ()),
@@ -186,14 +185,6 @@ def run_training(
         )
         result = start_run(request, session)
     display.show_result(result, command)
-
-
-def _process_start() -> float:
-    """The `time.monotonic()` at which this process started, estimated from its CPU time.
-
-    The estimate is exact if the process has used one thread and never waited, as is nearly true during start-up.
-    """
-    return time.monotonic() - time.process_time()
 
 
 def _open_listeners(reporting: ReportOptions, console: "Console") -> "list[LiveReport | TrackerCallback]":

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.option_groups import option, with_option_groups
+from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions, text_source
 from tinylm.config.jobs import all_data
 from tinylm.config.model import VOCABULARY
 from tinylm.config.settings import TextFileSettings
-from tinylm.config.validation import Panel, check_choice
+from tinylm.config.validation import Panel, Setting
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.system.files import temporary_folder, write_text
 
@@ -25,14 +25,14 @@ def train_tokenizer(
             show_default=False,
         ),
     ],
-    out: Annotated[
-        Path, option("File to write (default: tokenizer.json).", Panel.TOKENIZER, "FILE", "--out", "-o")
-    ] = Path("tokenizer.json"),
-    kind: Annotated[str, option("Characters or byte-level BPE (default: bpe).", Panel.TOKENIZER, "char|bpe")] = "bpe",
+    out: Annotated[Path, Setting("File to write.", Panel.TOKENIZER, metavar="FILE", flags=("--out", "-o"))] = Path(
+        "tokenizer.json"
+    ),
+    kind: Annotated[str, Setting("Characters or byte-level BPE.", Panel.TOKENIZER, ("char", "bpe"))] = "bpe",
     vocab_size: Annotated[
-        int | None, option("Vocabulary size of a BPE tokenizer.", Panel.TOKENIZER, "N"), VOCABULARY
+        int | None, Setting("Vocabulary size of a BPE tokenizer.", Panel.TOKENIZER, VOCABULARY)
     ] = None,
-    force: Annotated[bool, option("Replace an existing file.", Panel.TOKENIZER, None, "--force")] = False,
+    force: Annotated[bool, Setting("Replace an existing file.", Panel.TOKENIZER)] = False,
     *,
     text: TextFileSettings,
     output: OutputOptions,
@@ -43,7 +43,6 @@ def train_tokenizer(
     from tinylm.text.tokenizer_choice import choose_tokenizer
 
     console = output.console()
-    check_choice("kind", kind, ("char", "bpe"))
     if out.exists() and not force:
         raise UsageError(f"{out} is already there; replace it with `force`, or choose another `out`.")
     default, *others = all_data()

@@ -45,14 +45,10 @@ class TrainingDisplay:
         self._console = console
         self._progress_context = contextlib.ExitStack()
         self._show_progress: Callable[[float | None, str], None] = lambda progress, text: None
-        self._loss = self._best = self._val_loss = self._speed = ""
-        self._steps_per_epoch, self._epoch_tokens = 1.0, 0
-        self._bits_per_byte: Callable[[float], float | None] = lambda val_loss: None
-        self._unit = ""  # of losses
-        self._metrics: tuple[str, ...] = ()  # of the objective
-        self._best_metrics = ""
-        self._config: RunConfig | None = None
-        self._tokenizer: Tokenizer | None = None
+        self._config: RunConfig  # this and the next two are set when training starts
+        self._tokenizer: Tokenizer
+        self._steps_per_epoch: float
+        self._loss = self._best = self._val_loss = self._speed = self._best_metrics = ""
         self._sampled_step = -1  # of the last sample that was shown
         self._after_stop: Evaluated | None = None
         self._has_trained = False
@@ -89,26 +85,22 @@ class TrainingDisplay:
             case Started():
                 self._config, self._tokenizer = event.config, event.tokenizer
                 self._steps_per_epoch = event.steps_per_epoch
-                self._epoch_tokens = 0 if event.config.data is None else event.config.data.train_tokens
-                self._bits_per_byte = event.config.bits_per_byte
-                self._unit = event.config.loss_unit
-                self._metrics = event.config.row.metrics
                 if event.best is not None:
                     step, val_loss = event.best
                     self._best = f"best {self._short(val_loss)}@{step}"
                 self._show_progress = self._progress_context.enter_context(self._console.progress())
             case Stepped():
                 self._has_trained = True
-                epochs = event.step / self._steps_per_epoch
-                seen = f"{shorten_number(epochs * self._epoch_tokens)} tokens {epochs:.2f} epochs"
+                epochs, data = event.step / self._steps_per_epoch, self._config.data
+                tokens = epochs * data.train_tokens if data is not None else 0
+                seen = f"{shorten_number(tokens)} tokens {epochs:.2f} epochs"
                 # A narrow terminal drops the last fields.
                 fields = (self._best, self._loss, seen, f"step {event.step}", self._val_loss, self._speed)
                 self._show_progress(event.progress, "  ".join(filter(None, fields)))
             case Logged():
-                shown = {"loss": event.loss} | {
-                    name: event.metrics[name] for name in self._metrics if name in event.metrics
-                }
-                self._loss = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
+                names = [name for name in self._config.row.metrics if name in event.metrics]
+                metrics = [f"{name} {event.metrics[name]:.3f}" for name in names]
+                self._loss = "  ".join([f"loss {event.loss:.3f}", *metrics])
                 self._speed = f"{event.tokens_per_second:,.0f} tok/s"
             case Evaluated() if event.tokens is not None:
                 self._after_stop = event if event.step else None  # not the untrained model at step 0
@@ -133,7 +125,7 @@ class TrainingDisplay:
 
     def _short(self, val_loss: float) -> str:
         """A validation loss for progress: bits per byte, where they exist, with the nats per token in parentheses."""
-        bits = self._bits_per_byte(val_loss)
+        bits = self._config.bits_per_byte(val_loss)
         return f"{val_loss:.3f}" if bits is None else f"{bits:.3f} bits/byte ({val_loss:.3f})"
 
     def show_result(self, result: "TrainingResult", command: str) -> None:
@@ -168,7 +160,8 @@ class TrainingDisplay:
         best = self._describe_loss(result.best_val_loss, result.best_val_bits_per_byte)
         if result.val_loss > result.best_val_loss + OVERFIT_MARGIN:
             last = self._describe_loss(result.val_loss, result.val_bits_per_byte)
-            own = self._config is not None and self._config.data is not None and self._config.data.by_heart
+            data = self._config.data
+            own = data is not None and data.by_heart
             cause = "the model overfits the text" if result.epochs > 1 and not own else "a lower --lr may help"
             kept = f"The best weights are kept; those of the last step are in {result.run / LAST}."
             if result.kept_step != result.best_step:
@@ -187,11 +180,11 @@ class TrainingDisplay:
         except OutputError as error:
             raise TinyLMError(f"The run is complete and saved in {run}. {error}") from error
         self._show_baselines(result)
-        if console.on_terminal and self._config is not None:
-            self._show_use(result, self._config)
+        if console.on_terminal:
+            self._show_use(result)
 
     def _describe_loss(self, nats: float, bits: float | None) -> str:
-        loss = f"{nats:.4f} {self._unit}"
+        loss = f"{nats:.4f} {self._config.loss_unit}"
         return loss if bits is None else f"{bits:.4f} bits per byte ({loss})"
 
     def _show_baselines(self, result: "TrainingResult") -> None:
@@ -203,11 +196,9 @@ class TrainingDisplay:
         from tinylm.reporter import SilentReporter
         from tinylm.text.text_cache import remember
 
-        config, tokenizer, bits = self._config, self._tokenizer, result.best_val_bits_per_byte
-        if self._console.quiet or bits is None or config is None or config.data is None or tokenizer is None:
-            return
-        data = config.data
-        if data.by_heart:  # the baselines were not made to learn a text by heart
+        data, tokenizer, bits = self._config.data, self._tokenizer, result.best_val_bits_per_byte
+        # The baselines were not made to learn a text by heart.
+        if self._console.quiet or bits is None or data is None or data.by_heart:
             return
         if SECONDS_PER_BYTE * min(data.bytes, 2 * MAX_BYTES) > BASELINE_SHARE * result.seconds:
             return
@@ -222,8 +213,9 @@ class TrainingDisplay:
             compared = ", ".join(f"{name} {score:.4f}" for name, score in scores.items() if name != "gzip")
             self._console.note(f"The same text in bits per byte: this model {bits:.4f}, {compared}.")
 
-    def _show_use(self, result: "TrainingResult", config: RunConfig) -> None:
+    def _show_use(self, result: "TrainingResult") -> None:
         """Show a sample of the saved weights, unless one was just shown or it takes long, and the command for more."""
+        config = self._config
         is_plain = config.data is not None and config.data.is_plain_text
         generates = config.model.architecture == "decoder" and is_plain
         if generates and self._sampled_step != result.kept_step:
@@ -284,7 +276,11 @@ def show_plan(console: Console, plan: "Plan", config: RunConfig, trainable_param
     for notice in plan.notices:
         console.warn(notice)
     if as_result and console.as_json:
-        console.record(_plan_record(plan, config, trainable_parameters))
+        values = config.to_json()
+        parts = {name: values[name] for name in ("model", "tokenizer", "data", "training", "runtime", "adapter")}
+        times = {name: round(getattr(plan, name), 1) for name in ("seconds", "evaluation_seconds")}
+        cost = {"steps": plan.steps, **times, "memory": plan.memory, "parallel": plan.parallel}
+        console.record({"parameters": trainable_parameters, **cost, **parts})
         return
     for name, text in _plan_lines(plan, config, trainable_parameters).items():
         write = console.line if as_result else console.note
@@ -293,6 +289,7 @@ def show_plan(console: Console, plan: "Plan", config: RunConfig, trainable_param
 
 def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> dict[str, str]:
     from tinylm.jobs.job import load_job
+    from tinylm.planning.recipes import MAX_EVALUATION_SHARE
 
     model, training, data = plan.model, plan.training, config.data
     assert data is not None
@@ -305,6 +302,9 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
     about = "about " if training.budget.time is not None else ""
     held = {"ddp": "a replica", "fsdp": "a shard"}[plan.parallel]
     each = f" in the first of {plan.ranks} processes, with {held} of the model in each" if plan.ranks > 1 else ""
+    evaluation_share = plan.evaluation_seconds / max(plan.seconds, 1e-9)
+    # More than usual, as a chosen interval may cause
+    is_long = plan.evaluation_seconds >= 1 and evaluation_share > MAX_EVALUATION_SHARE
     sampled = data.is_plain_text and training.eval_tokens < data.val_tokens
     lines = {
         "tokenizer": f"{config.tokenizer.kind}, {model.vocab_size:,} ids",
@@ -320,7 +320,8 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         "batch": batch,
         "length": f"{about}{counted(plan.steps, 'step')}, {plan.epochs:.1f} passes over the text"
         + ("; averaged weights are saved" if training.average else ""),
-        "time": f"about {format_duration(plan.seconds)}" + _describe_evaluations(plan),
+        "time": f"about {format_duration(plan.seconds)}"
+        + (f", {evaluation_share:.0%} of it for evaluations" if is_long else ""),
         "memory": f"about {plan.memory / 1e6:,.0f} MB{each}"
         + (", with activations computed again in the backward pass" if training.checkpoint_activations else ""),
     }
@@ -334,20 +335,3 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         targets = ", ".join(config.adapter.targets)
         lines["adapter"] = f"{shape.format(config.adapter.rank)} {targets}: {trainable_parameters:,} parameters"
     return lines
-
-
-def _describe_evaluations(plan: "Plan") -> str:
-    """The share of the time that evaluations take, if it is more than usual, as a chosen interval may cause."""
-    from tinylm.planning.recipes import MAX_EVALUATION_SHARE
-
-    share = plan.evaluation_seconds / max(plan.seconds, 1e-9)
-    is_long = plan.evaluation_seconds >= 1 and share > MAX_EVALUATION_SHARE
-    return f", {share:.0%} of it for evaluations" if is_long else ""
-
-
-def _plan_record(plan: "Plan", config: RunConfig, trainable_parameters: int) -> dict[str, Any]:
-    values = config.to_json()
-    parts = {name: values[name] for name in ("model", "tokenizer", "data", "training", "runtime", "adapter")}
-    times = {name: round(getattr(plan, name), 1) for name in ("seconds", "evaluation_seconds")}
-    cost = {"steps": plan.steps, **times, "memory": plan.memory, "parallel": plan.parallel}
-    return {"parameters": trainable_parameters, **cost, **parts}

@@ -16,7 +16,6 @@ from tinylm.config.validation import (
     Panel,
     Range,
     Setting,
-    check_choice,
     check_fields,
     describe_value,
     require,
@@ -56,7 +55,7 @@ class RopeScaling:
     attention_factor: factor of the rotated queries and keys (yarn); `None`: 0.1 * ln(factor) + 1.
     """
 
-    kind: str
+    kind: Annotated[str, ROPE_SCALINGS]
     factor: Annotated[float, FACTOR]
     original_context: Annotated[int | None, CONTEXT] = None
     low_freq_factor: Annotated[float, Range(0, 1e6, open_low=True)] = 1.0
@@ -67,7 +66,6 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_choice("kind", self.kind, ROPE_SCALINGS)
         require(
             self.kind == "linear" or self.original_context is not None,
             f"RoPE scaling of the kind {self.kind} needs `original_context`.",
@@ -219,42 +217,22 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(ModelSettings):
-    """The architecture of a transformer and its sizes.
+    """The architecture of a transformer and its sizes. ModelSettings describes the fields that can be chosen.
 
-    architecture: one of ARCHITECTURES.
-    vocab_size, context: number of token ids, and context length in tokens.
-    layers, encoder_layers: transformer blocks; in an encoder-decoder, those of the decoder and of the encoder.
-    heads, kv_heads: query heads and key/value heads; fewer key/value heads are grouped-query attention, 1 is
-        multi-query attention.
-    width, ffn_width: hidden size (d_model), and hidden size of the feed-forward layers (d_ff).
+    vocab_size: number of token ids.
     head_dim: dimension of each attention head; default: width / heads.
-    position: position encoding; rope_theta: base of the RoPE frequencies; relative_clip: largest relative distance.
     rotary_dim: RoPE rotates the first `rotary_dim` features of each head; `None`: all of them.
     rope_scaling: scaling of the RoPE frequencies for a longer context; `None`: no scaling.
     local_rope_theta: base of the RoPE frequencies, without scaling, in layers with a sliding window; `None`: as in the
         other layers.
-    norm: kind of normalisation layer, one of NORMS. norm_gain, norm_bias: whether it has a gain and a bias.
-    norm_placement: one of NORM_PLACEMENTS; "sandwich" is x + norm(sublayer(norm(x))).
-    qk_norm: normalise the queries and keys of each head.
+    norm_placement: "sandwich" is x + norm(sublayer(norm(x))).
     norm_epsilon: added to the variance (LayerNorm; default: 1e-5) or the mean square (RMSNorm; default: 1e-6).
     norm_unit_offset: the gain of an RMSNorm is 1 + weight.
-    bias: linear layers have biases.
-    activation: of the feed-forward layers, one of ACTIVATIONS.
-    tie: the output layer shares the embedding's weight.
-    scale_embedding: multiply the embedding by sqrt(width).
-    residual: residual connections around the sublayers.
     qkv_bias, output_bias, ffn_bias: biases of the projections to queries, keys and values, of the attention's output,
         and of the feed-forward layers; `None`: as `bias`.
     parallel_residual: x + attention(norm(x)) + feedforward(norm(x)) instead of one sublayer after the other.
     embedding_scale: factor of the embedding, which overrides `scale_embedding`.
-    attention_scale: divide the attention scores by sqrt(head_dim). attention_multiplier: multiply the scores by this
-        number instead.
-    dropout: of the embedding and of each sublayer's output; attention_dropout: of the attention weights.
-    initialisation: scheme of the initial weights, one of INITIALISATIONS.
-    local_window, local_layers: size in tokens of a sliding attention window, and the layers, from 0, that have one.
-    experts, experts_per_token: number of experts in each feed-forward layer (1: no mixture of experts), and of those
-        that each token uses.
-    expert_mode, expert_balance: "route" to experts, or "merge" their matrices; weight of the load-balancing loss.
+    attention_multiplier: multiply the attention scores by this number instead of dividing them by sqrt(head_dim).
     normalise_top_k: divide the router weights of a token's experts by their sum; `None`: if `experts_per_token` is
         above 1.
     labels: the labels that a classifier distinguishes: its output layer has a row for each of them instead of each

@@ -117,8 +117,15 @@ def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any
     if "context" not in choices and not has_rope:
         values["context"] = SHORT_CONTEXTS.get(size, values["context"])
     if "heads" not in choices:
-        even = has_rope  # it rotates pairs of features of each head
-        values["heads"] = _choose_heads(values["width"], values["heads"], values.get("kv_heads", 1), even)
+        # The number closest to that of the size (the smaller of two) that divides the width and is a multiple of
+        # `kv_heads`; RoPE rotates pairs of features of each head. If none fits, ModelConfig raises the error.
+        width, preferred, kv_heads = values["width"], values["heads"], values.get("kv_heads", 1)
+        fitting = [
+            heads
+            for heads in range(1, width + 1)
+            if width % heads == 0 and heads % kv_heads == 0 and not (has_rope and width // heads % 2)
+        ]
+        values["heads"] = min(fitting, key=lambda heads: (abs(heads - preferred), heads), default=preferred)
     heads = values["heads"]
     values.setdefault("kv_heads", heads // 2 if preset == "modern" and heads % 2 == 0 else heads)
     values.setdefault("ffn_width", default_ffn_width(values["width"], values.get("activation", "swiglu")))
@@ -158,16 +165,3 @@ def _unused_options(config: ModelConfig) -> dict[str, str]:
     elif config.relative_clip > config.context:
         unused["relative_clip"] = f"a `context` of at least {config.relative_clip}"
     return unused
-
-
-def _choose_heads(width: int, preferred: int, kv_heads: int, even_head_dim: bool) -> int:
-    """The number of heads closest to `preferred` (the smaller of two) that divides the width and is a multiple of
-    `kv_heads`; with `even_head_dim`, width / heads must be even. `preferred` if no number fits: ModelConfig then raises
-    the error.
-    """
-    fitting = [
-        heads
-        for heads in range(1, width + 1)
-        if width % heads == 0 and heads % kv_heads == 0 and not (even_head_dim and width // heads % 2)
-    ]
-    return min(fitting, key=lambda heads: (abs(heads - preferred), heads), default=preferred)

@@ -26,9 +26,7 @@ from tinylm.config.validation import (
     FRACTION,
     Range,
     Setting,
-    check_choice,
     check_fields,
-    check_settings,
     describe_value,
     from_json,
     require,
@@ -79,8 +77,8 @@ class RuntimeConfig:
         torchrun.
     """
 
-    device: str
-    dtype: str
+    device: Annotated[str, DEVICES]
+    dtype: Annotated[str, DTYPES]
     compile: bool
     threads: Annotated[int, Range(1, 1024)]
     matmul_rate: Annotated[float | None, Range(0, 1e18, open_low=True)] = None
@@ -89,8 +87,6 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_choice("device", self.device, DEVICES)
-        check_choice("dtype", self.dtype, DTYPES)
 
 
 MAX_SHORT_TEXT = 15_000  # characters of a text that is learned by heart (decision 047)
@@ -120,7 +116,7 @@ class DataConfig:
     train_pairs: number of pairs for training; 0 for other kinds.
     """
 
-    kind: str = "text"
+    kind: Annotated[str, all_data()] = "text"
     corpus: tuple[str, ...]
     val_corpus: tuple[str, ...] = ()
     text_key: str = "text"
@@ -147,7 +143,6 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_choice("kind", self.kind, all_data())
 
     def effective(self) -> dict[str, Any]:
         """The settings that have an effect on this kind of data, and its sizes, by name."""
@@ -180,11 +175,9 @@ class TokenizerConfig:
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
-        check_settings(TokenizerConfig, {"kind": self.kind, "sha256": self.sha256})
-        require(
-            len(self.chat_template or "") <= MAX_TEMPLATE,
-            f"`chat_template` has {len(self.chat_template or '')} characters; it can have at most {MAX_TEMPLATE}.",
-        )
+        check_fields(self, without=("chat_template",))
+        length = len(self.chat_template or "")
+        require(length <= MAX_TEMPLATE, f"`chat_template` has {length} characters; it can have at most {MAX_TEMPLATE}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +208,7 @@ class AdapterConfig:
     labels: of the output layer that the adapter adds to make a classifier; empty if it adds none.
     """
 
-    kind: str = "lora"
+    kind: Annotated[str, tuple(ADAPTER_KINDS)] = "lora"
     base: str
     base_digest: str
     rank: Annotated[int, RANK]
@@ -227,7 +220,6 @@ class AdapterConfig:
     labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_choice("kind", self.kind, tuple(ADAPTER_KINDS))
         check_fields(self)
         check_labels(self.labels)
         require(len(self.targets) > 0, "`target` names no module.")

@@ -38,7 +38,7 @@ class TextFileSettings:
     format: Annotated[
         str,
         Setting(
-            "Format of the texts; auto detects it, lines is one document per line (default: auto).",
+            "Format of the texts; auto detects it, lines is one document per line.",
             Panel.DATA,
             FORMATS,
         ),
@@ -55,7 +55,7 @@ class TextFileSettings:
     encoding: Annotated[
         str,
         Setting(
-            "Encoding of files that are not UTF-8 and have no byte-order mark (default: utf-8).",
+            "Encoding of files that are not UTF-8 and have no byte-order mark.",
             Panel.DATA,
             metavar="NAME",
         ),
@@ -103,16 +103,17 @@ class ChatSettings:
     ] = None
 
 
+UNKNOWN = Setting("Characters outside the vocabulary: an error, or skipped.", Panel.DATA, ("error", "skip"))
+DEVICE = Setting(
+    "Device; auto picks CUDA, then MPS, then the CPU.", Panel.MACHINE, metavar="|".join(("auto", *DEVICES))
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class UnknownCharacterSettings:
     """Characters that the tokenizer cannot encode."""
 
-    unknown: Annotated[
-        str,
-        Setting(
-            "Characters outside the vocabulary: an error, or skipped (default: error).", Panel.DATA, ("error", "skip")
-        ),
-    ] = "error"
+    unknown: Annotated[str, UNKNOWN] = "error"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,18 +154,11 @@ class BudgetSettings:
 class DeviceSettings:
     """Device and number format."""
 
-    device: Annotated[
-        str,
-        Setting(
-            "Device; auto picks CUDA, then MPS, then the CPU (default: auto).",
-            Panel.MACHINE,
-            metavar="|".join(("auto", *DEVICES)),
-        ),
-    ] = "auto"
+    device: Annotated[str, DEVICE] = "auto"
     dtype: Annotated[
         str,
         Setting(
-            "Number format; auto: that of the run's training or of 16-bit weights, else by the device (default: auto).",
+            "Number format; auto: that of the run's training or of 16-bit weights, else by the device.",
             Panel.MACHINE,
             metavar="|".join(("auto", *DTYPES)),
         ),
@@ -178,7 +172,7 @@ class MachineSettings(DeviceSettings):
     compile: Annotated[
         str,
         Setting(
-            "Use torch.compile; auto compiles where it saves time (default: auto).",
+            "Use torch.compile; auto compiles where it saves time.",
             Panel.MACHINE,
             ("auto", "on", "off"),
         ),
@@ -186,7 +180,7 @@ class MachineSettings(DeviceSettings):
     parallel: Annotated[
         str,
         Setting(
-            "With torchrun: each process has a replica (ddp) or a shard (fsdp) of the model (default: auto).",
+            "With torchrun: each process has a replica (ddp) or a shard (fsdp) of the model.",
             Panel.MACHINE,
             ("auto", "ddp", "fsdp"),
         ),
@@ -258,6 +252,9 @@ class TrainSettings(SharedSettings, PresetSettings, TokenizerSettings):
     ] = False
 
 
+ADAPTER_DROPOUT = Setting("Dropout on the input of the adapter.", Panel.ADAPTER, FRACTION)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoRASettings(SharedSettings):
     """Settings of `tinylm.finetune_lora`: those of LoRA, and of its training."""
@@ -281,9 +278,7 @@ class LoRASettings(SharedSettings):
     share_b: Annotated[
         bool, Setting("Share one B among matrices of one name and output size; each has its own A.", Panel.ADAPTER)
     ] = False
-    dropout: Annotated[float, Setting("Dropout on the input of the adapter (default: 0).", Panel.ADAPTER, FRACTION)] = (
-        0.0
-    )
+    dropout: Annotated[float, ADAPTER_DROPOUT] = 0.0
     target: Annotated[
         str | Sequence[str] | None,
         Setting(
@@ -300,12 +295,8 @@ class AdapterSettings(SharedSettings):
 
     kind: ClassVar[str] = "bottleneck"  # of the adapter
 
-    bottleneck: Annotated[
-        int, Setting("Hidden size of each bottleneck adapter (default: 16).", Panel.ADAPTER, WIDTH)
-    ] = 16
-    dropout: Annotated[float, Setting("Dropout on the input of the adapter (default: 0).", Panel.ADAPTER, FRACTION)] = (
-        0.0
-    )
+    bottleneck: Annotated[int, Setting("Hidden size of each bottleneck adapter.", Panel.ADAPTER, WIDTH)] = 16
+    dropout: Annotated[float, ADAPTER_DROPOUT] = 0.0
 
 
 def names_of(*kinds: Any) -> frozenset[str]:

@@ -23,7 +23,6 @@ from tinylm.config.validation import (
     Panel,
     Range,
     Setting,
-    check_choice,
     check_fields,
     require,
 )
@@ -31,15 +30,12 @@ from tinylm.config.validation import (
 SCHEDULES = ("trapezoid", "cosine", "linear", "inverse-sqrt", "constant")
 MUON_OPTIMIZERS = ("muon", "normuon")  # for matrices of layers, with AdamW for other parameters
 OPTIMIZERS = ("adamw", "adam", *MUON_OPTIMIZERS)
-
-
 CLASS_WEIGHTS = ("none", "balanced")
-
-
 KEEP = ("best", "last")
 SEEDS = Range(0, 1 << 63, open_high=True)
 TIME_BUDGET = Range(0, 366 * 24 * 3600, open_low=True)  # seconds
 EPOCHS, BATCH = Range(0, 1e6, open_low=True), Range(1, 1 << 20)
+SEQUENCE_GROWTHS = (1, 2, 4)  # sequences that a window is split into at the beginning
 MIN_AVERAGE = 1e-6  # smallest mean age of averaged weights, as a fraction of the steps; the inverse must be finite
 
 
@@ -112,8 +108,8 @@ class TrainingSettings:
         Setting(
             "Parts that windows of text are split into early in training; 1: none (default: by context).",
             Panel.OPTIMIZER,
-            Range(1, 4),
-            metavar="1|2|4",
+            Range(SEQUENCE_GROWTHS[0], SEQUENCE_GROWTHS[-1]),
+            metavar="|".join(map(str, SEQUENCE_GROWTHS)),
             jobs="text masked distillation",
             neutral=1,
         ),
@@ -223,28 +219,18 @@ class TrainingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(TrainingSettings):
-    """The settings of a training run.
+    """The settings of a training run. TrainingSettings describes the fields that can be chosen.
 
-    objective: a key of JOBS. label_smoothing: weight of the uniform distribution in the target.
-    mtp_weight: weight of the loss of the token after the next in the first step; see `tinylm.jobs.text.task`.
-    bpe_dropout: probability of undoing a merge of BPE in the first step; see `tinylm.jobs.text.task`.
-    dpo_beta: beta of direct preference optimisation; see `tinylm.jobs.preferences.job`.
-    teacher_weight: weight of the teachers' distributions in the targets; see `tinylm.jobs.distillation.job`.
-    class_weights: one of CLASS_WEIGHTS; see `tinylm.jobs.labels.loss`.
-    batch_size, micro_batch: sequences per optimizer step, and at most per forward pass (on each rank).
-    checkpoint_activations: store only the inputs of blocks, and compute other activations again in the backward pass.
-    sequence_length: tokens per sequence; `None` for the context of the model.
-    sequence_growth: the sequences that a window of text is split into at the beginning; see `window_parts`.
-    lr, min_lr, warmup, schedule: peak and final learning rate, warmup as a fraction of the budget, shape of the decay.
-    optimizer, weight_decay: one of OPTIMIZERS, and its weight decay on matrices.
-    beta1, beta2, epsilon: of Adam; epsilon is added to the root of the second moment. momentum: of Muon and NorMuon.
-    grad_clip: maximum norm of the gradient; 0 disables clipping.
-    patience: evaluations without a lower validation loss before training stops; `None` disables early stopping.
+    label_smoothing: weight of the uniform distribution in the target.
+    mtp_weight, bpe_dropout: of the first step; see `tinylm.jobs.text.task`.
+    dpo_beta: see `tinylm.jobs.preferences.job`. teacher_weight: see `tinylm.jobs.distillation.job`.
+    class_weights: see `tinylm.jobs.labels.loss`. sequence_growth: see `window_parts`.
+    micro_batch: sequences per forward pass at most, on each rank.
+    sequence_length: `None` for the context of the model.
+    warmup: as a fraction of the budget.
+    epsilon: of Adam, added to the root of the second moment.
     keep: the weights for inference: best (of the lowest validation loss) or last (of the last evaluation).
-    average: mean age of averaged weights, as a fraction of the steps so far; 0 disables averaging.
-    eval_every, save_every, log_every: intervals in steps; eval_tokens: maximum validation tokens per evaluation.
-    pack: conversations share rows of a batch, without attention between conversations.
-    seed: of initial weights, data order, dropout and BPE-dropout.
+    eval_tokens: maximum validation tokens per evaluation.
     """
 
     objective: str = "next-token"
@@ -264,7 +250,7 @@ class TrainingConfig(TrainingSettings):
     epsilon: Annotated[float, Range(0, 1, open_low=True)] = 1e-8
     momentum: float = 0.95
     grad_clip: float = 1.0
-    keep: str = "best"
+    keep: Annotated[str, KEEP] = "best"
     label_smoothing: float = 0.0
     mtp_weight: float = 0.0
     bpe_dropout: float = 0.0
@@ -302,15 +288,12 @@ class TrainingConfig(TrainingSettings):
             self.min_lr <= self.lr,
             f"`min_lr` is {self.min_lr}; it must be at most `lr` ({self.lr}), since the learning rate falls to it.",
         )
-        check_choice("objective", self.objective, tuple(JOBS))
-        check_choice("keep", self.keep, KEEP)
         require(
             self.micro_batch <= self.batch_size,
             f"`micro_batch` is {self.micro_batch}; it must be at most `batch_size` ({self.batch_size}).",
         )
 
 
-SEQUENCE_GROWTHS = (1, 2, 4)  # sequences that a window is split into at the beginning
 HALVED_GROWTH, NO_GROWTH = 0.6, 0.85  # progress from which windows are split into half as many parts, and are whole
 WHOLE_EVERY = 8  # steps, of which the last has whole windows
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from tinylm.errors import UsageError
 
 T = TypeVar("T")
+_type_hints = functools.cache(typing.get_type_hints)  # which compiles each annotation again at every call
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def annotations_of(kind: Any) -> Mapping[str, Any]:
 
 
 def declared_in(annotation: Any, kind: type[T]) -> T | None:
-    """The Setting or the Range in an annotation; `None` without one."""
+    """The Setting, the Range or the tuple of allowed words in an annotation; `None` without one."""
     return next((extra for extra in getattr(annotation, "__metadata__", ()) if isinstance(extra, kind)), None)
 
 
@@ -144,13 +145,13 @@ def limits_of(kind: Any) -> Mapping[str, Limits]:
 
 
 def limits_in(annotation: Any) -> Limits | None:
-    """The limits in an annotation, as a Range or as those of a Setting; `None` without any."""
+    """The limits in an annotation: those of a Setting, a Range, or the allowed words; `None` without any."""
     setting = declared_in(annotation, Setting)
-    return declared_in(annotation, Range) if setting is None else setting.values
+    return declared_in(annotation, Range) or declared_in(annotation, tuple) if setting is None else setting.values
 
 
 def check_fields(values: Any, without: Collection[str] = ()) -> None:
-    """As `check_settings`, for the fields of a dataclass. A choice that cannot be `None` must be given.
+    """Check the fields of a dataclass, as in `check_values`. A choice that cannot be `None` must be given.
 
     without: fields that are texts of any length and content
     """
@@ -163,7 +164,7 @@ def check_fields(values: Any, without: Collection[str] = ()) -> None:
 
 
 def check_settings(kind: Any, values: Mapping[str, Any]) -> None:
-    """As `check_values`, with the limits of the dataclass `kind`."""
+    """Check values with the limits of the dataclass `kind`, as in `check_values`."""
     check_values(values, limits_of(kind))
 
 
@@ -174,33 +175,26 @@ def check_values(values: Mapping[str, Any], limits: Mapping[str, Limits]) -> Non
     value.
     """
     for name, value in values.items():
-        choices = limits.get(name)
-        if isinstance(choices, tuple):
+        allowed = limits.get(name)
+        if isinstance(allowed, tuple):
             if value is not None:
-                check_choice(name, value, choices)
-        elif isinstance(value, (tuple, list)):
-            most = MAX_ENTRIES.get(name, DEFAULT_MAX_ENTRIES)
-            require(len(value) <= most, f"`{name}` has {len(value)} entries; it can have at most {most}.")
-            for entry in value:
-                _check_value(name, entry, limits.get(name))
-        else:
-            _check_value(name, value, limits.get(name))
-
-
-def _check_value(name: str, value: Any, limits: Limits | None) -> None:
-    if isinstance(value, (int, float)) and isinstance(limits, Range):
-        require(not isinstance(value, bool), f"`{name}` is {value}; it must be a number.")
-        require(limits.contains(value), f"`{name}` is {describe_value(value)}; it must be {limits}.")
-    elif isinstance(value, str):
-        require(not isinstance(limits, Range), f"`{name}` is {describe_value(value)}; it must be a number.")
-        _check_string(name, value)
+                check_choice(name, value, allowed)
+            continue
+        entries = value if isinstance(value, (tuple, list)) else [value]
+        most = MAX_ENTRIES.get(name, DEFAULT_MAX_ENTRIES)
+        require(len(entries) <= most, f"`{name}` has {len(entries)} entries; it can have at most {most}.")
+        for entry in entries:
+            if allowed is not None and isinstance(entry, (bool, str)):
+                raise UsageError(f"`{name}` is {describe_value(entry)}; it must be a number.")
+            if isinstance(entry, (int, float)) and allowed is not None:
+                require(allowed.contains(entry), f"`{name}` is {describe_value(entry)}; it must be {allowed}.")
+            elif isinstance(entry, str):
+                _check_string(name, entry)
 
 
 def _check_string(name: str, value: str) -> None:
-    require(
-        len(value) <= MAX_CHARACTERS,
-        f"`{name}` has {len(value)} characters; it can have at most {MAX_CHARACTERS}.",
-    )
+    length = len(value)
+    require(length <= MAX_CHARACTERS, f"`{name}` has {length} characters; it can have at most {MAX_CHARACTERS}.")
     require("\0" not in value, f"`{name}` contains a NUL character; remove it.")
     try:
         value.encode("utf-8", "surrogateescape")  # Python's form of file names that are not UTF-8
@@ -269,9 +263,3 @@ def from_json(kind: Any, value: Any) -> Any:
     if type(value) is not kind:
         raise TypeError(f"expected {kind.__name__}, found {describe_value(value)}")
     return value
-
-
-@functools.cache
-def _type_hints(kind: type) -> dict[str, Any]:
-    """Cached `typing.get_type_hints`, which compiles each annotation again at every call."""
-    return typing.get_type_hints(kind)

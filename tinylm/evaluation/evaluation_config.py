@@ -76,27 +76,25 @@ class MemorisationConfig:
     num_samples: Annotated[
         int,
         Setting(
-            "Number of samples, and of passages to continue from each text (default: 50).",
+            "Number of samples, and of passages to continue from each text.",
             Panel.MEMORISATION,
             Range(1, 1 << 16),
         ),
     ] = 50
     sample_length: Annotated[
         int,
-        Setting("Characters of each sample and continuation (default: 500).", Panel.MEMORISATION, Range(10, 1 << 20)),
+        Setting("Characters of each sample and continuation.", Panel.MEMORISATION, Range(10, 1 << 20)),
     ] = 500
     prefix_length: Annotated[int, Range(1, 1 << 20)] = 100
     min_match: Annotated[
         int,
-        Setting(
-            "Minimum length of a verbatim match in characters (default: 50).", Panel.MEMORISATION, Range(5, 1 << 20)
-        ),
+        Setting("Minimum length of a verbatim match in characters.", Panel.MEMORISATION, Range(5, 1 << 20)),
     ] = 50
     temperature: Annotated[
         float,
-        Setting("Softmax temperature of the samples; 0 is greedy (default: 1).", Panel.MEMORISATION, Range(0, 100)),
+        Setting("Softmax temperature of the samples; 0 is greedy.", Panel.MEMORISATION, Range(0, 100)),
     ] = 1.0
-    seed: Annotated[int, Setting("Random seed of samples and passages (default: 0).", Panel.MEMORISATION, SEEDS)] = 0
+    seed: Annotated[int, Setting("Random seed of samples and passages.", Panel.MEMORISATION, SEEDS)] = 0
 
     def __post_init__(self) -> None:
         check_fields(self)

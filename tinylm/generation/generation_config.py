@@ -32,7 +32,7 @@ class SamplingSettings:
     top_k: Annotated[
         int,
         Setting(
-            "Sample from the K most likely tokens only (default: 0, all).",
+            "Sample from the K most likely tokens only; 0: all.",
             Panel.SAMPLING,
             Range(0, 2**31 - 1),
             metavar="K",
@@ -42,7 +42,7 @@ class SamplingSettings:
     top_p: Annotated[
         float,
         Setting(
-            "Nucleus sampling: the most likely tokens with total probability P (default: 1).",
+            "Nucleus sampling: the most likely tokens with total probability P.",
             Panel.SAMPLING,
             Range(0, 1, open_low=True),
             metavar="P",
@@ -51,7 +51,7 @@ class SamplingSettings:
     min_p: Annotated[
         float,
         Setting(
-            "Drop tokens less than P times as likely as the most likely one (default: 0).",
+            "Drop tokens less than P times as likely as the most likely one.",
             Panel.SAMPLING,
             FRACTION,
             metavar="P",
@@ -59,9 +59,7 @@ class SamplingSettings:
     ] = 0.0
     repeat_penalty: Annotated[
         float,
-        Setting(
-            "Above 1, tokens already in the text become less likely (default: 1).", Panel.SAMPLING, Range(0.001, 1000)
-        ),
+        Setting("Above 1, tokens already in the text become less likely.", Panel.SAMPLING, Range(0.001, 1000)),
     ] = 1.0
 
     def __post_init__(self) -> None:
@@ -89,11 +87,11 @@ class BeamSearchConfig:
     beams: beam width. length_penalty: exponent of the length normalisation; higher prefers longer targets.
     """
 
-    beams: Annotated[int, Setting("Beam width (default: 5).", Panel.ENCODER_DECODER, Range(1, 256), jobs="pairs")] = 5
+    beams: Annotated[int, Setting("Beam width.", Panel.ENCODER_DECODER, Range(1, 256), jobs="pairs")] = 5
     length_penalty: Annotated[
         float,
         Setting(
-            "Exponent of the length normalisation; higher favours longer targets (default: 1).",
+            "Exponent of the length normalisation; higher favours longer targets.",
             Panel.ENCODER_DECODER,
             Range(-10, 10),
             jobs="pairs",
@@ -115,7 +113,7 @@ class EngineSettings:
     engine: Annotated[
         str,
         Setting(
-            "Inference engine (default: auto, llama.cpp on a CPU wherever it can run the model, else torch).",
+            "Inference engine; auto: llama.cpp on a CPU wherever it can run the model, else torch.",
             Panel.MACHINE,
             ("auto", "torch", "llama.cpp"),
         ),
@@ -132,9 +130,7 @@ class SpeedConfig(EngineSettings):
     engine: see EngineSettings. cache: use the KV cache.
     """
 
-    cache: Annotated[
-        bool, Setting("Use the KV cache (default: yes); --no-cache is slow, for comparison.", Panel.MACHINE)
-    ] = True
+    cache: Annotated[bool, Setting("Use the KV cache; --no-cache is slow, for comparison.", Panel.MACHINE)] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +146,7 @@ class PromptPolicy:
     unknown: Annotated[
         str,
         Setting(
-            "Characters outside the vocabulary: an error, or skipped (default: error).",
+            "Characters outside the vocabulary: an error, or skipped.",
             Panel.PROMPT,
             ("error", "skip"),
         ),
@@ -184,7 +180,7 @@ class GenerationConfig(PromptPolicy, SpeedConfig, BeamSearchConfig, SamplingSett
     max_tokens: Annotated[
         int,
         Setting(
-            "Length of each sample: at most N tokens (default: 256). For the number of samples, see -N.",
+            "Length of each sample: at most N tokens; -N is the number of samples.",
             Panel.TEXT,
             MAX_TOKENS,
             flags=("--max-tokens", "-n"),
@@ -193,7 +189,7 @@ class GenerationConfig(PromptPolicy, SpeedConfig, BeamSearchConfig, SamplingSett
     num_samples: Annotated[
         int,
         Setting(
-            "Samples per prompt, generated as one batch (default: 1).",
+            "Samples per prompt, generated as one batch.",
             Panel.TEXT,
             Range(1, 1 << 16),
             flags=("--num-samples", "-N"),
@@ -203,7 +199,7 @@ class GenerationConfig(PromptPolicy, SpeedConfig, BeamSearchConfig, SamplingSett
     logprobs: Annotated[
         int,
         Setting(
-            "With --json, record each token's log-probability and those of the N likeliest (default: 0, none).",
+            "With --json, record each token's log-probability and those of the N likeliest; 0: none.",
             Panel.TEXT,
             Range(0, 100),
         ),

@@ -10,7 +10,7 @@ from typing import Any
 from tinylm.run_directory.metrics_log import SAMPLES_FILE, iterate_metrics
 
 MAX_NUMBER = 1e30
-MAX_LAYERS = 200  # layers whose expert shares are shown
+MAX_LAYERS, MAX_EXPERTS = 200, 1024  # whose expert shares are shown
 MAX_SAMPLE = 4000  # characters of a sample
 METRICS = ("accuracy", "margin", "router_entropy")  # of some objectives and models
 SERIES = ("loss", "lr", "grad_norm", "tokens_per_second", *METRICS)
@@ -105,8 +105,9 @@ def read_curves(run: Path, points: int, tokens_per_step: int | None, best_step: 
         "val": _columns(val, ("val_bits_per_byte", "val_loss", *(f"val_{name}" for name in METRICS)), tokens_per_step),
         "best": best,
     }
-    if (shares := _shares(experts)) is not None:
-        curves["experts"] = shares
+    table: list[Any] = experts if isinstance(experts, list) else []
+    if 0 < len(table) <= MAX_LAYERS and all(isinstance(row, list) and len(row) <= MAX_EXPERTS for row in table):
+        curves["experts"] = [[number(share, 3) for share in row] for row in table]
     return curves
 
 
@@ -121,17 +122,6 @@ def _columns(records: Iterable[Record], series: tuple[str, ...], tokens_per_step
         if any(value is not None for value in values):
             columns[name] = values
     return columns
-
-
-def _shares(value: Any) -> list[list[float | None]] | None:
-    """Shares of experts, (layers, experts); `None` unless the value is a table of 1 to MAX_LAYERS rows with at
-    most 1,024 numbers each.
-    """
-    if not isinstance(value, list) or not 0 < len(value) <= MAX_LAYERS:
-        return None
-    if not all(isinstance(row, list) and len(row) <= 1024 for row in value):
-        return None
-    return [[number(share, 3) for share in row] for row in value]
 
 
 def read_samples(run: Path, count: int) -> list[Record]:

@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -240,15 +240,24 @@ class LiveReport:
     The page reloads itself until `close`, which writes it for the last time. If writing fails, training continues, and
     the first failure is a warning. seconds: total time of writing so far.
 
+    clock: the time in seconds. write: writes the content to a file
+
     Raises UsageError if the folder of the file does not exist, or the file is a folder.
     """
 
-    def __init__(self, path: Path, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        path: Path,
+        reporter: Reporter,
+        clock: Callable[[], float] = time.monotonic,
+        write: Callable[[dict[str, Any], Path], None] = write_page,
+    ) -> None:
         if path.is_dir() or not path.absolute().parent.is_dir():
             raise UsageError(f"`report` is {path}, which is not a file in an existing folder.")
         self._path = path
         self._reporter = reporter
-        self._run: Path | None = None
+        self._clock, self._write_page = clock, write
+        self._run: Path  # set when training starts
         self._has_trained = False
         self._started = 0.0
         self._next = 0.0  # time of the next write
@@ -259,33 +268,32 @@ class LiveReport:
     def __call__(self, event: Event) -> None:
         match event:
             case Started():
-                self._run, self._started = event.path, time.monotonic()
+                self._run, self._started = event.path, self._clock()
             # Until the first save, after step 1, there may be another run at the path, which it replaces.
             case Stepped() if event.step == 1:
                 self._has_trained = True
             case Stepped() if not self._next:  # the first log line of a long run is minutes away
                 self._has_trained = True
                 self._write(reloading=True)
-            case Logged() | Evaluated() | Sampled() if event.step > 1 and time.monotonic() >= self._next:
+            case Logged() | Evaluated() | Sampled() if event.step > 1 and self._clock() >= self._next:
                 self._write(reloading=True)
 
     def close(self) -> None:
         """Write the report for the last time, if there was a step, as a page that does not reload itself."""
-        if self._run is not None and self._has_trained:
+        if self._has_trained:
             self._write(reloading=False)
 
     def _write(self, reloading: bool) -> None:
-        assert self._run is not None
-        start = time.monotonic()
+        start = self._clock()
         try:
             content = assemble([collect_run(self._run) | {"name": self._run.name}], models=False)
             refresh = math.ceil(max(MIN_SECONDS, self._cost / MAX_SHARE)) if reloading else None
-            write_page(content | {"refresh": refresh}, self._path)
+            self._write_page(content | {"refresh": refresh}, self._path)
         except (TinyLMError, OSError) as error:
             if not self._failed:
                 self._reporter.warn(f"The report {self._path} was not written: {error}")
             self._failed = True
-        now = time.monotonic()
+        now = self._clock()
         self._cost = now - start
         self.seconds += self._cost
         # Late enough that all writes so far, the next and the last one take at most MAX_SHARE of the training time.

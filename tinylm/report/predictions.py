@@ -16,12 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinylm.adapters.adapter import Adapter, ClassificationHead
+from tinylm.adapters.adapter import ClassificationHead
 from tinylm.adapters.bottleneck import Bottleneck
-from tinylm.analysis.memorisation import CopiedText, Memorisation, measure_memorisation
+from tinylm.analysis.memorisation import Memorisation, measure_memorisation
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig, MemorisationConfig
-from tinylm.evaluation.result import Evaluation
 from tinylm.jobs.job import EvaluationTokens, Scoring, load_job
 from tinylm.jobs.pairs.corpus import PairTokens
 from tinylm.jobs.run_tokens import reopen_ids, reopen_part
@@ -56,45 +55,35 @@ def describe_copied_text(model: Model, wanted: bool | None) -> dict[str, Any] | 
         return None
     if wanted:
         return _section(measure_memorisation(model), MemorisationConfig())
-    if not isinstance(model.network, Decoder) or model.data is None or not model.data.is_plain_text:
+    data = model.data
+    if not isinstance(model.network, Decoder) or data is None or not data.is_plain_text:
         return None
     config = MemorisationConfig(num_samples=NUM_SAMPLES)
-    if model.data.train_characters > MAX_CHARACTERS:
+    if data.train_characters > MAX_CHARACTERS:
         return {"left_out": "the training text is long"}
-    if generation_flops(model, config) > MAX_FLOPS:
+    # Estimated FLOPs of generating the samples and the two kinds of continuations
+    tokens = config.sample_length * data.train_tokens / max(1, data.train_characters)
+    if 2 * count_parameters(model.config.model)["total"] * 3 * config.num_samples * tokens > MAX_FLOPS:
         return {"left_out": "the model is large"}
     return _section(measure_memorisation(model, config=config), config)
 
 
-def generation_flops(model: Model, config: MemorisationConfig) -> float:
-    """Estimated FLOPs of generating the samples and the two kinds of continuations."""
-    assert model.data is not None
-    parameters = count_parameters(model.config.model)["total"]
-    tokens = config.sample_length * model.data.train_tokens / max(1, model.data.train_characters)
-    return 2 * parameters * 3 * config.num_samples * tokens
-
-
 def _section(result: Memorisation, config: MemorisationConfig) -> dict[str, Any]:
-    return {
-        "min_match": config.min_match,
-        "sample_length": config.sample_length,
-        "prefix_length": config.prefix_length,
-        "sources": [_source(source) for source in result.sources],
-    }
-
-
-def _source(source: CopiedText) -> dict[str, Any]:
-    matches = [{"characters": match.characters, "text": match.text[:MAX_TEXT]} for match in source.matches]
-    return {
-        "source": source.source,
-        "samples": source.samples,
-        "characters": source.characters,
-        "copied": number(source.copied),
-        "low": number(source.copied_low),
-        "high": number(source.copied_high),
-        "longest": source.longest,
-        "matches": matches,
-    }
+    sources = [
+        {
+            "source": source.source,
+            "samples": source.samples,
+            "characters": source.characters,
+            "copied": number(source.copied),
+            "low": number(source.copied_low),
+            "high": number(source.copied_high),
+            "longest": source.longest,
+            "matches": [{"characters": match.characters, "text": match.text[:MAX_TEXT]} for match in source.matches],
+        }
+        for source in result.sources
+    ]
+    lengths = {name: getattr(config, name) for name in ("min_match", "sample_length", "prefix_length")}
+    return {**lengths, "sources": sources}
 
 
 def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
@@ -113,33 +102,23 @@ def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
     text = EvaluationTokens(model.data.kind, tokens, document_end=document_end(model.data.format))
     result = job.evaluate(Scoring(model.network, tokenizer, text, EvaluationConfig(), model.dtype, reporter))
     result = replace(result, labels=model.labels or None)
-    baselines = {} if job.baselines is None else job.baselines(tokenizer, tokens, _training(model, run), reporter)
+    training: Tokens | None = None  # if they cannot be read, since some baselines do not need them
+    with contextlib.suppress(TinyLMError):
+        opened = reopen_part(run, model.data, tokenizer, "train")
+        opened[:1]  # checks the first token file; the baselines read no other
+        training = opened
+    baselines = {} if job.baselines is None else job.baselines(tokenizer, tokens, training, reporter)
+    confusion: dict[str, Any] = {}
+    if result.labels is not None and len(result.labels) > MAX_CONFUSION:
+        confusion = {"mistakes": result.mistakes()}
+    elif result.labels is not None:
+        confusion = {"labels": result.labels, "confusion": result.confusion}
     return {
         "metrics": {k: number(value, 6) for k, value in result.to_json().items() if isinstance(value, int | float)},
         "baselines": {name: number(value) for name, value in baselines.items()},
         "compared": job.compared,
-        **_confusion(result),
+        **confusion,
     }
-
-
-def _confusion(result: Evaluation) -> dict[str, Any]:
-    """The confusion table of a classifier; of many labels, the most frequent mistakes."""
-    if result.labels is None:
-        return {}
-    if len(result.labels) > MAX_CONFUSION:
-        return {"mistakes": result.mistakes()}
-    return {"labels": result.labels, "confusion": result.confusion}
-
-
-def _training(model: Model, run: Path) -> Tokens | None:
-    """The tokens of the training text; `None` if they cannot be read, since some baselines do not need them."""
-    assert model.data is not None
-    try:
-        tokens = reopen_part(run, model.data, model.tokenizer, "train")
-        tokens[:1]  # checks the first token file; the baselines read no other
-        return tokens
-    except TinyLMError:
-        return None
 
 
 @contextlib.contextmanager
@@ -209,14 +188,13 @@ def describe_model(model: Model, run: Path, options: ModelOptions, map_bytes: in
 
     map_bytes: approximate limit on the bytes of the attention maps, before base64.
     """
-    prompt = options.prompt
     sections: dict[str, Any] = {}
     problems: list[str] = []
     validation: Tokens | None = None
 
-    def add(name: str, section: Callable[[], Any]) -> None:
+    def add(name: str, section: Callable[..., Any], *arguments: Any) -> None:
         try:
-            if (value := section()) is not None:
+            if (value := section(model, *arguments)) is not None:
                 sections[name] = value
         except (TinyLMError, OSError) as error:
             problems.append(f"No {name}: {error}")
@@ -226,15 +204,15 @@ def describe_model(model: Model, run: Path, options: ModelOptions, map_bytes: in
     except TinyLMError as error:
         problems.append(f"No passage, no evaluation and no memorisation: {error}")
     with torch.no_grad(), autocast(model.network.device.type, model.dtype):
-        if validation is not None and not model.labels:
-            text = validation
-            add("passage", lambda: _scored_passage(model, _passage(model, text, PASSAGE_TOKENS)))
-        if prompt is not None or (validation is not None and not model.labels):
-            add("attention", lambda: _attention(model, prompt, validation, map_bytes))
-        add("updates", lambda: _updates(model))
+        text = None if model.labels else validation
+        if text is not None:
+            add("passage", _scored_passage, text)
+        if (shown := text if options.prompt is None else options.prompt) is not None:
+            add("attention", _attention, shown, map_bytes)
+        add("updates", _updates)
     if validation is not None:
-        add("evaluation", lambda: score_validation(model, run))
-        add("memorisation", lambda: describe_copied_text(model, options.memorisation))
+        add("evaluation", score_validation, run)
+        add("memorisation", describe_copied_text, options.memorisation)
     elif options.memorisation and model.data is None:
         problems.append("No memorisation: the model has no training text of its own.")
     return sections, problems
@@ -264,12 +242,13 @@ def _passage(model: Model, ids: Tokens, limit: int) -> ScoredPassage:
     return ScoredPassage((tokens[None, :-1],), tokens[1:], tokens.tolist(), 1)
 
 
-def _scored_passage(model: Model, passage: ScoredPassage) -> dict[str, Any] | None:
-    """The `tokens` of a passage, its `kind`, and the text of its `source`; `None` for a passage without inputs.
+def _scored_passage(model: Model, text: Tokens) -> dict[str, Any] | None:
+    """The `tokens` of the beginning of a text, its `kind`, and the text of its `source`; `None` without inputs.
 
     Each token has its `text`. Predicted tokens also have `loss`, in nats, and `likeliest`: the texts of the most
     probable tokens with their probabilities.
     """
+    passage = _passage(model, text, PASSAGE_TOKENS)
     if not passage.inputs[0].shape[1]:
         return None
     windows = zip(*(ids.split(model.context, dim=1) for ids in passage.inputs), strict=True)
@@ -298,21 +277,17 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     ]
 
 
-def _attention(model: Model, prompt: str | None, text: Tokens | None, map_bytes: int) -> list[dict[str, Any]]:
+def _attention(model: Model, shown: str | Tokens, map_bytes: int) -> list[dict[str, Any]]:
     """Attention maps by kind. Each has the texts of `rows` and `columns`, and `layers`, each with the number of `heads`
     and the `weights` (H, T, S): multiplied by 255, rounded to one byte each, in base64.
 
-    prompt: the text of the maps; `None` for the beginning of `text`. Raises UsageError for a text without inputs.
+    shown: a prompt, or a text whose beginning is shown. Raises UsageError for a prompt without tokens.
     """
     config = model.config.model
     is_pair = config.architecture == "encoder-decoder"
     heads = config.heads * (2 * config.layers + (config.encoder_layers or 0) if is_pair else config.layers)
     length = min(MAP_TOKENS, model.context, max(4, math.isqrt(map_bytes // heads)))
-    if prompt is None:
-        assert text is not None
-        inputs = _passage(model, text, length).inputs
-    else:
-        inputs = _prompt_inputs(model, prompt, length)
+    inputs = _prompt_inputs(model, shown, length) if isinstance(shown, str) else _passage(model, shown, length).inputs
     if not inputs[0].shape[1]:
         raise UsageError("the prompt has no tokens.")
     with recorded_attention(model.network) as weights:
@@ -356,14 +331,12 @@ def _updates(model: Model) -> list[dict[str, Any]] | None:
     for adapter in model.adapters[:1]:
         layers = {name: layer for name, layer in adapter.layers.items() if not isinstance(layer, ClassificationHead)}
         for name, layer in list(layers.items())[:MAX_UPDATES]:
-            norm, base = _update_norms(layer)
+            if isinstance(layer, Bottleneck):
+                update, base = layer.up.weight.float() @ layer.down.weight.float(), 0.0
+            else:
+                update = layer.delta_weight().float()  # type: ignore[operator]  # a LoRA layer has this method
+                weight: Tensor = layer.base.weight  # type: ignore[assignment]  # mypy: Tensor | Module
+                base = torch.linalg.matrix_norm(weight.float()).item()
+            norm = torch.linalg.matrix_norm(update).item()
             updates.append({"layer": name, "norm": number(norm), "relative": number(norm / base) if base else None})
     return updates or None
-
-
-def _update_norms(layer: Adapter) -> tuple[float, float]:
-    if isinstance(layer, Bottleneck):
-        return torch.linalg.matrix_norm(layer.up.weight.float() @ layer.down.weight.float()).item(), 0.0
-    delta = layer.delta_weight()  # type: ignore[operator]  # a LoRA layer has this method
-    base: Tensor = layer.base.weight  # type: ignore[assignment]  # mypy: Tensor | Module
-    return torch.linalg.matrix_norm(delta.float()).item(), torch.linalg.matrix_norm(base.float()).item()

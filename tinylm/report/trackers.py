@@ -29,13 +29,9 @@ REMEDIES = {
 class Tracker(Protocol):
     """Logs metrics to the library of a tracker. The methods may raise any exception."""
 
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Log numbers, by name, at a step."""
-        ...
+    def log(self, step: int, values: dict[str, float]) -> None: ...
 
-    def finish(self) -> None:
-        """Write or upload what is left."""
-        ...
+    def finish(self) -> None: ...
 
 
 class TrackerCallback:

@@ -21,18 +21,14 @@ class ServerConfig:
 
     host: Annotated[
         str,
-        Setting("Address to listen on (default: 127.0.0.1, this machine only).", Panel.MACHINE, metavar="HOST"),
+        Setting("Address to listen on; 127.0.0.1 is for this machine only.", Panel.MACHINE, metavar="HOST"),
     ] = "127.0.0.1"
-    port: Annotated[
-        int, Setting("Port to listen on; 0 takes a free one (default: 8080).", Panel.MACHINE, Range(0, 65_535))
-    ] = 8080
+    port: Annotated[int, Setting("Port to listen on; 0 takes a free one.", Panel.MACHINE, Range(0, 65_535))] = 8080
     api_key: Annotated[
         str | None,
         Setting("Key that clients must send; better given as TINYLM_SERVE_API_KEY.", Panel.MACHINE, metavar="KEY"),
     ] = None
-    parallel: Annotated[
-        int, Setting("Requests that are computed at the same time (default: 4).", Panel.MACHINE, Range(1, 256))
-    ] = 4
+    parallel: Annotated[int, Setting("Requests that are computed at the same time.", Panel.MACHINE, Range(1, 256))] = 4
     serving_context: Annotated[
         int | None,
         Setting(

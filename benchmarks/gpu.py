@@ -46,7 +46,6 @@ from tinylm.config.duration import parse_duration
 from tinylm.config.model import ModelConfig
 from tinylm.config.presets import make_model_config
 from tinylm.generation.engine import Engine
-from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.graph_engine import GraphEngine
 from tinylm.generation.prompts import EncodedPrompt
@@ -189,7 +188,6 @@ def decoding(options: argparse.Namespace, device: str, dtype: str) -> Iterator[R
             model = cast(Decoder, build_model(config)).eval().to(device, DTYPES[dtype])
         # Only one row of the position embedding is read; the tied embedding is read in full as the output layer.
         bytes_read = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if "position" not in name)
-        fuse_model(model)
         for name, engine, streams in decoding_variants(model, config, device):
             wanted = GenerationConfig(max_tokens=chosen.tokens, temperature=0.8, top_k=50, num_samples=streams)
 

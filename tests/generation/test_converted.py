@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from tinylm.generation.text_generator import Continuation
 from tinylm.generation.torch_engine import TorchEngine
 from tinylm.models import engine as model_engine
 from tinylm.models import load as loading
+from tinylm.models.engine import ModelEngine
 from tinylm.reporter import SilentReporter
 from tinylm.system import files
 from tinylm.text.tokenizer import Tokenizer
@@ -154,12 +155,58 @@ def test_what_llama_cpp_cannot_run_is_named_and_sampled_by_torch(
         with pytest.raises(UsageError, match=rf'`engine="llama.cpp"` is not possible: .*{reason}'):
             model.generate(**PROMPT, engine="llama.cpp")
     prepared = tinylm.load(run)
-    prepared.engine.settle(SpeedConfig(engine="torch"))  # its fused layers have other names and shapes
+    prepared.engine.settle(SpeedConfig(engine="torch"))  # its weights may be rounded, and an adapter merged
     with pytest.raises(UsageError, match="prepared for torch; load it again"):
         prepared.generate(**PROMPT, engine="llama.cpp")
     with pytest.raises(UsageError, match="prompts choose their adapters"):
         tinylm.load(run).engine.settle(SpeedConfig(engine="llama.cpp"), switches_adapters=True)
     assert not opened
+
+
+def test_int8_weights_that_llama_cpp_cannot_run_are_refused_with_the_reason(
+    run: Path, lora: Path, opened: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At once if the model is the reason, else when text is generated."""
+    (tmp_path / "text").write_text(story(4000))
+    (tmp_path / "pairs.tsv").write_text("a\tb\nb\tc\n" * 50)
+    small = {"layers": 1, "heads": 2, "width": 16, "context": 32, "steps": 1}
+    encoder = tinylm.train(tmp_path / "text", tmp_path / "encoder", architecture="encoder", **small).run
+    pairs = {**small, "architecture": "encoder-decoder"}
+    translator = tinylm.train(tmp_path / "pairs.tsv", tmp_path / "translator", **pairs).run
+    relative = tinylm.train(tmp_path / "text", tmp_path / "relative", position="relative", **small).run
+    shortest = tinylm.train(tmp_path / "text", tmp_path / "shortest", **small | {"context": 3}).run
+    bottleneck = tinylm.finetune_adapter(tmp_path / "text", model=run, out=tmp_path / "bottleneck", steps=1).run
+
+    def int8(path: Path = run, *adapters: Path) -> Any:
+        return tinylm.load(path, adapters=adapters, quantize="int8")
+
+    def on_another_device() -> None:
+        model = tinylm.load(run)
+        ModelEngine(run, model.network.to("meta"), model.config, model.tokenizer, (), "fp32", "int8", SilentReporter())
+
+    rows: list[tuple[Callable[[], object], str]] = [
+        (lambda: int8(encoder), "it is for decoders"),
+        (lambda: int8(translator), "it is for decoders"),
+        (on_another_device, "it is for a CPU, and the model is on meta"),
+        (lambda: int8(shortest), "it is for contexts of at least 4 tokens"),
+        (lambda: int8(run, bottleneck), "the model has a bottleneck adapter, which cannot be merged"),
+        (lambda: int8(run, lora, lora), "a module of the model has several adapters"),
+        (lambda: int8(relative).generate(), "No model family of Hugging Face has this model's `position` 'relative'"),
+        (lambda: int8().generate(engine="torch"), "`engine` or `json_schema` chooses torch"),
+        (lambda: int8().generate(json_schema={"type": "null"}), "`engine` or `json_schema` chooses torch"),
+        (lambda: int8().generate(cache=False), "it needs the cache"),
+        (lambda: int8().engine.settle(SpeedConfig(), switches_adapters=True), "prompts choose their adapters"),
+    ]
+    message = "int8 weights are for llama.cpp, which is not possible: "
+    for act, reason in rows:
+        with pytest.raises(UsageError) as error:
+            act()
+        assert str(error.value).startswith(f"{message}{reason}"), error.value
+        assert str(error.value).endswith("; leave `quantize` out.")
+    assert not opened
+    monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: None)
+    with pytest.raises(UsageError, match=f"{message}the package xllamacpp is not installed"):
+        int8()
 
 
 def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(
@@ -172,8 +219,9 @@ def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(
     model = tinylm.load(run)
     assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
     assert "llama.cpp is not used: Cannot write x.gguf" in caplog.text
-    with pytest.raises(TinyLMError, match="No space left"):
-        model.generate(**PROMPT, engine="llama.cpp")
+    for demanded in (model, tinylm.load(run, quantize="int8")):
+        with pytest.raises(TinyLMError, match="No space left"):
+            demanded.generate(**PROMPT, engine="llama.cpp" if demanded is model else "auto")
 
 
 # The record of a converted file

@@ -63,7 +63,7 @@ def import_llama_cpp() -> Any:
 def reason_against(speed: SpeedConfig) -> str | None:
     """Why these settings or this machine exclude llama.cpp, as a clause for error messages; `None` if they do not."""
     if speed.engine == "torch":
-        return "`engine` is torch"
+        return "`engine` or `json_schema` chooses torch"
     if not speed.cache:
         return "it needs the cache"
     if import_llama_cpp() is None:

@@ -18,8 +18,6 @@ layers, RMSNorm    | CPU, in training,                         | 0.55 -> 0.27 ms
                    | native_layer_norm_backward`               | tokens/s (010)                     |
 layers, dropout    | CPU                                       | 1.17 to 1.41 times the tokens/s    | `F.dropout`
                    |                                           | of training with dropout (005)     |
-int8               | CPU,                                      | a matrix-vector product takes 0.1  | weights converted
-                   | `torch.ops.aten._weight_int8pack_mm`      | to 0.6 times as long as fp32 (013) | for each product
 without_compiler   | wrappers of `torch.optim` methods that    | first loss after 1.8 s instead of  | the methods with
                    | `inspect.unwrap` removes;                 | 3.9 s (018)                        | their wrappers;
                    | `Module._compiled_call_impl`, to discard  |                                    | compiled code runs

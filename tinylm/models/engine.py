@@ -1,6 +1,6 @@
 """The engine of a model in memory: the choice between llama.cpp and torch, and what each of them runs (decision 025).
 
-llama.cpp runs a GGUF file in the user's cache, torch the network with fused layers.
+llama.cpp runs a GGUF file in the user's cache, torch the network.
 """
 
 import contextlib
@@ -22,7 +22,6 @@ from tinylm.formats.gguf_reader import open_gguf
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.generation.converted import CHECKSUMS, GGUF_FOLDER, LAYOUT, record_checksums, take_cached
 from tinylm.generation.engine import Engine, Token
-from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.graph_engine import GraphEngine, has_fixed_shapes
 from tinylm.generation.llama_cpp import LlamaCpp, reason_against
@@ -49,7 +48,8 @@ class ModelEngine:
 
     Implements `Engine`. Both are opened at first use; torch then runs a copy of the network, unless `settle` is called.
 
-    network: has the adapters. dtype: number format of generation. quantize: none, or int8 weights.
+    network: has the adapters. dtype: number format of generation. quantize: none, or int8 weights, which only llama.cpp
+        has: raises UsageError if it cannot run the model.
     """
 
     path: Path
@@ -66,33 +66,30 @@ class ModelEngine:
         self._opened: dict[tuple[Any, ...], Engine] = {}  # see `_key`
         self._network: Transformer | None = None  # that torch runs: none yet, a copy, or (`settle`) the original
         self._copied_adapters: tuple[LoadedAdapter, ...] = ()  # of the copy that torch runs
+        if self.quantize != "none" and (reason := self.reason_against_llama_cpp(SpeedConfig())) is not None:
+            raise self._refusal(SpeedConfig(), reason)
 
     def generate(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:
-        """See `Engine.generate`: by LlamaCpp, or by TorchEngine, which lets GraphEngine generate what suits it.
-
-        Raises the errors of `choose`.
-        """
+        """By LlamaCpp, or by TorchEngine, with graphs where they suit. Raises the errors of `choose`."""
         return self.choose(config.speed).generate(prompts, config, first_stream)
 
     def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
-        """See `Engine.sample_seed`."""
         return self.choose(config.speed).sample_seed(config, first_stream, row)
 
     def close(self) -> None:
-        """See `Engine.close`."""
         for engine in self._opened.values():
             engine.close()
 
     def choose(self, speed: SpeedConfig) -> Engine:
         """The engine for these settings and the selected adapters.
 
-        With `speed.engine` "llama.cpp", raises UsageError if llama.cpp cannot run this model with these settings, and
-        TinyLMError if the GGUF file cannot be written or opened. With auto, torch is chosen in these cases; a
-        TinyLMError is reported as a warning.
+        With `speed.engine` "llama.cpp" or int8 weights, raises UsageError if llama.cpp cannot run this model with these
+        settings, and TinyLMError if the GGUF file cannot be written or opened. Otherwise, torch is chosen in these
+        cases; a TinyLMError is reported as a warning.
         """
-        if self._is_settled_for_torch:  # fused layers cannot be exported
+        if self._network is self.network:  # its weights may be rounded, and its adapter merged
             require(
                 speed.engine != "llama.cpp",
                 '`engine="llama.cpp"` is not possible: the model was prepared for torch; load it again.',
@@ -103,10 +100,6 @@ class ModelEngine:
             self._opened[key] = self._open_llama_cpp(speed) or self.torch
         return self._opened[key]
 
-    @property
-    def _is_settled_for_torch(self) -> bool:
-        return self._network is self.network
-
     def _key(self, speed: SpeedConfig) -> tuple[Any, ...]:
         """What an engine depends on: the settings, and the scales of the adapters, which are merged for llama.cpp."""
         return speed, *(layer.adapter_scale for adapter in self.adapters for layer in adapter.layers.values())
@@ -114,8 +107,8 @@ class ModelEngine:
     def settle(self, speed: SpeedConfig, *, switches_adapters: bool = False) -> LlamaCpp | None:
         """Choose the engine of all texts, which `choose` then only looks up.
 
-        For torch, convert, fuse and quantize the network in place, and merge a LoRA: that saves the memory of a copy,
-        but the network is then no longer what was loaded.
+        For torch, convert the network in place, and merge a LoRA: that saves the memory of a copy, but the network is
+        then no longer what was loaded.
 
         switches_adapters: whether adapters will be selected between texts, which requires torch.
 
@@ -127,9 +120,9 @@ class ModelEngine:
         if engine is not None:
             self._opened[self._key(speed)] = engine
             return engine
-        if len(self.adapters) == 1 and not switches_adapters:  # whose layers are then fused as well
+        if len(self.adapters) == 1 and not switches_adapters:  # one product per layer instead of three
             merge_lora(self.network, dtype=DTYPES[self.dtype])
-        self._network = self._prepare(self.network)
+        self._network = self.network.to(DTYPES[self.dtype])
         return None
 
     def select(self, index: int | None) -> None:
@@ -151,24 +144,18 @@ class ModelEngine:
 
     @property
     def torch_network(self) -> Transformer:
-        """The network converted, fused and quantized for generation, made at first use. Raises UsageError for a
-        classifier.
+        """The network in the number format of generation: a copy, which shares the tensors that have it.
+
+        Raises UsageError for a classifier.
         """
         self._require_generator()
         if self._network is None:
-            # Fusing replaces tensors, so the copy can share those of the original; only a conversion of the number
-            # format changes them in place.
-            converts = any(parameter.dtype != DTYPES[self.dtype] for parameter in self.network.parameters())
-            tensors = () if converts else (*self.network.parameters(), *self.network.buffers())
-            shared = {id(tensor): tensor for tensor in tensors}
+            dtype = DTYPES[self.dtype]
+            tensors = (*self.network.parameters(), *self.network.buffers())
+            shared = {id(tensor): tensor for tensor in tensors if tensor.dtype == dtype}
             network, self._copied_adapters = copy.deepcopy((self.network, self.adapters), shared)
-            self._network = self._prepare(network)
+            self._network = network.to(dtype)
         return self._network
-
-    def _prepare(self, network: Transformer) -> Transformer:
-        network.to(DTYPES[self.dtype])
-        fuse_model(network, int8=self.quantize == "int8")
-        return network
 
     def _require_generator(self) -> None:
         is_classifier = bool(self.config.labels)
@@ -179,7 +166,7 @@ class ModelEngine:
     def _open_llama_cpp(self, speed: SpeedConfig) -> LlamaCpp | None:
         """The model in llama.cpp; `None` if torch is to be used. Raises the errors of `choose`."""
         self._require_generator()
-        required = speed.engine == "llama.cpp"
+        required = speed.engine == "llama.cpp" or self.quantize != "none"
         reason = self.reason_against_llama_cpp(speed)
         if reason is None:
             try:
@@ -192,8 +179,14 @@ class ModelEngine:
                     raise
                 self.reporter.warn(f"llama.cpp is not used: {error}")
         if required:
-            raise UsageError(f'`engine="llama.cpp"` is not possible: {reason}; leave it out.')
+            raise self._refusal(speed, str(reason))
         return None
+
+    def _refusal(self, speed: SpeedConfig, reason: str) -> UsageError:
+        """The error about a setting that needs llama.cpp. reason: as `reason_against_llama_cpp` returns it."""
+        if self.quantize != "none":
+            return UsageError(f"int8 weights are for llama.cpp, which is not possible: {reason}; leave `quantize` out.")
+        return UsageError(f'`engine="llama.cpp"` is not possible: {reason}; leave it out.')
 
     def reason_against_llama_cpp(self, speed: SpeedConfig) -> str | None:
         """Why llama.cpp is not used, as a clause for error messages; `None` if it can be."""

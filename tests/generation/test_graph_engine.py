@@ -20,7 +20,7 @@ from tinylm.generation.graph_engine import GraphEngine, has_fixed_shapes
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import Sampler
 from tinylm.generation.torch_engine import TorchEngine
-from tinylm.kernels.cuda_graphs import Step
+from tinylm.kernels.graphs import Step
 from tinylm.models import engine as model_engine
 from tinylm.models.model import Model
 from tinylm.text.tokenizer import train_char

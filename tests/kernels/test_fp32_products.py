@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.variants import small
-from tinylm.kernels import cpu_features, products
-from tinylm.kernels.products import MIN_ROWS, linear
+from tinylm.kernels import cpu_features, layers
+from tinylm.kernels.layers import MIN_ROWS, linear
 from tinylm.transformer.build import build_model
 from tinylm.transformer.layers import Linear
 
@@ -21,17 +21,17 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(cpu_features, "computes_bf16", lambda: False)
     monkeypatch.setattr(cpu_features, "computes_fp16", lambda: False)
-    products._computes.cache_clear()
+    layers._computes.cache_clear()
     yield monkeypatch
-    products._computes.cache_clear()
+    layers._computes.cache_clear()
 
 
 @pytest.fixture
 def widths(processor: pytest.MonkeyPatch) -> list[torch.dtype]:
     """The dtype of the weight in each call of the other kernel."""
-    found, original = [], products._multiply
+    found, original = [], layers._multiply
     processor.setattr(
-        products, "_multiply", lambda x, weight, *bias: (found.append(weight.dtype), original(x, weight, *bias))[1]
+        layers, "_multiply", lambda x, weight, *bias: (found.append(weight.dtype), original(x, weight, *bias))[1]
     )
     return found
 
@@ -71,10 +71,10 @@ def test_few_rows_gradients_and_processors_with_instructions_keep_the_product_in
         for owner, name, value in ((cpu_features, "computes_bf16", True), (platform, "machine", "arm64")):
             with processor.context() as patch:
                 patch.setattr(owner, name, lambda value=value: value)
-                products._computes.cache_clear()
+                layers._computes.cache_clear()
                 linear(x, weight, bias)
-        products._computes.cache_clear()
-        assert not products.is_widened(*operands(torch.float32)[:2])
+        layers._computes.cache_clear()
+        assert not layers.is_widened(*operands(torch.float32)[:2])
     assert widths == [torch.bfloat16] * 4
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tests.kernels.absent import NamespaceWithout, loaded_again
 from tinylm.kernels import cpu_features
-from tinylm.kernels import products as module
-from tinylm.kernels.products import MIN_ROWS
+from tinylm.kernels import layers as module
+from tinylm.kernels.layers import MIN_ROWS
 from tinylm.transformer.layers import Linear
 
 needs_onednn = pytest.mark.skipif(not module._AVAILABLE, reason="this torch has no oneDNN")

@@ -51,7 +51,7 @@ def test_compiled_is_faster_with_a_compiler_unless_eager_code_uses_onednn(monkey
         ("cpu", "fp32", False, True),
         ("cuda", "fp32", True, True),
     ):
-        monkeypatch.setattr("tinylm.kernels.products.prefers_onednn", lambda onednn=onednn: onednn)
+        monkeypatch.setattr("tinylm.machine.measure.prefers_onednn", lambda onednn=onednn: onednn)
         for compiler in (True, False):
             monkeypatch.setattr(module, "can_compile", lambda device, compiler=compiler: compiler)
             assert module.compiled_is_faster(device, dtype) == (faster and compiler), (device, dtype, onednn)

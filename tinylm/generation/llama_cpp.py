@@ -24,7 +24,7 @@ from typing import Any
 from tinylm.config.validation import require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_tokenizer import NUMBER_END
-from tinylm.generation.engine import Candidate, Token, sample_seed, window
+from tinylm.generation.engine import Candidate, Engine, Token, sample_seed, window
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig, SpeedConfig
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.kernels.process import spinning
@@ -71,8 +71,8 @@ def reason_against(speed: SpeedConfig) -> str | None:
     return None
 
 
-class LlamaCpp:
-    """A model in llama.cpp. Implements `Engine`. The server ends when the object is garbage.
+class LlamaCpp(Engine):
+    """A model in llama.cpp. The server ends when the object is garbage.
 
     file: a GGUF file that tinylm wrote, whose tokens are the numbers of their ids (`write_numbers`). context: context
     length of the model. rows: number of rows of the embedding; those above the tokenizer's ids are never sampled.
@@ -107,7 +107,7 @@ class LlamaCpp:
     def generate(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:
-        """See `Engine.generate`. Raises TinyLMError if llama.cpp fails.
+        """Raises TinyLMError if llama.cpp fails.
 
         All prompts have the same ids, which are processed once. Past the context, the rows continue one after another,
         since the random streams of rows with different ids would depend on the time at which each request arrives.
@@ -148,7 +148,6 @@ class LlamaCpp:
             generated += count
 
     def close(self) -> None:
-        """See `Engine.close`."""
         if self._close is not None:
             self._close()
         self._samples = self._slots = 0
@@ -158,7 +157,6 @@ class LlamaCpp:
         shutil.rmtree(self._socket.parent, ignore_errors=True)
 
     def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
-        """See `Engine.sample_seed`."""
         stream = _stream(config, first_stream) + row
         return stream * pow(STRIDE, -1, PRIME) % PRIME if stream < PRIME else stream
 

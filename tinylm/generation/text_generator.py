@@ -226,7 +226,7 @@ class TextGenerator:
         self.data = self.config.data
 
     def close(self) -> None:
-        """See `Engine.close`."""
+        """End the engine."""
         self.engine.close()
 
     @property

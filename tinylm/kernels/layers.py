@@ -105,17 +105,13 @@ class _OneDNNLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        rows = g.flatten(0, -2)  # (N, out)
+        g_t = g.flatten(0, -2).t()  # (out, N)
         dx = None if weight is None else _onednn_linear(g, weight.t())  # (..., in)
-        dw = None if x is None else _transposed_matmul(rows, x.flatten(0, -2))  # (out, in)
-        return dx, dw, rows.sum(dim=0) if ctx.needs_input_grad[2] else None
-
-
-def _transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a^T b: (N, P) and (N, Q) -> (P, Q). oneDNN copies its first argument, so the smaller one comes first."""
-    if a.shape[1] <= b.shape[1]:
-        return _onednn_linear(a.t(), b.t())  # (P, Q)
-    return _onednn_linear(b.t(), a.t()).t()  # (P, Q)
+        dw = None
+        if x is not None:  # oneDNN copies its first argument, so the smaller one comes first
+            x_t = x.flatten(0, -2).t()  # (in, N)
+            dw = _onednn_linear(g_t, x_t) if len(g_t) <= len(x_t) else _onednn_linear(x_t, g_t).t()  # (out, in)
+        return dx, dw, g_t.sum(dim=1) if ctx.needs_input_grad[2] else None
 
 
 def dot_product_attention(
@@ -162,7 +158,7 @@ def _is_unfused_faster(q: Tensor, k: Tensor) -> bool:
 def _unfused_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, dropout: float
 ) -> Tensor:
-    """As `dot_product_attention`; the queries of all heads that share a key/value head are rows of one product."""
+    """The queries of all heads that share a key/value head are rows of one product."""
     batch, kv_heads, keys, width = k.shape
     queries, group = q.shape[2], q.shape[1] // kv_heads
     rows = q.reshape(batch * kv_heads, group * queries, width)  # (B*K, H/K*T, W)

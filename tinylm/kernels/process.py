@@ -184,7 +184,11 @@ def use_private_folders() -> None:
     Raises TinyLMError if the cache folder cannot be created, or if other users can write to it.
     """
     folder = private_folder("torch")
-    _unset_default()
+    # Unset TORCHINDUCTOR_CACHE_DIR if torch has set it to its default, so that only a value of the user is kept
+    default = getattr(sys.modules.get("torch._inductor.runtime.cache_dir_utils"), "default_cache_dir", None)
+    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if default is not None and given is not None and Path(given) == Path(default()).absolute():
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
     for variable, name in FOLDERS.items():
         os.environ.setdefault(variable, str(folder / name))
 
@@ -203,11 +207,3 @@ def prepare_compiler() -> None:
         codecache._HEADER_LOCK_DIR = str(Path(codecache._HEADER_DIR) / "locks")
     else:
         config.cpp_cache_precompile_headers = False
-
-
-def _unset_default() -> None:
-    """Unset TORCHINDUCTOR_CACHE_DIR if torch has set it to its default, so that only a value of the user is kept."""
-    default = getattr(sys.modules.get("torch._inductor.runtime.cache_dir_utils"), "default_cache_dir", None)
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if default is not None and folder is not None and Path(folder) == Path(default()).absolute():
-        del os.environ["TORCHINDUCTOR_CACHE_DIR"]

@@ -12,7 +12,6 @@ one thread; here 64 random bits are used as four 16-bit numbers. RMSNorm has a b
 neither a forward nor a backward kernel for it (decision 010).
 """
 
-import functools
 import math
 from typing import Any
 
@@ -26,11 +25,24 @@ from tinylm.kernels import cpu_features
 MIN_ROWS = 32  # with fewer rows, converting the weight takes longer than a faster product gains
 
 _AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-_MKL_IS_FASTER = torch.backends.mkl.is_available() and (cpu_features.is_intel() or not cpu_features.has_avx512())
-_PREFERRED = _AVAILABLE and not _MKL_IS_FASTER
 
 MAX_UNFUSED_KEYS = 512  # with more keys, the backward pass of the fused kernel is faster in bf16
 _NORM_BACKWARD = hasattr(torch.ops.aten, "native_layer_norm_backward")
+
+
+def is_mkl_faster(is_intel: bool, has_avx512: bool) -> bool:
+    """Whether MKL multiplies fp32 matrices faster than oneDNN on a processor."""
+    return is_intel or not has_avx512
+
+
+_PREFERRED = _AVAILABLE and not (
+    torch.backends.mkl.is_available() and is_mkl_faster(cpu_features.is_intel(), cpu_features.has_avx512())
+)
+# Whether the processor has instructions for a 16-bit format
+HAS_INSTRUCTIONS = {
+    torch.bfloat16: not cpu_features.is_x86() or cpu_features.computes_bf16(),
+    torch.float16: not cpu_features.is_x86() or cpu_features.computes_fp16(),
+}
 
 
 def prefers_onednn() -> bool:
@@ -52,21 +64,13 @@ def is_widened(x: Tensor, weight: Tensor) -> bool:
     weight. x, weight: as for `linear`
     """
     return (
-        weight.dtype in (torch.bfloat16, torch.float16)
+        not HAS_INSTRUCTIONS.get(weight.dtype, True)
         and weight.device.type == "cpu"
         and x.numel() >= MIN_ROWS * x.shape[-1]
         and (torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype) == weight.dtype
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
-        and not _computes(weight.dtype)
     )
-
-
-@functools.cache
-def _computes(dtype: torch.dtype) -> bool:
-    """Whether the processor has instructions for a 16-bit format."""
-    computes = cpu_features.computes_bf16 if dtype == torch.bfloat16 else cpu_features.computes_fp16
-    return not cpu_features.is_x86() or computes()
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -124,7 +128,7 @@ def dot_product_attention(
     last position). `scale` is 1/sqrt(W) unless given. `dropout` is applied to the attention weights.
     """
     if q.device.type == "cpu" and (dropout or _is_unfused_faster(q, k)):
-        return _unfused_attention(q, k, v, mask, causal, scale, dropout)
+        return unfused_attention(q, k, v, mask, causal, scale, dropout)
     if q.shape[2] == 1:  # the queries that share a head as rows of one product, so that keys and values are read once
         rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])  # (B, K, H/K, W)
         return F.scaled_dot_product_attention(rows, k, v, mask, dropout, scale=scale).reshape(q.shape)
@@ -155,10 +159,10 @@ def _is_unfused_faster(q: Tensor, k: Tensor) -> bool:
     return torch.is_grad_enabled() and q.dtype == torch.bfloat16 and k.shape[2] <= MAX_UNFUSED_KEYS
 
 
-def _unfused_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, dropout: float
+def unfused_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, dropout: float = 0.0
 ) -> Tensor:
-    """The queries of all heads that share a key/value head are rows of one product."""
+    """`dot_product_attention`, (B, H, T, W) -> (B, H, T, W): queries that share a head are rows of one product."""
     batch, kv_heads, keys, width = k.shape
     queries, group = q.shape[2], q.shape[1] // kv_heads
     rows = q.reshape(batch * kv_heads, group * queries, width)  # (B*K, H/K*T, W)

@@ -316,7 +316,6 @@ def _checked(answer: dict[str, Any], key: str) -> Any:
 
 
 def _read_event(choice: dict[str, Any]) -> Iterator[Token]:
-    """The tokens of an event of the stream."""
     row, ids = choice["index"], map(int, choice["text"].split(NUMBER_END)[:-1])
     if not choice["logprobs"]:
         for token in ids:

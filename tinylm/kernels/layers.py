@@ -197,7 +197,6 @@ def random_dropout(x: Tensor, p: float) -> Tensor:
 
 
 def _draw(bits: Tensor) -> None:
-    """Fill an int64 tensor with random bits."""
     bits.random_(torch.iinfo(torch.int64).min, None)
 
 

@@ -270,6 +270,5 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _problem(status: HTTPStatus, message: str) -> dict[str, Any]:
-    """The content of an error in OpenAI's form."""
     kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
     return {"message": message, "type": kind, "code": int(status)}

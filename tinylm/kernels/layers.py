@@ -52,11 +52,21 @@ def prefers_onednn() -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b: (..., in), (out, in) and (out,) -> (..., out). In 16 bits, the result has the dtype of the weight."""
-    if not is_widened(x, weight):
-        return _multiply(x, weight, bias)
-    with torch.autocast("cpu", enabled=False):
-        y = _multiply(x.float(), weight.float(), None if bias is None else bias.float())
-    return y.to(weight.dtype)
+    if is_widened(x, weight):
+        with torch.autocast("cpu", enabled=False):
+            y = linear(x.float(), weight.float(), None if bias is None else bias.float())
+        return y.to(weight.dtype)
+    is_onednn_faster = (
+        _PREFERRED
+        and x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and x.numel() >= MIN_ROWS * x.shape[-1]
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()  # torch.compile supports these operations without gradients only
+    )
+    if not is_onednn_faster:
+        return F.linear(x, weight, bias)
+    return (_OneDNNLinear.apply if torch.is_grad_enabled() else _onednn_linear)(x, weight, bias)
 
 
 def is_widened(x: Tensor, weight: Tensor) -> bool:
@@ -70,25 +80,6 @@ def is_widened(x: Tensor, weight: Tensor) -> bool:
         and (torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype) == weight.dtype
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
-    )
-
-
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if not _is_onednn_faster(x, weight):
-        return F.linear(x, weight, bias)
-    if torch.is_grad_enabled():
-        return _OneDNNLinear.apply(x, weight, bias)
-    return _onednn_linear(x, weight, bias)
-
-
-def _is_onednn_faster(x: Tensor, weight: Tensor) -> bool:
-    return (
-        _PREFERRED
-        and x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
-        and x.numel() >= MIN_ROWS * x.shape[-1]
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()  # torch.compile supports these operations without gradients only
     )
 
 
@@ -127,7 +118,9 @@ def dot_product_attention(
     With `causal` and without a mask, a query attends to the keys up to its own position; T must then be S, or 1 (the
     last position). `scale` is 1/sqrt(W) unless given. `dropout` is applied to the attention weights.
     """
-    if q.device.type == "cpu" and (dropout or _is_unfused_faster(q, k)):
+    # In bf16 training with few keys, the backward pass of the fused kernel is slow
+    is_unfused_faster = torch.is_grad_enabled() and q.dtype == torch.bfloat16 and k.shape[2] <= MAX_UNFUSED_KEYS
+    if q.device.type == "cpu" and (dropout or is_unfused_faster):
         return unfused_attention(q, k, v, mask, causal, scale, dropout)
     if q.shape[2] == 1:  # the queries that share a head as rows of one product, so that keys and values are read once
         rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])  # (B, K, H/K, W)
@@ -152,11 +145,6 @@ def max_unfused_keys(device: str, dtype: str) -> int:
 def causal_triangle(queries: int, keys: int, device: torch.device) -> Tensor:
     """(T, S) causal mask, True where a query attends; the last query has the position of the last key."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-
-
-def _is_unfused_faster(q: Tensor, k: Tensor) -> bool:
-    """Whether this is bf16 training with few keys, where the backward pass of the fused kernel is slow."""
-    return torch.is_grad_enabled() and q.dtype == torch.bfloat16 and k.shape[2] <= MAX_UNFUSED_KEYS
 
 
 def unfused_attention(

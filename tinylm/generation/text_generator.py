@@ -235,7 +235,7 @@ class TextGenerator:
         return self.config.tokenizer.chat_template
 
     def continue_encoded(self, encoded: EncodedPrompt, config: GenerationConfig, first_stream: int = 0) -> Continuation:
-        """As `continue_prompt`, for an already encoded prompt, such as a conversation."""
+        """The samples that continue an encoded prompt, such as a conversation."""
         return Continuation(self.engine, self.tokenizer, [encoded], config, first_stream)
 
     def continue_prompt(self, prompt: Prompt, first_stream: int = 0) -> Continuation:
@@ -262,7 +262,7 @@ class TextGenerator:
         return format
 
     def answer(self, prompt: Prompt, format: ChatFormat, first_stream: int = 0) -> Continuation:
-        """As `continue_prompt`, for a chat: answers to the prompt's conversation, or to its text as a user message.
+        """Answers to the conversation of a prompt, or to its text as a user message.
 
         Raises UsageError for a conversation that the template rejects or that leaves no room in the context.
         """

@@ -43,7 +43,7 @@ from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.graph_engine import GraphEngine
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.torch_engine import TorchEngine
-from tinylm.kernels.cuda_graphs import capture
+from tinylm.kernels.graphs import capture
 from tinylm.machine.device import DTYPES, choose_device, describe_device
 from tinylm.machine.measure import choose_machine
 from tinylm.objectives.loss import next_token

@@ -40,8 +40,8 @@ from tinylm.config.training import Budget, TrainingConfig
 from tinylm.formats.family import ForeignModel
 from tinylm.formats.huggingface import write_folder
 from tinylm.kernels.cpu_features import computes_bf16
+from tinylm.kernels.layers import linear
 from tinylm.kernels.process import keep_freed_blocks, set_thresholds
-from tinylm.kernels.products import linear
 from tinylm.machine.device import DTYPES, autocast
 from tinylm.machine.measure import choose_machine
 from tinylm.objectives.loss import next_token

@@ -3,6 +3,7 @@ which the model's own files are not opened again.
 """
 
 import collections
+import contextlib
 import copy
 import errno
 import functools
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,15 @@ from tinylm.generation import converted, llama_cpp
 from tinylm.generation.converted import conversion_key, open_converted
 from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
-from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp
+from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, import_llama_cpp
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p
 from tinylm.generation.text_generator import Continuation
 from tinylm.generation.torch_engine import TorchEngine
 from tinylm.models import engine as model_engine
 from tinylm.models import load as loading
+from tinylm.models.engine import ModelEngine
+from tinylm.models.model import Model
 from tinylm.reporter import SilentReporter
 from tinylm.system import files
 from tinylm.text.tokenizer import Tokenizer
@@ -69,12 +72,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "gguf"
 
 
-@pytest.fixture
-def opened(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files that llama.cpp opens."""
-    found, start = [], LlamaCpp._start
-    monkeypatch.setattr(LlamaCpp, "_start", lambda self, *sizes: (found.append(self.file), start(self, *sizes))[1])
-    return found
+@contextlib.contextmanager
+def without_xllamacpp() -> Iterator[None]:
+    """As where the package is not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "xllamacpp", None)
+        import_llama_cpp.cache_clear()
+        yield
+    import_llama_cpp.cache_clear()
 
 
 @pytest.fixture
@@ -85,17 +90,18 @@ def loads(monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[Any]:
     return calls
 
 
-def test_llama_cpp_is_used_unless_torch_is_asked_for_with_the_same_greedy_text(run: Path, opened: list[Path]) -> None:
+def test_llama_cpp_is_used_unless_torch_is_asked_for_with_the_same_greedy_text(run: Path, cache: Path) -> None:
     model = tinylm.load(run)
     for choices in ({"engine": "torch"}, {"cache": False}):
         expected = model.generate(**PROMPT, **choices)
-        assert not opened
+        assert isinstance(model.engine.choose(SpeedConfig(**choices)), TorchEngine)
+    assert not cache.exists()
     assert model.generate(**PROMPT) == expected
-    assert len(opened) == 1
+    assert isinstance(model.engine.choose(SpeedConfig()), LlamaCpp) and len(list(cache.glob("*.gguf"))) == 1
 
 
 def test_a_file_is_written_once_for_each_model_and_again_if_others_can_write_it(
-    run: Path, opened: list[Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the number format of the model. Those unused for longest are deleted."""
     expected = tinylm.load(run).generate(**PROMPT)
@@ -124,18 +130,18 @@ def lora(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ).run
 
 
-def test_loras_are_merged_at_their_scales(run: Path, lora: Path, opened: list[Path]) -> None:
+def test_loras_are_merged_at_their_scales(run: Path, lora: Path, cache: Path) -> None:
     texts = set()
     for adapter, selected in ((lora, None), (lora, 0), (f"{lora}=0.5", 0)):
         model = tinylm.load(run, adapters=[adapter])
         model.select_adapter(selected)
         texts.add(model.generate(**PROMPT))
         assert model.generate(**PROMPT, engine="torch") in texts
-    assert len(set(opened)) == len(texts) == 3
+    assert len(list(cache.glob("*.gguf"))) == len(texts) == 3
 
 
 def test_what_llama_cpp_cannot_run_is_named_and_sampled_by_torch(
-    run: Path, lora: Path, opened: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Path, lora: Path, cache: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "text").write_text(story(4000))
     options = {"layers": 1, "heads": 2, "width": 16, "context": 32, "steps": 1, "position": "relative"}
@@ -145,25 +151,73 @@ def test_what_llama_cpp_cannot_run_is_named_and_sampled_by_torch(
         "relative": tinylm.load(relative),
         "bottleneck adapter, which cannot be merged": tinylm.load(run, adapters=[bottleneck]),
         "has several adapters": tinylm.load(run, adapters=[lora, lora]),
-        "xllamacpp is not installed": tinylm.load(run),
     }
-    for reason, model in models.items():
-        if "installed" in reason:
-            monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: None)
+
+    def check(reason: str, model: Model) -> None:
         assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
         with pytest.raises(UsageError, match=rf'`engine="llama.cpp"` is not possible: .*{reason}'):
             model.generate(**PROMPT, engine="llama.cpp")
+
+    for reason, model in models.items():
+        check(reason, model)
+    with without_xllamacpp():
+        check("xllamacpp is not installed", tinylm.load(run))
     prepared = tinylm.load(run)
-    prepared.engine.settle(SpeedConfig(engine="torch"))  # its fused layers have other names and shapes
+    prepared.engine.settle(SpeedConfig(engine="torch"))  # its weights may be rounded, and an adapter merged
     with pytest.raises(UsageError, match="prepared for torch; load it again"):
         prepared.generate(**PROMPT, engine="llama.cpp")
     with pytest.raises(UsageError, match="prompts choose their adapters"):
         tinylm.load(run).engine.settle(SpeedConfig(engine="llama.cpp"), switches_adapters=True)
-    assert not opened
+    assert not list(cache.glob("*.gguf"))
+
+
+def test_int8_weights_that_llama_cpp_cannot_run_are_refused_with_the_reason(
+    run: Path, lora: Path, cache: Path, tmp_path: Path
+) -> None:
+    """At once if the model is the reason, else when text is generated."""
+    (tmp_path / "text").write_text(story(4000))
+    (tmp_path / "pairs.tsv").write_text("a\tb\nb\tc\n" * 50)
+    small = {"layers": 1, "heads": 2, "width": 16, "context": 32, "steps": 1}
+    encoder = tinylm.train(tmp_path / "text", tmp_path / "encoder", architecture="encoder", **small).run
+    pairs = {**small, "architecture": "encoder-decoder"}
+    translator = tinylm.train(tmp_path / "pairs.tsv", tmp_path / "translator", **pairs).run
+    relative = tinylm.train(tmp_path / "text", tmp_path / "relative", position="relative", **small).run
+    shortest = tinylm.train(tmp_path / "text", tmp_path / "shortest", **small | {"context": 3}).run
+    bottleneck = tinylm.finetune_adapter(tmp_path / "text", model=run, out=tmp_path / "bottleneck", steps=1).run
+
+    def int8(path: Path = run, *adapters: Path) -> Any:
+        return tinylm.load(path, adapters=adapters, quantize="int8")
+
+    def on_another_device() -> None:
+        model = tinylm.load(run)
+        ModelEngine(run, model.network.to("meta"), model.config, model.tokenizer, (), "fp32", "int8", SilentReporter())
+
+    rows: list[tuple[Callable[[], object], str]] = [
+        (lambda: int8(encoder), "it is for decoders"),
+        (lambda: int8(translator), "it is for decoders"),
+        (on_another_device, "it is for a CPU, and the model is on meta"),
+        (lambda: int8(shortest), "it is for contexts of at least 4 tokens"),
+        (lambda: int8(run, bottleneck), "the model has a bottleneck adapter, which cannot be merged"),
+        (lambda: int8(run, lora, lora), "a module of the model has several adapters"),
+        (lambda: int8(relative).generate(), "No model family of Hugging Face has this model's `position` 'relative'"),
+        (lambda: int8().generate(engine="torch"), "`engine` or `json_schema` chooses torch"),
+        (lambda: int8().generate(json_schema={"type": "null"}), "`engine` or `json_schema` chooses torch"),
+        (lambda: int8().generate(cache=False), "it needs the cache"),
+        (lambda: int8().engine.settle(SpeedConfig(), switches_adapters=True), "prompts choose their adapters"),
+    ]
+    message = "int8 weights are for llama.cpp, which is not possible: "
+    for act, reason in rows:
+        with pytest.raises(UsageError) as error:
+            act()
+        assert str(error.value).startswith(f"{message}{reason}"), error.value
+        assert str(error.value).endswith("; leave `quantize` out.")
+    assert not list(cache.glob("*.gguf"))
+    with without_xllamacpp(), pytest.raises(UsageError, match=f"{message}the package xllamacpp is not installed"):
+        int8()
 
 
 def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(
-    run: Path, opened: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*args: Any, **options: Any) -> str:
         raise TinyLMError("Cannot write x.gguf: No space left on device.")
@@ -172,8 +226,9 @@ def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(
     model = tinylm.load(run)
     assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
     assert "llama.cpp is not used: Cannot write x.gguf" in caplog.text
-    with pytest.raises(TinyLMError, match="No space left"):
-        model.generate(**PROMPT, engine="llama.cpp")
+    for demanded in (model, tinylm.load(run, quantize="int8")):
+        with pytest.raises(TinyLMError, match="No space left"):
+            demanded.generate(**PROMPT, engine="llama.cpp" if demanded is model else "auto")
 
 
 # The record of a converted file
@@ -182,7 +237,7 @@ OPTIONS = ("-n", 30, "-t", 0, "--seed", 3)
 
 
 def test_a_read_only_cache_is_used_and_an_unknown_engine_is_an_error(
-    run: Path, opened: list[Path], monkeypatch: pytest.MonkeyPatch
+    run: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read_only(*args: Any, **options: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system")

@@ -2,6 +2,7 @@
 
 import copy
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,7 @@ from tinylm.generation.graph_engine import GraphEngine, has_fixed_shapes
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import Sampler
 from tinylm.generation.torch_engine import TorchEngine
-from tinylm.kernels.cuda_graphs import Step
-from tinylm.models import engine as model_engine
+from tinylm.kernels.graphs import Step
 from tinylm.models.model import Model
 from tinylm.text.tokenizer import train_char
 from tinylm.transformer.build import build_model
@@ -179,9 +179,15 @@ def test_logits_that_are_not_finite_are_an_error_unless_they_are_of_padding() ->
     assert all(0 <= token < 13 for token in sampler.sample(torch.full((2, 16), float("nan"))).flatten().tolist())
 
 
-def test_a_model_on_a_gpu_generates_with_graphs_where_it_can(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And without, saying so, if the capture fails. Plain calls replace graphs."""
-    plain, model = tinylm.load(run), tinylm.load(run)
+def with_graphs(model: Model, capture: Callable[[Step], Step], notes: list[str]) -> Model:
+    """The model with the engine that it has on a GPU, where `capture` captures."""
+    network, reporter = model.engine.torch.model, SimpleNamespace(note=notes.append)
+    model.engine.torch = TorchEngine(network, model.tokenizer, GraphEngine(network, model.tokenizer, capture, reporter))
+    return model
+
+
+def test_a_model_generates_with_graphs_and_if_a_capture_fails_without(run: Path) -> None:
+    """Plain calls replace graphs. The failure is noted."""
     notes: list[str] = []
     captured: list[Step] = []
 
@@ -191,25 +197,13 @@ def test_a_model_on_a_gpu_generates_with_graphs_where_it_can(run: Path, monkeypa
             raise RuntimeError("CUDA error: not permitted\nand much more")
         return step
 
-    monkeypatch.setattr(model.engine, "reporter", SimpleNamespace(note=notes.append))
-    monkeypatch.setattr(model_engine, "can_capture", lambda device: True)
-    monkeypatch.setattr(model_engine, "capture", capture)
+    plain, model = tinylm.load(run), with_graphs(tinylm.load(run), capture, notes)
     settings: dict[str, Any] = {"max_tokens": 40, "seed": 1, "engine": "torch"}
-
-    def text(chosen: Model, **others: Any) -> object:
-        with monkeypatch.context() as patch:
-            if chosen is plain:
-                patch.setattr(model_engine, "can_capture", lambda device: False)
-            return chosen.generate("the", **settings, **others)
-
-    expected = text(plain)
-    assert text(model) == text(model) == expected
-    assert len(captured) == 1
-    assert text(model, top_k=3) == text(plain, top_k=3)
-    assert len(captured) == 2
-    assert notes[-1] == "Capturing a CUDA graph failed (CUDA error: not permitted); continuing without it."
-    assert text(model, top_k=4) == text(plain, top_k=4)
-    assert len(captured) == 2  # one failure is enough
+    # With a first capture, with the same again, with one that fails, and without another one after it
+    for others, captures in (({}, 1), ({}, 1), ({"top_k": 3}, 2), ({"top_k": 4}, 2)):
+        assert model.generate("the", **settings, **others) == plain.generate("the", **settings, **others)
+        assert len(captured) == captures
+    assert notes == ["Capturing a CUDA graph failed (CUDA error: not permitted); continuing without it."]
 
 
 def test_the_caches_of_the_last_request_are_freed_before_those_of_another_kind() -> None:
@@ -227,17 +221,14 @@ def test_the_caches_of_the_last_request_are_freed_before_those_of_another_kind()
     assert len(steps) == 3
 
 
-def test_another_adapter_is_captured_anew(run: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_adapter_is_captured_anew(run: Path, adapter: Path) -> None:
     """The scale of an adapter is a constant of the graph."""
-    model, plain = tinylm.load(run, adapters=[adapter]), tinylm.load(run, adapters=[adapter])
     captured: list[Step] = []
-    monkeypatch.setattr(model_engine, "capture", lambda step: captured.append(step) or step)
+    plain, model = tinylm.load(run, adapters=[adapter]), tinylm.load(run, adapters=[adapter])
+    model = with_graphs(model, lambda step: captured.append(step) or step, [])
     settings: dict[str, Any] = {"max_tokens": 40, "seed": 1, "engine": "torch"}
     for number, index in enumerate((0, None, 0), start=1):
-        texts = []
         for chosen in (model, plain):
-            monkeypatch.setattr(model_engine, "can_capture", lambda device, chosen=chosen: chosen is model)
             chosen.select_adapter(index)
-            texts.append(chosen.generate("the", **settings))
-        assert texts[0] == texts[1]
+        assert model.generate("the", **settings) == plain.generate("the", **settings)
         assert len(captured) == number

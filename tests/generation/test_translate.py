@@ -14,8 +14,8 @@ from tinylm.generation.sampler import Sampler
 from tinylm.generation.torch_engine import generate
 from tinylm.jobs.pairs.translate import BeamSearchConfig, beam_search, encode_sources
 from tinylm.transformer.architectures import EncoderDecoder
+from tinylm.transformer.attention import Cache
 from tinylm.transformer.build import build_model
-from tinylm.transformer.kv_cache import Cache
 
 V, END, MAX_TOKENS = 5, 0, 4
 SOURCES = [[3, 1, 4], [2], [1, 1, 2, 3, 4], [4, 4], [2, 3]]

@@ -1,7 +1,28 @@
-"""Modules loaded with a version of torch that lacks certain private names."""
+"""Modules loaded with a version of torch that lacks certain private names, and calls of torch's functions."""
 
 import importlib.util
+from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class Calls(TorchFunctionMode):
+    """The calls of torch's functions within a context: name, and dtypes of the tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, list[torch.dtype]]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        self.found.append((func.__name__, [value.dtype for value in args if isinstance(value, torch.Tensor)]))
+        return func(*args, **kwargs or {})
+
+    def of(self, *names: str) -> int:
+        """The number of calls of these functions."""
+        return sum(name in names for name, _ in self.found)
 
 
 class NamespaceWithout:

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tests.kernels.absent import Calls
 from tinylm.kernels.layers import random_dropout
 
 
@@ -28,10 +29,13 @@ def test_neighbouring_entries_and_calls_are_independent_and_a_seed_determines_an
         assert first.shape == (size, 1) and torch.equal(first, again)
 
 
-def test_other_devices_use_the_dropout_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinylm.kernels.layers.F.dropout", lambda x, p: (x, p))
-    x = torch.empty(3, device="meta")
-    assert random_dropout(x, 0.3) == (x, 0.3)
+def test_other_devices_use_the_dropout_of_torch() -> None:
+    with Calls() as calls:
+        random_dropout(torch.empty(3, device="meta"), 0.3)
+    assert calls.of("dropout") == 1
+    with Calls() as calls:
+        random_dropout(torch.empty(3), 0.3)
+    assert calls.of("dropout") == 0
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # raised by imports of torch's compiler

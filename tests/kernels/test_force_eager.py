@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tinylm.kernels.without_compiler import discard_compiled, force_eager
+from tinylm.kernels.graphs import discard_compiled, force_eager
 
 
 class Double(torch.nn.Module):

@@ -1,15 +1,19 @@
+import contextlib
+import itertools
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from tests.kernels.absent import NamespaceWithout, loaded_again
 from tinylm.kernels import cpu_features
-from tinylm.kernels import products as module
-from tinylm.kernels.products import MIN_ROWS
+from tinylm.kernels import layers as module
+from tinylm.kernels.layers import MIN_ROWS, is_mkl_faster
 from tinylm.transformer.layers import Linear
 
 needs_onednn = pytest.mark.skipif(not module._AVAILABLE, reason="this torch has no oneDNN")
@@ -26,18 +30,14 @@ def make(inputs: int, outputs: int, bias: bool = True) -> Linear:
     return Linear(inputs, outputs, bias)
 
 
-@pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shape of the first operand of each call of oneDNN."""
+@contextlib.contextmanager
+def products() -> Iterator[list[tuple[int, ...]]]:
+    """The shape of the first operand of each call of oneDNN, as torch's profiler records it."""
     shapes: list[tuple[int, ...]] = []
-    real = module._onednn_linear
-
-    def spy(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        shapes.append(tuple(x.shape))
-        return real(x, weight, bias)
-
-    monkeypatch.setattr(module, "_onednn_linear", spy)
-    return shapes
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True) as profiled:
+        yield shapes
+    events = [event for event in profiled.events() if event.name == "mkldnn::_linear_pointwise"]
+    shapes += [tuple(event.input_shapes[0]) for event in sorted(events, key=lambda event: event.time_range.start)]
 
 
 @given(
@@ -73,54 +73,44 @@ def test_outputs_and_gradients_equal_the_formulas_in_float64(
 
 
 @needs_onednn
-def test_fp32_on_a_cpu_is_computed_by_onednn_forward_and_backward(products: list[tuple[int, ...]]) -> None:
+def test_fp32_on_a_cpu_is_computed_by_onednn_forward_and_backward() -> None:
     """The smaller operand of the weight gradient comes first. Gradients that are not required are not computed."""
     x = torch.randn(2, MIN_ROWS, 8, requires_grad=True)
     for outputs, first in ((6, 6), (8, 8), (12, 8)):
-        products.clear()
-        make(8, outputs)(x).sum().backward()
-        assert products == [(2, MIN_ROWS, 8), (2, MIN_ROWS, outputs), (first, 2 * MIN_ROWS)]
-    products.clear()
-    make(8, 6)(x.detach()).sum().backward()
+        with products() as shapes:
+            make(8, outputs)(x).sum().backward()
+        assert shapes == [(2, MIN_ROWS, 8), (2, MIN_ROWS, outputs), (first, 2 * MIN_ROWS)]
     frozen = make(8, 6).requires_grad_(False)
-    frozen(x).sum().backward()
-    assert products == [(2, MIN_ROWS, 8), (6, 2 * MIN_ROWS), (2, MIN_ROWS, 8), (2, MIN_ROWS, 6)]
+    with products() as shapes:
+        make(8, 6)(x.detach()).sum().backward()
+        frozen(x).sum().backward()
+    assert shapes == [(2, MIN_ROWS, 8), (6, 2 * MIN_ROWS), (2, MIN_ROWS, 8), (2, MIN_ROWS, 6)]
     assert frozen.weight.grad is None and frozen.bias.grad is None
 
 
 def test_other_number_formats_few_rows_and_processors_with_a_faster_library_use_torchs_linear_function(
-    products: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         layer, x = make(8, 6).to(dtype), torch.randn(MIN_ROWS, 8).to(dtype)
         assert layer(x).equal(F.linear(x, layer.weight, layer.bias))
     layer = make(8, 6)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert layer(torch.randn(MIN_ROWS, 8)).dtype == torch.bfloat16
-    layer(torch.randn(MIN_ROWS - 1, 8))
-    monkeypatch.setattr(module, "_PREFERRED", False)
-    layer(torch.randn(MIN_ROWS, 8))
-    assert products == []
+    with products() as shapes:
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(torch.randn(MIN_ROWS, 8)).dtype == torch.bfloat16
+        layer(torch.randn(MIN_ROWS - 1, 8))
+        monkeypatch.setattr(module, "_PREFERRED", False)
+        layer(torch.randn(MIN_ROWS, 8))
+    assert shapes == []
 
 
 @needs_onednn
 def test_processors_on_which_mkl_is_faster_keep_it_if_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Empty capabilities: a version of torch that does not report them, on an AMD processor."""
-    monkeypatch.setattr(cpu_features, "identify_processor", lambda: {"vendor_id": "AuthenticAMD"})
-    intel, amd, arm = ({"cpu_name": name} for name in ("Intel Xeon", "AMD EPYC", "ARM Neoverse"))
-    table = [  # capabilities, instruction set, whether torch has MKL; whether oneDNN is preferred
-        (intel, "AVX512", True, False),
-        (intel, "AVX512", False, True),
-        (amd, "AVX512", True, True),
-        (amd, "AVX2", True, False),
-        (arm, "DEFAULT", False, True),
-        ({}, "AVX512", True, True),
-    ]
-    for capabilities, level, mkl, expected in table:
-        monkeypatch.setattr(cpu_features, "capabilities", lambda found=capabilities: found)
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=level: found)
-        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda found=mkl: found)
-        assert loaded_again(module).prefers_onednn() == expected, (capabilities, level, mkl)
+    assert [is_mkl_faster(*row) for row in itertools.product((True, False), repeat=2)] == [True, True, False, True]
+    faster = is_mkl_faster(cpu_features.is_intel(), cpu_features.has_avx512())
+    for has_mkl in (True, False):
+        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda found=has_mkl: found)
+        assert loaded_again(module).prefers_onednn() == (not has_mkl or not faster)
 
 
 def test_without_the_private_operation_torchs_linear_function_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

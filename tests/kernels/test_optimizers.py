@@ -11,7 +11,7 @@ import torch
 
 from tests.kernels.absent import loaded_again
 from tests.shell import TINY, run_child, story
-from tinylm.kernels import without_compiler
+from tinylm.kernels import graphs
 
 TRAINING = """
 import sys
@@ -39,10 +39,10 @@ def test_training_does_not_import_the_compiler_if_nothing_is_compiled(
 @pytest.fixture(params=["unwrapped", "nothing to unwrap"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     if request.param == "unwrapped":
-        return without_compiler
+        return graphs
     for name in ("add_param_group", "zero_grad"):
         monkeypatch.setattr(torch.optim.Optimizer, name, inspect.unwrap(getattr(torch.optim.Optimizer, name)))
-    return loaded_again(without_compiler)
+    return loaded_again(graphs)
 
 
 def test_updates_equal_those_of_the_optimizers_of_torch(kernel: ModuleType) -> None:

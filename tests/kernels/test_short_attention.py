@@ -1,12 +1,12 @@
 import itertools
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tinylm.kernels.layers import MAX_UNFUSED_KEYS, dot_product_attention, max_unfused_keys
+from tests.kernels.absent import Calls
+from tinylm.kernels.layers import MAX_UNFUSED_KEYS, dot_product_attention, max_unfused_keys, unfused_attention
 
 
 @pytest.mark.parametrize(
@@ -38,29 +38,24 @@ def test_bf16_attention_and_its_gradients_equal_the_formula(keys: int, masked: b
             torch.testing.assert_close(rounded.grad.double(), precise.grad, rtol=0.03, atol=0.05 * scale)
 
 
-def test_attention_is_fused_except_for_few_keys_in_bf16_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    fused = Mock(wraps=F.scaled_dot_product_attention)
-    monkeypatch.setattr(F, "scaled_dot_product_attention", fused)
+def test_attention_is_fused_except_for_few_keys_in_bf16_with_gradients() -> None:
     for keys, dtype, gradient, calls in (
         (MAX_UNFUSED_KEYS, torch.bfloat16, True, 0),
         (MAX_UNFUSED_KEYS + 1, torch.bfloat16, True, 1),
         (MAX_UNFUSED_KEYS, torch.bfloat16, False, 1),
         (MAX_UNFUSED_KEYS, torch.float32, True, 1),
     ):
-        fused.reset_mock()
         q, k, v = (torch.randn(1, 2, keys, 8, dtype=dtype, requires_grad=True) for _ in range(3))
-        with torch.set_grad_enabled(gradient):
+        with torch.set_grad_enabled(gradient), Calls() as found:
             dot_product_attention(q, k, v, None, True)
-        assert fused.call_count == calls, (keys, dtype, gradient)
+        assert found.of("scaled_dot_product_attention") == calls, (keys, dtype, gradient)
     assert max_unfused_keys("cpu", "bf16") == MAX_UNFUSED_KEYS
     assert max_unfused_keys("cpu", "fp32") == max_unfused_keys("cuda", "bf16") == 0
 
 
-def test_unfused_attention_equals_the_fused_kernel_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfused_attention_equals_the_fused_kernel_in_fp32() -> None:
     """Fewer queries than keys are the last ones; the reference gets their causal mask explicitly."""
     generator, fused = torch.Generator().manual_seed(0), F.scaled_dot_product_attention
-    monkeypatch.setattr("tinylm.kernels.layers._is_unfused_faster", lambda q, k: True)
-    monkeypatch.setattr(F, "scaled_dot_product_attention", None)
     cases = ((7, True, False), (7, False, False), (2, True, False), (5, True, True))
     for (queries, causal, masked), scale in itertools.product(cases, (None, 1.0)):
         q, k, v = (torch.randn(2, h, t, 8, generator=generator) for h, t in ((4, queries), (2, 7), (2, 7)))
@@ -68,5 +63,5 @@ def test_unfused_attention_equals_the_fused_kernel_in_fp32(monkeypatch: pytest.M
         allowed[..., -1] = True
         visible = torch.ones(queries, 7, dtype=torch.bool).tril(7 - queries) if causal else torch.ones(queries, 7) > 0
         expected = fused(q, k, v, allowed if masked else visible, scale=scale, enable_gqa=True)
-        found = dot_product_attention(q, k, v, allowed if masked else None, causal, scale)
+        found = unfused_attention(q, k, v, allowed if masked else None, causal, scale)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

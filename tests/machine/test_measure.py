@@ -49,7 +49,7 @@ def test_compiled_is_faster_with_a_compiler_unless_eager_code_uses_onednn(
         ("cpu", "fp32", True, False),
         ("cpu", "fp32", False, True),
     ):
-        monkeypatch.setattr("tinylm.kernels.products.prefers_onednn", lambda onednn=onednn: onednn)
+        monkeypatch.setattr("tinylm.machine.measure.prefers_onednn", lambda onednn=onednn: onednn)
         monkeypatch.setenv("CXX", sys.executable)  # a compiler that exists
         assert module.compiled_is_faster(device, dtype) == faster, (device, dtype, onednn)
     monkeypatch.delenv("CXX")

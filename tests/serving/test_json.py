@@ -56,3 +56,10 @@ def test_the_server_holds_a_schema_in_completions_and_chats_or_refuses_it(model:
                 for stream in (False, True):
                     status, answer, _ = call(address, path, {**request, **format(schema), "stream": stream})
                     assert status == 400 and reason in answer["error"]["message"], (path, schema, answer)
+
+
+def test_a_server_with_int8_weights_generates_json_with_the_weights_before_quantizing(model: Path) -> None:
+    with server(model, "--quantize", "int8") as (_, address):
+        request = {"prompt": "a", "json_schema": {"type": "boolean"}, "max_tokens": 10}
+        status, answer, _ = call(address, "/v1/completions", request)
+    assert status == 200 and answer["choices"][0]["text"] in ("true", "false")

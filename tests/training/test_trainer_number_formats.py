@@ -14,7 +14,7 @@ from tests.training.trainer_bench import CONFIG, Bench, assert_same, trained, va
 from tests.variants import randomised
 from tinylm.config.training import Budget
 from tinylm.errors import DivergedError
-from tinylm.kernels.without_compiler import AdamW
+from tinylm.kernels.graphs import AdamW
 from tinylm.machine.device import DTYPES
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch

@@ -14,8 +14,8 @@ from tests.variants import VARIANTS, randomised, small
 from tinylm.config.model import ModelConfig
 from tinylm.jobs.pairs.job import sequence_to_sequence
 from tinylm.text.batches import Batch
+from tinylm.transformer.blocks import RoutedExperts
 from tinylm.transformer.build import build_model, count_parameters
-from tinylm.transformer.feedforward import RoutedExperts
 
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8, 1, 12, 0]]
 ENCODED = [[3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8], [6]]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from tests.variants import randomised, small
 from tinylm.transformer.architectures import CacheShape, Decoder, Embeddings
 from tinylm.transformer.attention import DotProduct, Heads, SelfAttention
-from tinylm.transformer.block import ParallelBlock, PostNormBlock, PreNormBlock, SandwichNormBlock
+from tinylm.transformer.blocks import ParallelBlock, PostNormBlock, PreNormBlock, SandwichNormBlock
 from tinylm.transformer.build import build_model
 from tinylm.transformer.position import Position
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tests import reference_parts
 from tests.variants import randomised
-from tinylm.transformer.feedforward import FeedForward, MergedExperts, RoutedExperts, summarise_routing
+from tinylm.transformer.blocks import FeedForward, MergedExperts, RoutedExperts, summarise_routing
 
 E, K, D = 5, 2, 8
 BALANCE = 0.25

@@ -6,7 +6,7 @@ from tests.transformer.test_architectures import exact
 from tests.variants import every_variant, small
 from tinylm.config.model import ModelConfig
 from tinylm.transformer.architectures import Decoder
-from tinylm.transformer.kv_cache import KVCache
+from tinylm.transformer.attention import KVCache
 
 LENGTH = 12
 CHUNKS = ([1] * 12, [3, 1, 5, 2, 1], [9, 1, 1, 1], [12])

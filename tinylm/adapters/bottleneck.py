@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tinylm.adapters.adapter import Adapter, replace_modules, trained_dtype, unwrapped_name
 from tinylm.config.run import AdapterConfig
 from tinylm.transformer.architectures import Transformer
-from tinylm.transformer.feedforward import gelu
+from tinylm.transformer.blocks import gelu
 
 SUBLAYERS = ("attention", "cross_attention", "feedforward")
 

@@ -21,7 +21,7 @@ from tinylm.adapters.adapter import (
 from tinylm.config.run import AdapterConfig
 from tinylm.config.validation import check_choice
 from tinylm.errors import UsageError
-from tinylm.transformer.feedforward import RoutedExperts
+from tinylm.transformer.blocks import RoutedExperts
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

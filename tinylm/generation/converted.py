@@ -38,7 +38,7 @@ SUFFIXES = (".json", ".jinja", ".safetensors")  # of the files that are read to 
 CHECKSUMS = ".sums"  # suffix of the file with the checksums of a converted file
 BLOCK = 1 << 20  # bytes that have a checksum
 MAX_BLOCKS = 256  # that are compared when a file is opened: a fifth of a second
-GPU_DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # device files on Linux: NVIDIA, AMD and WSL
+GPU_DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # on Linux: NVIDIA, AMD and WSL
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def conversion_key(path: Path, device: str, dtype: str, quantize: str) -> str | 
     `None` if a file cannot be read, is a symbolic link in a folder or has just changed (`is_settled`), or if the device
     may be a GPU.
     """
-    if device not in ("auto", "cpu") or (device == "auto" and _may_have_gpu()):
+    may_have_gpu = sys.platform != "linux" or any(map(os.path.exists, GPU_DEVICE_FILES))
+    if device not in ("auto", "cpu") or (device == "auto" and may_have_gpu):
         return None
     path = resolve_links(path)  # the user named it
     try:
@@ -110,11 +111,6 @@ def conversion_key(path: Path, device: str, dtype: str, quantize: str) -> str | 
     files = [(file.name, *file_state(state)) for file, state in zip(paths, states, strict=True)]
     identity = (__version__, LAYOUT, str(path.absolute()), files, device, dtype, quantize)
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
-
-
-def _may_have_gpu() -> bool:
-    """Whether torch may find a GPU: always on systems other than Linux; on Linux, if a GPU device file exists."""
-    return sys.platform != "linux" or any(map(os.path.exists, GPU_DEVICE_FILES))
 
 
 def _record_file(key: str) -> Path:

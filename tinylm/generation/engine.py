@@ -48,11 +48,11 @@ class Engine(Protocol):
 
     def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
         """The seed with which this row is generated as the only one."""
-        ...
+        return sample_seed(config.seed, first_stream + row)
 
     def close(self) -> None:
         """End llama.cpp, if it runs; otherwise it ends with the process. `generate` starts it again."""
-        ...
+        return
 
 
 def window_start(length: int, context: int) -> int:

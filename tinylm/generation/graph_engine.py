@@ -15,16 +15,16 @@ from torch import Tensor
 from tinylm.adapters.adapter import adapter_layers
 from tinylm.config.model import ModelConfig
 from tinylm.errors import first_line
-from tinylm.generation.engine import Token, sample_seed, window_start
+from tinylm.generation.engine import Engine, Token, window_start
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig, SamplingConfig
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import Sampler, require_finite
 from tinylm.generation.torch_engine import left_padded
-from tinylm.kernels.cuda_graphs import Step
+from tinylm.kernels.graphs import Step
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder
-from tinylm.transformer.kv_cache import KVCache, StaticCache
+from tinylm.transformer.attention import KVCache, StaticCache
 
 AHEAD = 4
 MIN_TOKENS = 16  # not measured: a capture runs the step once and records it once
@@ -42,12 +42,12 @@ def has_fixed_shapes(model: ModelConfig) -> bool:
 
 
 @dataclass(eq=False)
-class GraphEngine:
-    """An `Engine` for the requests that it `suits`, and models with `has_fixed_shapes`.
+class GraphEngine(Engine):
+    """The engine of the requests that it `suits`, and models with `has_fixed_shapes`.
 
     The last captured step is kept, and serves the next request of the same kind.
 
-    capture: see `tinylm.kernels.cuda_graphs.capture`
+    capture: see `tinylm.kernels.graphs.capture`
     """
 
     model: Decoder
@@ -68,7 +68,6 @@ class GraphEngine:
     def generate(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:
-        """See `Engine.generate`."""
         texts, context, left = [list(prompt.start) for prompt in prompts], self.model.context, config.max_tokens
         captured = self._take_captured(texts, config)
         step = captured.step
@@ -113,13 +112,6 @@ class GraphEngine:
             self.reporter.note(f"Capturing a CUDA graph failed ({first_line(error)}); continuing without it.")
             self._has_failed = True
             return _Captured(kind, step, step)
-
-    def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
-        """See `Engine.sample_seed`."""
-        return sample_seed(config.seed, first_stream + row)
-
-    def close(self) -> None:
-        """See `Engine.close`: nothing runs."""
 
 
 class _Captured(NamedTuple):

@@ -179,17 +179,13 @@ class JSONSchema:
         """Whether a string has the pattern and the format of a schema, as llguidance reads them."""
         if not schema.keys() & {"pattern", "format"}:
             return True
+        import llguidance
+
         self.count(STEPS_PER_MATCHER)
-        matcher = byte_matcher(HEADER + string_grammar(schema, {}, place))
+        grammar = HEADER + string_grammar(schema, {}, place)
+        matcher = llguidance.LLMatcher(_byte_tokens(), grammar, log_level=0)
         content = list(spelled(text).encode(errors="replace"))
         return bool(matcher.try_consume_tokens(content) == len(content) and matcher.is_accepting())
-
-
-def byte_matcher(grammar: str) -> Any:
-    """llguidance's matcher of a grammar, whose tokens are bytes."""
-    import llguidance
-
-    return llguidance.LLMatcher(_byte_tokens(), grammar, log_level=0)
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from typing import Any
 from tinylm.config.validation import require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_tokenizer import NUMBER_END
-from tinylm.generation.engine import Candidate, Token, sample_seed, window
+from tinylm.generation.engine import Candidate, Engine, Token, sample_seed, window
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig, SpeedConfig
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.kernels.process import spinning
@@ -35,9 +35,7 @@ from tinylm.text.tokenizer import Tokenizer
 SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
 SPIN_COUNT = 1000  # of OpenMP, for each of a step's 100 barriers: decision 025
 PRIME = 2**31 - 1
-STRIDE = (
-    0x1E3779B1  # between the random streams of adjacent seeds: llama.cpp gives samples of a prompt adjacent streams
-)
+STRIDE = 0x1E3779B1  # between the streams of adjacent seeds: llama.cpp gives samples of a prompt adjacent streams
 RANDOM_STREAM = 2**32 - 1  # llama.cpp replaces it by a random one
 MAX_ROWS = 256  # that llama.cpp generates at the same time
 MICRO_BATCH = 256  # tokens that are computed at a time; 512 take 4 to 10 % longer per token
@@ -63,7 +61,7 @@ def import_llama_cpp() -> Any:
 def reason_against(speed: SpeedConfig) -> str | None:
     """Why these settings or this machine exclude llama.cpp, as a clause for error messages; `None` if they do not."""
     if speed.engine == "torch":
-        return "`engine` is torch"
+        return "`engine` or `json_schema` chooses torch"
     if not speed.cache:
         return "it needs the cache"
     if import_llama_cpp() is None:
@@ -71,8 +69,8 @@ def reason_against(speed: SpeedConfig) -> str | None:
     return None
 
 
-class LlamaCpp:
-    """A model in llama.cpp. Implements `Engine`. The server ends when the object is garbage.
+class LlamaCpp(Engine):
+    """A model in llama.cpp. The server ends when the object is garbage.
 
     file: a GGUF file that tinylm wrote, whose tokens are the numbers of their ids (`write_numbers`). context: context
     length of the model. rows: number of rows of the embedding; those above the tokenizer's ids are never sampled.
@@ -107,30 +105,42 @@ class LlamaCpp:
     def generate(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:
-        """See `Engine.generate`. Raises TinyLMError if llama.cpp fails.
+        """Raises TinyLMError if llama.cpp fails.
 
         All prompts have the same ids, which are processed once. Past the context, the rows continue one after another,
         since the random streams of rows with different ids would depend on the time at which each request arrives.
         """
         require(config.json_schema is None, '`json_schema` needs `engine="torch"`.')
-        texts, first = (
-            [list(prompt.start) for prompt in prompts],
-            window(prompts[0].start, self._context, self._tokenizer.start_id),
-        )
+        texts = [list(prompt.start) for prompt in prompts]
+        first = window(texts[0], self._context, self._tokenizer.start_id)
         self._reserve(min(len(texts), MAX_ROWS), min(self._context, len(first) + config.max_tokens))
         seeds = [_stream(config, first_stream) + row for row in range(len(texts))]
-        settings = self._settings(config)
+        settings = {
+            **vars(config.sampling(DEFAULT_TEMPERATURE)),
+            "samplers": SAMPLERS,
+            "repeat_last_n": self._context,
+            "logprobs": config.logprobs,
+            "logit_bias": [[token, False] for token in self.excluded],
+            "cache_prompt": False,  # the cache of an earlier prompt would change the rounding
+        }
+        open_rows = set(range(len(texts)))
+
+        def generated_from(first_row: int, request: dict[str, Any]) -> Iterator[Token]:
+            """The tokens of a request, each appended to its text, which an end token closes."""
+            for token in self._tokens({**settings, **request}):
+                row = first_row + token.row
+                if token.id is None:
+                    open_rows.discard(row)
+                else:
+                    texts[row].append(token.id)
+                yield token._replace(row=row)
 
         # Within the context, MAX_ROWS rows at once
         count = min(config.max_tokens, self._context - len(first))
-        open_rows = set(range(len(texts)))
         for start in range(0, len(texts), MAX_ROWS):
             rows = min(MAX_ROWS, len(texts) - start)
             request = {"prompt": first, "n": rows, "max_tokens": count, "seed": seeds[start]}
-            for token in self._tokens({**settings, **request}):
-                token = token._replace(row=start + token.row)
-                _append(token, texts, open_rows)
-                yield token
+            yield from generated_from(start, request)
 
         # Past the context, in windows, row by row
         generated = count
@@ -140,15 +150,10 @@ class LlamaCpp:
             count = min(config.max_tokens - generated, self._context - len(ids))
             for row in sorted(open_rows):
                 ids = window(texts[row], self._context, self._tokenizer.start_id)
-                request = {"prompt": ids, "max_tokens": count, "seed": seeds[row]}
-                for token in self._tokens({**settings, **request}):
-                    token = token._replace(row=row)
-                    _append(token, texts, open_rows)
-                    yield token
+                yield from generated_from(row, {"prompt": ids, "max_tokens": count, "seed": seeds[row]})
             generated += count
 
     def close(self) -> None:
-        """See `Engine.close`."""
         if self._close is not None:
             self._close()
         self._samples = self._slots = 0
@@ -158,21 +163,8 @@ class LlamaCpp:
         shutil.rmtree(self._socket.parent, ignore_errors=True)
 
     def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
-        """See `Engine.sample_seed`."""
         stream = _stream(config, first_stream) + row
         return stream * pow(STRIDE, -1, PRIME) % PRIME if stream < PRIME else stream
-
-    def _settings(self, config: GenerationConfig) -> dict[str, Any]:
-        """The part of a request that is the same for all windows of a text."""
-        sampling = config.sampling(DEFAULT_TEMPERATURE)
-        return {
-            **vars(sampling),
-            "samplers": SAMPLERS,
-            "repeat_last_n": self._context,
-            "logprobs": config.logprobs,
-            "logit_bias": [[token, False] for token in self.excluded],
-            "cache_prompt": False,  # the cache of an earlier prompt would change the rounding
-        }
 
     def complete(self, request: dict[str, Any], receive: Callable[[Token], bool]) -> None:
         """Call `receive` in this thread with each token of a request to llama.cpp until it returns true.
@@ -324,7 +316,6 @@ def _checked(answer: dict[str, Any], key: str) -> Any:
 
 
 def _read_event(choice: dict[str, Any]) -> Iterator[Token]:
-    """The tokens of an event of the stream."""
     row, ids = choice["index"], map(int, choice["text"].split(NUMBER_END)[:-1])
     if not choice["logprobs"]:
         for token in ids:
@@ -342,14 +333,6 @@ def _stream(config: GenerationConfig, first_stream: int) -> int:
     seed = sample_seed(config.seed, first_stream)
     is_stream = PRIME <= seed <= RANDOM_STREAM - config.num_samples
     return seed if is_stream else seed * STRIDE % PRIME
-
-
-def _append(token: Token, texts: Sequence[list[int]], open_rows: set[int]) -> None:
-    """Append a token to the text of its row, which an end token closes."""
-    if token.id is None:
-        open_rows.discard(token.row)
-    else:
-        texts[token.row].append(token.id)
 
 
 def _make_folder() -> Path:

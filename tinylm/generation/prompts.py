@@ -231,7 +231,6 @@ def require_plain_text(text: str, name: str) -> None:
 
 
 def _json_or_none(text: str) -> Any:
-    """The value of a JSON text; `None` if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

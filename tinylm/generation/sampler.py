@@ -38,9 +38,8 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
         ordered = torch.from_numpy(np.sort(logits.numpy(), axis=-1)).flip(-1)
     else:
         ordered = logits.sort(dim=-1, descending=True).values
-    last = (ordered.softmax(dim=-1).cumsum(dim=-1) < p).sum(
-        dim=-1, keepdim=True
-    )  # (B, 1), place of the last one to keep
+    # The place of the last one to keep
+    last = (ordered.softmax(dim=-1).cumsum(dim=-1) < p).sum(dim=-1, keepdim=True)  # (B, 1)
     last.clamp_(max=logits.shape[1] - 1)  # if rounding leaves the total probability below p
     least = ordered.gather(1, last)  # (B, 1)
     ties = logits == least

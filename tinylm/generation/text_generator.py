@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.validation import require
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.generation.engine import Engine, Token
+from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.prompts import EncodedPrompt, Prompt, encode_conversation, encode_prompt
 from tinylm.reporter import LogReporter, Reporter
@@ -77,14 +77,11 @@ class TextStream:
             self._buffer = ""
             index, self.finish_reason = min(found)
             return text[:index]
-        keep = 0 if self.finish_reason == "end" else max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._buffer = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest proper prefix of `stop` that is a suffix of `text`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+        # The longest end of the text with which a stop sequence begins
+        begun = [n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
+        end = len(text) - (0 if self.finish_reason == "end" else max(begun, default=0))
+        self._buffer = text[end:]
+        return text[:end]
 
 
 @dataclass(frozen=True)
@@ -149,13 +146,7 @@ class Continuation:
         prompts = list(self.prompts) * (config.num_samples if len(self.prompts) == 1 else 1)
         is_json = config.json_schema is not None
         streams = [
-            TextStream(
-                tokenizer,
-                config.stop,
-                prompt.end_ids,
-                () if is_json else prompt.end_texts,
-                context=prompt.start,
-            )
+            TextStream(tokenizer, config.stop, prompt.end_ids, () if is_json else prompt.end_texts, prompt.start)
             for prompt in prompts
         ]
         texts = [""] * len(prompts)
@@ -169,7 +160,8 @@ class Continuation:
                         texts[row] += text
                         yield TextChunk(row, text)
                     if config.logprobs and token.id is not None:
-                        logprobs[row].append(self._scores(token))
+                        top = [self._scored(*candidate) for candidate in token.candidates]
+                        logprobs[row].append(self._scored(token.id, token.logprob) | {"top": top})
                 if all(stream.finished for stream in streams):
                     break
         for row, stream in enumerate(streams):
@@ -197,16 +189,9 @@ class Continuation:
     def _token_texts(self) -> TokenTexts:
         return TokenTexts(self.tokenizer)
 
-    def _scores(self, token: Token) -> dict[str, Any]:
-        """A token with its candidates, as in the JSON output."""
-
-        def scored(id: int, logprob: float | None) -> dict[str, Any]:
-            return {"id": id, "token": texts.text(id), "logprob": logprob}
-
-        texts = self._token_texts
-        top = [scored(*candidate) for candidate in token.candidates]
-        assert token.id is not None
-        return scored(token.id, token.logprob) | {"top": top}
+    def _scored(self, id: int, logprob: float | None) -> dict[str, Any]:
+        """A token as in the JSON output."""
+        return {"id": id, "token": self._token_texts.text(id), "logprob": logprob}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -226,7 +211,7 @@ class TextGenerator:
         self.data = self.config.data
 
     def close(self) -> None:
-        """See `Engine.close`."""
+        """End the engine."""
         self.engine.close()
 
     @property
@@ -250,7 +235,7 @@ class TextGenerator:
         return self.config.tokenizer.chat_template
 
     def continue_encoded(self, encoded: EncodedPrompt, config: GenerationConfig, first_stream: int = 0) -> Continuation:
-        """As `continue_prompt`, for an already encoded prompt, such as a conversation."""
+        """The samples that continue an encoded prompt, such as a conversation."""
         return Continuation(self.engine, self.tokenizer, [encoded], config, first_stream)
 
     def continue_prompt(self, prompt: Prompt, first_stream: int = 0) -> Continuation:
@@ -277,7 +262,7 @@ class TextGenerator:
         return format
 
     def answer(self, prompt: Prompt, format: ChatFormat, first_stream: int = 0) -> Continuation:
-        """As `continue_prompt`, for a chat: answers to the prompt's conversation, or to its text as a user message.
+        """Answers to the conversation of a prompt, or to its text as a user message.
 
         Raises UsageError for a conversation that the template rejects or that leaves no room in the context.
         """

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tinylm.generation.engine import Candidate, Engine, Token, sample_seed, window, window_start
+from tinylm.generation.engine import Candidate, Engine, Token, window, window_start
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import Sampler
@@ -19,7 +19,7 @@ SamplesTokens = Callable[[Tensor], list[int]]  # as `Sampler`
 class NextTokenModel(Protocol):
     """A model for generation by torch.
 
-    make_cache: empty caches with `length` slots per row, and an `offset` as in `tinylm.transformer.kv_cache.Cache`.
+    make_cache: empty caches with `length` slots per row, and an `offset` as in `tinylm.transformer.attention.Cache`.
     starts: (B,), number of left-padding tokens per row; `None` without padding.
 
     last_logits: the logits after the last id, (B, T) -> (B, V), without gradients. The ids follow those in the cache.
@@ -41,7 +41,7 @@ class SomeRequests(Engine, Protocol):
 
 
 @dataclass(frozen=True)
-class TorchEngine:
+class TorchEngine(Engine):
     """Generation by torch, for all decoders and devices. graphs: generates what suits it, on a GPU."""
 
     model: NextTokenModel
@@ -51,7 +51,6 @@ class TorchEngine:
     def generate(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:
-        """See `Engine.generate`."""
         if self.graphs is not None and self.graphs.suits(config):
             return self.graphs.generate(prompts, config, first_stream)
         return self._generate(prompts, config, first_stream)
@@ -78,13 +77,6 @@ class TorchEngine:
             for row, token in enumerate(ids):
                 candidates = [Candidate(other, scores[row, other].item()) for other in best[row].tolist()]
                 yield Token(row, token, scores[row, token].item(), candidates)
-
-    def sample_seed(self, config: GenerationConfig, first_stream: int, row: int) -> int:
-        """See `Engine.sample_seed`."""
-        return sample_seed(config.seed, first_stream + row)
-
-    def close(self) -> None:
-        """See `Engine.close`: nothing runs."""
 
 
 def generate(

@@ -6,10 +6,10 @@ parentheses are the decision records of the measurements.
 
 module             | needs                                     | gain                               | fallback
 ------------------ | ----------------------------------------- | ---------------------------------- | ------------------
-products, oneDNN   | CPU with AVX-512, but not Intel's, or no  | a training step takes 0.66 times   | `F.linear` (MKL)
+layers, oneDNN     | CPU with AVX-512, but not Intel's, or no  | a training step takes 0.66 times   | `F.linear` (MKL)
                    | MKL; fp32, at least 32 rows,              | as long (013)                      |
                    | `torch.ops.mkldnn._linear_pointwise`      |                                    |
-products, fp32     | x86 CPU without instructions for a 16-bit | evaluating a bf16 model: 740 ->    | products in 16
+layers, fp32       | x86 CPU without instructions for a 16-bit | evaluating a bf16 model: 740 ->    | products in 16
                    | format, its weights, at least 32 rows     | 3,500 tokens/s (038)               | bits
 layers, attention  | CPU, in training: up to 512 keys in bf16, | 13,000 -> 25,500 tokens/s (010)    | fused attention
                    | or attention dropout                      |                                    |
@@ -18,9 +18,9 @@ layers, RMSNorm    | CPU, in training,                         | 0.55 -> 0.27 ms
                    | native_layer_norm_backward`               | tokens/s (010)                     |
 layers, dropout    | CPU                                       | 1.17 to 1.41 times the tokens/s    | `F.dropout`
                    |                                           | of training with dropout (005)     |
-int8               | CPU,                                      | a matrix-vector product takes 0.1  | weights converted
-                   | `torch.ops.aten._weight_int8pack_mm`      | to 0.6 times as long as fp32 (013) | for each product
-without_compiler   | wrappers of `torch.optim` methods that    | first loss after 1.8 s instead of  | the methods with
+graphs, CUDA       | CUDA                                      | both passes of a small model take  | the same calls,
+                   |                                           | 1.8 instead of 15 ms (041)         | one by one
+graphs, compiler   | wrappers of `torch.optim` methods that    | first loss after 1.8 s instead of  | the methods with
                    | `inspect.unwrap` removes;                 | 3.9 s (018)                        | their wrappers;
                    | `Module._compiled_call_impl`, to discard  |                                    | compiled code runs
                    | compiled code                             |                                    | eagerly
@@ -33,8 +33,6 @@ process, malloc    | Linux, glibc's `mallopt`                  | short runs take
                    |                                           | needs less than a replica (028)    |
 process, caches    | `torch._inductor.codecache._HEADER_DIR`,  | security: other users cannot write | no precompiled
                    | `_HEADER_LOCK_DIR`                        | to the compilers' caches (020)     | headers
-cuda_graphs        | CUDA                                      | both passes of a small model take  | the same calls,
-                   |                                           | 1.8 instead of 15 ms (041)         | one by one
 thread_placement   | Linux, GNU libgomp                        | 4,000 -> 12,000 tokens/s beside a  | all cores
                    |                                           | busy process (042)                 |
 """

@@ -1,9 +1,14 @@
-"""Parts of layers in training on a CPU: attention, dropout and RMSNorm.
+"""Parts of layers on a CPU: the products of linear layers, attention, dropout and RMSNorm.
 
-Scaled dot-product attention is unfused where that is faster than torch's fused kernels (decision 010): it computes
-scores, softmax and weighted sum as separate operations, and stores the attention weights. Dropout (Srivastava et al.
-2014) takes about a quarter of the time of `F.dropout` (decision 005): torch draws a double for each entry, in one
-thread; here 64 random bits are used as four 16-bit numbers. RMSNorm has a backward pass of its own, since torch has
+Products. In fp32, oneDNN, which torch itself uses on x86 for 16-bit formats only (decision 013). CPUs from Intel
+(decision 015) and CPUs without AVX-512 (decision 038) use MKL, which is faster there. With 16-bit weights, on x86
+processors that have no instructions for the format, fp32: there, torch multiplies many rows in 16 bits several times
+slower (decision 038). Converting a weight at each use keeps the memory of the model at 16 bits per weight.
+
+Scaled dot-product attention is, in training, unfused where that is faster than torch's fused kernels (decision 010): it
+computes scores, softmax and weighted sum as separate operations, and stores the attention weights. Dropout (Srivastava
+et al. 2014) takes about a quarter of the time of `F.dropout` (decision 005): torch draws a double for each entry, in
+one thread; here 64 random bits are used as four 16-bit numbers. RMSNorm has a backward pass of its own, since torch has
 neither a forward nor a backward kernel for it (decision 010).
 """
 
@@ -13,10 +18,95 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tinylm.kernels import cpu_features
+
+MIN_ROWS = 32  # with fewer rows, converting the weight takes longer than a faster product gains
+
+_AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 MAX_UNFUSED_KEYS = 512  # with more keys, the backward pass of the fused kernel is faster in bf16
-
 _NORM_BACKWARD = hasattr(torch.ops.aten, "native_layer_norm_backward")
+
+
+def is_mkl_faster(is_intel: bool, has_avx512: bool) -> bool:
+    """Whether MKL multiplies fp32 matrices faster than oneDNN on a processor."""
+    return is_intel or not has_avx512
+
+
+_PREFERRED = _AVAILABLE and not (
+    torch.backends.mkl.is_available() and is_mkl_faster(cpu_features.is_intel(), cpu_features.has_avx512())
+)
+# Whether the processor has instructions for a 16-bit format
+HAS_INSTRUCTIONS = {
+    torch.bfloat16: not cpu_features.is_x86() or cpu_features.computes_bf16(),
+    torch.float16: not cpu_features.is_x86() or cpu_features.computes_fp16(),
+}
+
+
+def prefers_onednn() -> bool:
+    """Whether fp32 layers use oneDNN: if this version of torch has it, and MKL is absent or slower."""
+    return _PREFERRED
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b: (..., in), (out, in) and (out,) -> (..., out). In 16 bits, the result has the dtype of the weight."""
+    if is_widened(x, weight):
+        with torch.autocast("cpu", enabled=False):
+            y = linear(x.float(), weight.float(), None if bias is None else bias.float())
+        return y.to(weight.dtype)
+    is_onednn_faster = (
+        _PREFERRED
+        and x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and x.numel() >= MIN_ROWS * x.shape[-1]
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()  # torch.compile supports these operations without gradients only
+    )
+    if not is_onednn_faster:
+        return F.linear(x, weight, bias)
+    return (_OneDNNLinear.apply if torch.is_grad_enabled() else _onednn_linear)(x, weight, bias)
+
+
+def is_widened(x: Tensor, weight: Tensor) -> bool:
+    """Whether `linear` computes a product of 16-bit weights in fp32. Never with autograd, which would keep the fp32
+    weight. x, weight: as for `linear`
+    """
+    return (
+        not HAS_INSTRUCTIONS.get(weight.dtype, True)
+        and weight.device.type == "cpu"
+        and x.numel() >= MIN_ROWS * x.shape[-1]
+        and (torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype) == weight.dtype
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+
+
+class _OneDNNLinear(torch.autograd.Function):
+    """y = x W^T + b, with dx = g W, dW = g^T x, and db = the sum of g over rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        return _onednn_linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        g_t = g.flatten(0, -2).t()  # (out, N)
+        dx = None if weight is None else _onednn_linear(g, weight.t())  # (..., in)
+        dw = None
+        if x is not None:  # oneDNN copies its first argument, so the smaller one comes first
+            x_t = x.flatten(0, -2).t()  # (in, N)
+            dw = _onednn_linear(g_t, x_t) if len(g_t) <= len(x_t) else _onednn_linear(x_t, g_t).t()  # (out, in)
+        return dx, dw, g_t.sum(dim=1) if ctx.needs_input_grad[2] else None
 
 
 def dot_product_attention(
@@ -28,8 +118,10 @@ def dot_product_attention(
     With `causal` and without a mask, a query attends to the keys up to its own position; T must then be S, or 1 (the
     last position). `scale` is 1/sqrt(W) unless given. `dropout` is applied to the attention weights.
     """
-    if q.device.type == "cpu" and (dropout or _is_unfused_faster(q, k)):
-        return _unfused_attention(q, k, v, mask, causal, scale, dropout)
+    # In bf16 training with few keys, the backward pass of the fused kernel is slow
+    is_unfused_faster = torch.is_grad_enabled() and q.dtype == torch.bfloat16 and k.shape[2] <= MAX_UNFUSED_KEYS
+    if q.device.type == "cpu" and (dropout or is_unfused_faster):
+        return unfused_attention(q, k, v, mask, causal, scale, dropout)
     if q.shape[2] == 1:  # the queries that share a head as rows of one product, so that keys and values are read once
         rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])  # (B, K, H/K, W)
         return F.scaled_dot_product_attention(rows, k, v, mask, dropout, scale=scale).reshape(q.shape)
@@ -55,15 +147,10 @@ def causal_triangle(queries: int, keys: int, device: torch.device) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-def _is_unfused_faster(q: Tensor, k: Tensor) -> bool:
-    """Whether this is bf16 training with few keys, where the backward pass of the fused kernel is slow."""
-    return torch.is_grad_enabled() and q.dtype == torch.bfloat16 and k.shape[2] <= MAX_UNFUSED_KEYS
-
-
-def _unfused_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, dropout: float
+def unfused_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, dropout: float = 0.0
 ) -> Tensor:
-    """As `dot_product_attention`; the queries of all heads that share a key/value head are rows of one product."""
+    """`dot_product_attention`, (B, H, T, W) -> (B, H, T, W): queries that share a head are rows of one product."""
     batch, kv_heads, keys, width = k.shape
     queries, group = q.shape[2], q.shape[1] // kv_heads
     rows = q.reshape(batch * kv_heads, group * queries, width)  # (B*K, H/K*T, W)
@@ -98,7 +185,6 @@ def random_dropout(x: Tensor, p: float) -> Tensor:
 
 
 def _draw(bits: Tensor) -> None:
-    """Fill an int64 tensor with random bits."""
     bits.random_(torch.iinfo(torch.int64).min, None)
 
 

@@ -78,15 +78,11 @@ class ThreadPlacement:
             self._first += not faster  # other cores in the next trial
             self._speeds, self._hold = {}, HOLD
         if faster and not self.confined:
-            self._confine(max(1, len(self._cores) - max(1, round(busy))))
+            first, count = self._first % len(self._cores), max(1, len(self._cores) - max(1, round(busy)))
+            self._team = _SecondTeam()
+            _move_threads({*self._cores}, {*(self._cores[first:] + self._cores[:first])[:count]})
         elif not faster:
             self._release()
-
-    def _confine(self, count: int) -> None:
-        first = self._first % len(self._cores)
-        cores = {*(self._cores[first:] + self._cores[:first])[:count]}
-        self._team = _SecondTeam()
-        _move_threads({*self._cores}, cores)
 
     def _release(self) -> None:
         if self._team is not None:

@@ -19,8 +19,7 @@ from tinylm.config.duration import format_duration
 from tinylm.config.model import ModelConfig
 from tinylm.config.presets import make_model_config
 from tinylm.config.run import RuntimeConfig
-from tinylm.kernels import products
-from tinylm.kernels.layers import max_unfused_keys
+from tinylm.kernels.layers import linear, max_unfused_keys, prefers_onednn
 from tinylm.machine.device import (
     DTYPES,
     Choice,
@@ -168,7 +167,7 @@ def compiled_is_faster(device: str, dtype: str) -> bool:
 
     In fp32 on a CPU, compiled code uses MKL, which is slower than oneDNN on some processors (decision 013).
     """
-    return can_compile(device) and not ((device, dtype) == ("cpu", "fp32") and products.prefers_onednn())
+    return can_compile(device) and not ((device, dtype) == ("cpu", "fp32") and prefers_onednn())
 
 
 def round_measured(number: float) -> float:
@@ -216,10 +215,10 @@ def _measure_matmul_rate(device: str, dtype: str, clock: Callable[[], float]) ->
         times, clock = 4, time.perf_counter
     torch.set_num_threads(1)
     try:
-        products.linear(x, w)[0, 0].item()  # `item` waits for the device
+        linear(x, w)[0, 0].item()  # `item` waits for the device
         start = clock()
         for _ in range(times):
-            y = products.linear(x, w)
+            y = linear(x, w)
         y[0, 0].item()
         return times * 2 * rows * width * width / max(clock() - start, 1e-9)
     finally:

@@ -43,7 +43,7 @@ def load(
     dtype: fp32, bf16, fp16 or auto: losses, logits and labels are computed in the format in which the model or the
         first adapter was trained, or that of 16-bit weights, or the one that training here would have; text is
         generated in the format of 16-bit weights, or in fp32 (bf16 on CUDA where the device computes in it).
-    quantize: none, or int8 weights for generation, which are smaller, and faster on a CPU.
+    quantize: none, or int8 weights for generation by llama.cpp, which are smaller and faster.
     reporter: receives notes and warnings. Default: the logger `tinylm`.
 
     Raises UsageError for a setting, a path or an adapter that cannot be used, and TinyLMError for damaged files, for
@@ -199,6 +199,7 @@ def open_for_serving(
         again = open_model()
         if again.convert_for_serving().gguf != record.gguf:  # whose name has the digest of the weights
             raise TinyLMError(f"The files of {name} have changed since the server started; start it again.")
+        again.engine.quantize = "none"  # torch has no int8 weights
         again.engine.settle(SpeedConfig(engine="torch"))
         return again.engine
 

@@ -223,7 +223,6 @@ class Completions:
         return _whole(body, "logprobs", Range(0, MAX_LOGPROBS), 0)
 
     def _logit_bias(self, given: Any) -> list[tuple[int, float]]:
-        """The biases of an object by id."""
         entries: list[tuple[str, Any]] = list(given.items()) if isinstance(given, dict) else [("", None)]
         for key, bias in entries:
             is_known = key.isdecimal() and len(key) < 10 and int(key) < self._tokenizer.vocab_size
@@ -347,7 +346,6 @@ class Completions:
     def _generate(
         self, request: CompletionRequest, index: int, put: Callable[[Chunk], None], is_over: threading.Event
     ) -> None:
-        """Generate an answer, and hand its chunks to `put`."""
         tokenizer, prompt = self._tokenizer, request.prompts[index // request.n]
         is_scored = request.logprobs is not None
         position, decoder = 0, stream_decoder(tokenizer, () if request.echo else prompt.start)
@@ -407,7 +405,6 @@ class Completions:
         receive: Callable[[Token], bool],
         is_over: threading.Event,
     ) -> None:
-        """As `LlamaCpp.complete`, for JSON, which torch generates."""
         prompt, config = request.prompts[index // request.n], _json_config(request, max_tokens)
         config = replace(config, seed=config.seed + index % request.n)
         with self._torch:
@@ -480,5 +477,4 @@ def _whole(body: Mapping[str, Any], key: str, limits: Range, default: int) -> in
 
 
 def _name(number: int, count: int) -> str:
-    """The name of a prompt in messages."""
     return "The prompt" if count == 1 else f"Prompt {number}"

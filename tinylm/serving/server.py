@@ -115,9 +115,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a request without a body."""
         completions = self.server.completions
+        page = PAGES / ("completion_page" if completions.format is None else "chat_page") / "index.html"
         self._answer(
             {
-                "/": lambda: self._send_page("completion_page" if completions.format is None else "chat_page"),
+                "/": lambda: self._send(page.read_bytes(), "text/html; charset=utf-8"),
                 "/health": lambda: self._send_json({"status": "ok"}),
                 "/v1/models": lambda: self._send_json(completions.models()),
             }
@@ -140,8 +141,13 @@ class Handler(BaseHTTPRequestHandler):
             if path not in answers:
                 raise RequestError(HTTPStatus.NOT_FOUND, f"There is no {self.command} {path[:100]} here.")
             self._require_host()
-            if path not in ("/", "/health"):
-                self._require_key()
+            key = self.server.api_key
+            given = self.headers.get("Authorization", "").removeprefix("Bearer ") or self.headers.get("X-Api-Key", "")
+            is_open = key is None or path in ("/", "/health")
+            if not (is_open or hmac.compare_digest(given.encode("latin-1"), str(key).encode())):
+                raise RequestError(
+                    HTTPStatus.UNAUTHORIZED, "The key is missing or wrong; send Authorization: Bearer KEY."
+                )
             answers[path]()
         except RequestError as error:
             self._send_error(error.status, str(error))
@@ -169,12 +175,6 @@ class Handler(BaseHTTPRequestHandler):
         origin = self.headers.get("Origin")
         if origin is not None and origin.partition("://")[2].lower() != self.headers.get("Host", "").lower():
             raise RequestError(HTTPStatus.FORBIDDEN, "Pages of other sites may not send requests; use an API key.")
-
-    def _require_key(self) -> None:
-        key = self.server.api_key
-        given = self.headers.get("Authorization", "").removeprefix("Bearer ") or self.headers.get("X-Api-Key", "")
-        if key is not None and not hmac.compare_digest(given.encode("latin-1"), key.encode()):
-            raise RequestError(HTTPStatus.UNAUTHORIZED, "The key is missing or wrong; send Authorization: Bearer KEY.")
 
     def _read_json(self) -> Any:
         length = self.headers.get("Content-Length", "")
@@ -235,9 +235,6 @@ class Handler(BaseHTTPRequestHandler):
         if reading.poll(0) and not self.connection.recv(1, socket.MSG_PEEK):
             raise ConnectionAbortedError
 
-    def _send_page(self, name: str) -> None:
-        self._send((PAGES / name / "index.html").read_bytes(), "text/html; charset=utf-8")
-
     def _send_json(self, value: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
         self._send(json.dumps(value).encode(), "application/json", status)
 
@@ -273,6 +270,5 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _problem(status: HTTPStatus, message: str) -> dict[str, Any]:
-    """The content of an error in OpenAI's form."""
     kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
     return {"message": message, "type": kind, "code": int(status)}

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tinylm.errors import TinyLMError, first_line, is_out_of_memory
-from tinylm.kernels.cuda_graphs import restored_after_failure
+from tinylm.kernels.graphs import discard_compiled, restored_after_failure
 from tinylm.kernels.process import prepare_compiler
-from tinylm.kernels.without_compiler import discard_compiled
 from tinylm.machine.device import autocast, empty_cache
 from tinylm.objectives.loss import LanguageModel, Objective
 from tinylm.text.batches import Batch
 from tinylm.training.events import Event, Notice
 from tinylm.transformer.architectures import Output, Transformer
-from tinylm.transformer.block import PreNormBlock
+from tinylm.transformer.blocks import PreNormBlock
 from tinylm.transformer.layers import CrossEntropy
 
 

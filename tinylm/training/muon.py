@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinylm.kernels.without_compiler import Optimizer
+from tinylm.kernels.graphs import Optimizer
 from tinylm.training.parallel import apply_to_full_matrices, as_shard, local, sum_over_ranks
 
 # (a, b, c): the polynomial a x + b x^3 + c x^5, applied five times, maps [0.002, 1] into [0.68, 1.21].

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from tinylm.config.training import MUON_OPTIMIZERS, TrainingConfig
 from tinylm.errors import UsageError
-from tinylm.kernels.without_compiler import Adam, AdamW, Optimizer
+from tinylm.kernels.graphs import Adam, AdamW, Optimizer
 from tinylm.training.muon import Muon, NorMuon
 from tinylm.training.parallel import local
-from tinylm.transformer.block import PreNormBlock
+from tinylm.transformer.blocks import PreNormBlock
 
 # Each maps progress after the warmup, from 0 to 1, to the fraction of `lr - min_lr` that is left.
 DECAYS: dict[str, Callable[[float], float]] = {

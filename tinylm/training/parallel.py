@@ -24,7 +24,7 @@ from tinylm.run_directory.weights import WHOLE, Shard, is_finite, require_tensor
 from tinylm.system.ranks import Ranks
 from tinylm.text.batches import Batch
 from tinylm.transformer.architectures import Transformer
-from tinylm.transformer.block import PreNormBlock
+from tinylm.transformer.blocks import PreNormBlock
 from tinylm.transformer.build import build_empty_model
 
 

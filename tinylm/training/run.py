@@ -16,9 +16,9 @@ from tinylm.config.run import RunConfig, RuntimeConfig
 from tinylm.config.training import SEQUENCE_GROWTHS, TrainingConfig
 from tinylm.evaluation.loop import evaluation_mode
 from tinylm.jobs.job import Task, load_job
+from tinylm.kernels.graphs import discard_compiled, force_eager
 from tinylm.kernels.process import keep_freed_blocks
 from tinylm.kernels.thread_placement import ThreadPlacement, can_place_threads
-from tinylm.kernels.without_compiler import discard_compiled, force_eager
 from tinylm.machine.device import DTYPES, weights_dtype
 from tinylm.machine.measure import LoadMeter, slows_training
 from tinylm.models.teachers import Teacher

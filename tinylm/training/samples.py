@@ -11,7 +11,7 @@ from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.prompts import start_tokens
 from tinylm.generation.sampler import Sampler
 from tinylm.generation.torch_engine import generate
-from tinylm.kernels.without_compiler import force_eager
+from tinylm.kernels.graphs import force_eager
 from tinylm.machine.device import autocast
 from tinylm.text.decoding import decode_after
 from tinylm.text.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from tinylm.config.training import TrainingConfig, window_parts
 from tinylm.errors import DivergedError, TinyLMError, memory_errors
 from tinylm.evaluation.loop import EvaluationLoss, batch_losses
 from tinylm.jobs.job import Task
-from tinylm.kernels.without_compiler import force_eager
+from tinylm.kernels.graphs import force_eager
 from tinylm.machine.device import autocast, empty_cache, mark, runs_ahead
 from tinylm.planning.recipes import MAX_EVALUATION_SHARE
 from tinylm.system.ranks import ONE_RANK, Ranks

@@ -10,7 +10,7 @@ from tinylm.config.training import TrainingConfig
 from tinylm.errors import DivergedError, TinyLMError
 from tinylm.evaluation.loop import EvaluationLoss, default_batch_size, evaluate_loss
 from tinylm.jobs.job import Task
-from tinylm.kernels.without_compiler import force_eager
+from tinylm.kernels.graphs import force_eager
 from tinylm.planning.memory import evaluation_rows
 from tinylm.text.batches import Batch
 from tinylm.training.clock import Clock

@@ -6,11 +6,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tinylm.kernels.products import linear
-from tinylm.transformer.attention import causal_mask, padding_mask, segment_mask, segment_positions, valid_tokens
-from tinylm.transformer.block import Memory
-from tinylm.transformer.feedforward import RoutingSummary, merge_summaries, summarise_routing
-from tinylm.transformer.kv_cache import AttentionCache, Cache, CrossCache, KVCache, SlidingWindowCache
+from tinylm.kernels.layers import linear
+from tinylm.transformer.attention import (
+    AttentionCache,
+    Cache,
+    CrossCache,
+    KVCache,
+    SlidingWindowCache,
+    causal_mask,
+    padding_mask,
+    segment_mask,
+    segment_positions,
+    valid_tokens,
+)
+from tinylm.transformer.blocks import Memory, RoutingSummary, merge_summaries, summarise_routing
 from tinylm.transformer.layers import CrossEntropy, Dropout
 from tinylm.transformer.position import Position
 
@@ -276,7 +285,6 @@ class EncoderDecoder(Autoregressive):
         return Output(decoded.hidden, merge_summaries(summaries) if summaries else None)
 
     def probe(self, ids: Tensor) -> Output:
-        """As `Transformer.probe`, with the ids (B, T) as both source and target."""
         return self(ids, ids)
 
     def make_cross_cache(self) -> list[CrossCache]:

@@ -1,4 +1,5 @@
-"""Multi-head attention: self-attention with grouped queries and a cache, and cross-attention (Vaswani et al. 2017).
+"""Multi-head attention with its masks and key/value caches: self-attention with grouped queries, and cross-attention
+(Vaswani et al. 2017).
 
 `SelfAttention` and `CrossAttention` hold the projections and use the cache. Their core computes attention from the
 queries, keys and values of all heads: `DotProduct`, or `RelativeDotProduct` for self-attention with relative positions.
@@ -6,15 +7,135 @@ Shape letters: see `tinylm.transformer`.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from tinylm.kernels.layers import causal_triangle, dot_product_attention
-from tinylm.transformer.kv_cache import AttentionCache, CrossCache
 from tinylm.transformer.layers import Dropout, Linear
 from tinylm.transformer.position import Rotation, rotate
+
+
+class AttentionCache(Protocol):
+    """The part of a key/value cache that attention uses."""
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append keys and values (B, K, T, W); return those that any new token attends to, each (B, K, S, W).
+
+        Keys and values of one row, (1, K, T, W), are appended to each row of an empty cache, and those of one row
+        are returned.
+        """
+        ...
+
+
+class Cache(AttentionCache, Protocol):
+    """The key/value cache of one self-attention layer.
+
+    offset: number of tokens processed so far, including padding and tokens that the cache has dropped.
+    starts: (B,), the number of padding slots at the left of each row; `None` without padding.
+    """
+
+    offset: int
+    starts: Tensor | None
+
+    def reorder(self, rows: Tensor) -> None:
+        """Replace row b by row rows[b], as beam search does. rows: (B',); B' may be smaller than B.
+
+        `starts` is not reordered.
+        """
+        ...
+
+
+class KVCache(Cache):
+    """Cache of full attention with `length` preallocated slots."""
+
+    def __init__(
+        self,
+        batch: int,
+        n_kv_heads: int,
+        length: int,
+        head_dim: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        starts: Tensor | None = None,
+    ) -> None:
+        self.keys = torch.empty(batch, n_kv_heads, length, head_dim, device=device, dtype=dtype)
+        self.values = torch.empty_like(self.keys)
+        self.starts = starts
+        self.offset = 0
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, K, T, W) -> (B, K, offset + T, W). Raises ValueError when the slots are used up."""
+        end = self.offset + keys.shape[2]
+        if end > self.keys.shape[2]:
+            raise ValueError(f"the cache has {self.keys.shape[2]} slots, and {end} are needed")
+        self.keys[:, :, self.offset : end] = keys
+        self.values[:, :, self.offset : end] = values
+        self.offset = end
+        rows = len(keys)
+        return self.keys[:rows, :, :end], self.values[:rows, :, :end]
+
+    def reorder(self, rows: Tensor) -> None:
+        def reordered(slots: Tensor) -> Tensor:
+            found = slots.new_empty(len(rows), *slots.shape[1:])  # (B', K, length, W)
+            found[:, :, : self.offset] = slots[rows, :, : self.offset]  # the filled slots only
+            return found
+
+        self.keys, self.values = reordered(self.keys), reordered(self.values)
+
+
+class StaticCache(AttentionCache):
+    """The slots of a KVCache for a CUDA graph: tensors stay in place, and the slot of a token is a tensor.
+
+    All slots are returned, and a mask hides those that are not used. slot: (1,), of the next token; the caller advances
+    it, and knows positions and padding.
+    """
+
+    def __init__(self, cache: KVCache, slot: Tensor) -> None:
+        self.keys, self.values, self.slot = cache.keys, cache.values, slot
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store keys and values of one token per row, (B, K, 1, W), and return those of all slots, (B, K, S, W)."""
+        self.keys.index_copy_(2, self.slot, keys)
+        self.values.index_copy_(2, self.slot, values)
+        return self.keys, self.values
+
+
+class SlidingWindowCache(KVCache):
+    """Cache of sliding-window attention: keeps the last `window` - 1 tokens, so that its memory is bounded."""
+
+    def __init__(self, batch: int, n_kv_heads: int, window: int, *args: Any) -> None:
+        super().__init__(batch, n_kv_heads, 0, *args)
+        self.window = window
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, K, T, W) -> (B, K, S, W): at most window - 1 cached tokens and T new ones."""
+        batch, rows = len(self.keys), len(keys)
+        self.offset += keys.shape[2]
+        keys = torch.cat((self.keys[:rows], keys), dim=2)  # (B, K, S, W)
+        values = torch.cat((self.values[:rows], values), dim=2)  # (B, K, S, W)
+        first = max(0, keys.shape[2] - (self.window - 1))
+        # A view of the last tokens would keep the whole tensor alive.
+        self.keys = keys[:, :, first:].expand(batch, -1, -1, -1).clone()
+        self.values = values[:, :, first:].expand(batch, -1, -1, -1).clone()
+        return keys, values
+
+
+class CrossCache:
+    """Keys and values of the encoder's output, computed at the first decoding step and reused afterwards.
+
+    keys_and_values: each (B, K, S, W); `None` before the first step.
+    """
+
+    def __init__(self) -> None:
+        self.keys_and_values: tuple[Tensor, Tensor] | None = None
+
+    def reorder(self, rows: Tensor) -> None:
+        """Replace row b by row rows[b]."""
+        if self.keys_and_values is not None:
+            keys, values = self.keys_and_values
+            self.keys_and_values = keys[rows], values[rows]  # (B', K, S, W) each
 
 
 def causal_mask(
@@ -224,14 +345,6 @@ class SelfAttention(_MultiHeadAttention):
         super().__init__(*args, **kwargs)
         self.causal = causal
 
-    def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, D) -> queries (B, H, T, W), keys and values (B, K, T, W)."""
-        q = self._queries(x)  # (B, H, T, W)
-        k, v = self._keys_and_values(x)  # (B, K, T, W)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        return q, k, v
-
     def forward(
         self,
         x: Tensor,
@@ -240,7 +353,10 @@ class SelfAttention(_MultiHeadAttention):
         cache: AttentionCache | None = None,
     ) -> Tensor:
         """(B, T, D) -> (B, T, D). mask: broadcastable to (B, 1, T, S), True to attend; replaces the causal mask."""
-        q, k, v = self.project(x, rotation)
+        q = self._queries(x)  # (B, H, T, W)
+        k, v = self._keys_and_values(x)  # (B, K, T, W)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
         if cache is not None:
             k, v = cache.update(k, v)  # (B, K, S, W)
         return self._merge(self.core(q, k, v, mask, self.causal))  # (B, T, D)
@@ -254,9 +370,7 @@ class CrossAttention(_MultiHeadAttention):
 
         mask: broadcastable to (B, 1, T, S), True to attend.
         """
-        keys_and_values = cache.keys_and_values if cache is not None else None
-        if keys_and_values is None:
-            keys_and_values = self._keys_and_values(memory)
-            if cache is not None:
-                cache.fill(*keys_and_values)
+        keys_and_values = (cache and cache.keys_and_values) or self._keys_and_values(memory)
+        if cache is not None:
+            cache.keys_and_values = keys_and_values
         return self._merge(self.core(self._queries(x), *keys_and_values, mask, False))  # (B, T, D)

@@ -20,15 +20,19 @@ from tinylm.transformer.architectures import (
     Transformer,
 )
 from tinylm.transformer.attention import CrossAttention, DotProduct, Heads, RelativeDotProduct, SelfAttention
-from tinylm.transformer.block import (
+from tinylm.transformer.blocks import (
+    FeedForward,
+    GatedFeedForward,
+    MergedExperts,
     ParallelBlock,
     PostNormBlock,
     PostNormBlockWithoutResidual,
     PreNormBlock,
     PreNormBlockWithoutResidual,
+    RoutedExperts,
     SandwichNormBlock,
+    gelu,
 )
-from tinylm.transformer.feedforward import FeedForward, GatedFeedForward, MergedExperts, RoutedExperts, gelu
 from tinylm.transformer.layers import LayerNorm, Linear, RMSNorm, UnitOffsetRMSNorm
 from tinylm.transformer.position import (
     LearnedPosition,

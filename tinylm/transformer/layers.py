@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinylm.kernels.layers import random_dropout, rms_norm
-from tinylm.kernels.products import linear
+from tinylm.kernels.layers import linear, random_dropout, rms_norm
 
 
 class Linear(nn.Linear):
@@ -28,11 +27,6 @@ class _Norm(nn.Module):
         self.eps = eps
         self.register_parameter("weight", nn.Parameter(torch.ones(width)) if gain else None)
         self.register_parameter("bias", nn.Parameter(torch.zeros(width)) if bias else None)
-
-    @property
-    def gain(self) -> Tensor | None:
-        """(width,), the factor of the normalised vector; `None` for 1."""
-        return self.weight
 
 
 class LayerNorm(_Norm):
@@ -61,14 +55,9 @@ class UnitOffsetRMSNorm(RMSNorm):
         super().__init__(width, True, bias, eps)
         nn.init.zeros_(self.weight)
 
-    @property
-    def gain(self) -> Tensor:
-        """(width,), in fp32 or more."""
-        return 1 + self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
-
     def forward(self, x: Tensor) -> Tensor:
         """(..., width) -> (..., width)"""
-        gain = self.gain
+        gain = 1 + self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))  # (width,)
         y = rms_norm(x.to(torch.promote_types(x.dtype, gain.dtype)), gain, self.eps).to(x.dtype)
         return y if self.bias is None else y + self.bias
 

@@ -18,8 +18,8 @@ from tinylm.generation.torch_engine import generate
 from tinylm.reporter import Reporter
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import EncoderDecoder
-from tinylm.transformer.block import Memory
-from tinylm.transformer.kv_cache import Cache, CrossCache
+from tinylm.transformer.attention import Cache, CrossCache
+from tinylm.transformer.blocks import Memory
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The position-wise feed-forward layer, dense or as a mixture of experts, and the routing statistics of the experts."""
+"""Transformer blocks: attention and feed-forward, each with a residual connection and a norm (Vaswani et al. 2017).
+
+The position-wise feed-forward layer is dense or a mixture of experts. Shape letters: see `tinylm.transformer`.
+"""
 
 import typing
 from abc import abstractmethod
@@ -9,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinylm.transformer.layers import Linear
+from tinylm.transformer.attention import AttentionCache, CrossCache
+from tinylm.transformer.layers import Dropout, Linear
+from tinylm.transformer.position import Rotation
 
 
 class Routing(NamedTuple):
@@ -216,3 +221,128 @@ class _Dispatch:
         """The weighted sum over each row's experts: (N*K, out) -> (N, out)."""
         sums = rows.new_zeros(self._n_rows, rows.shape[1])  # (N, out)
         return sums.index_add(0, self._rows, rows * self._weights.to(rows.dtype))
+
+
+class Memory(NamedTuple):
+    """Encoder output for cross-attention. hidden: (B, S, D). mask: (B, 1, 1, S), False for padding, or `None`."""
+
+    hidden: Tensor
+    mask: Tensor | None
+
+
+class PreNormBlock(nn.Module):
+    """x + sublayer(norm(x)) for each sublayer: self-attention, optionally cross-attention, feed-forward.
+
+    Each sublayer's norm is named after it: `attention_norm` for `attention`.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        feedforward: nn.Module,
+        make_norm: Callable[[], nn.Module],
+        dropout: float,
+        cross_attention: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.attention_norm = make_norm()
+        self.attention = attention
+        self.cross_attention_norm = make_norm() if cross_attention is not None else None
+        self.cross_attention = cross_attention
+        self.feedforward_norm = make_norm()
+        self.feedforward = feedforward
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        mask: Tensor | None,
+        cache: AttentionCache | None,
+        memory: Memory | None = None,
+        cross_cache: CrossCache | None = None,
+    ) -> tuple[Tensor, Routing | None]:
+        """(B, T, D) -> (B, T, D), and the routing of a mixture of experts in training, else `None`."""
+        y = self.attention(self._sublayer_input(x, "attention"), rotation, mask, cache)
+        x = self._add(x, y, "attention")
+        if self.cross_attention is not None:
+            assert memory is not None
+            y = self.cross_attention(self._sublayer_input(x, "cross_attention"), *memory, cross_cache)
+            x = self._add(x, y, "cross_attention")
+        y, routing = self.feedforward(self._sublayer_input(x, "feedforward"))
+        return self._add(x, y, "feedforward"), routing
+
+    def _sublayer_input(self, x: Tensor, sublayer: str) -> Tensor:
+        return self._norm(sublayer, x)
+
+    def _add(self, x: Tensor, y: Tensor, sublayer: str) -> Tensor:
+        """Add the sublayer output y to the residual stream x: (B, T, D) -> (B, T, D)."""
+        return x + self.dropout(y)
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return getattr(self, f"{name}_norm")(x)
+
+
+class PostNormBlock(PreNormBlock):
+    """norm(x + sublayer(x)) for each sublayer, as in the original transformer (Vaswani et al. 2017)."""
+
+    def _sublayer_input(self, x: Tensor, sublayer: str) -> Tensor:
+        return x
+
+    def _add(self, x: Tensor, y: Tensor, sublayer: str) -> Tensor:
+        return self._norm(sublayer, x + self.dropout(y))
+
+
+class SandwichNormBlock(PreNormBlock):
+    """x + post_norm(sublayer(norm(x))) for each sublayer (Ding et al. 2021; Gemma 3)."""
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        feedforward: nn.Module,
+        make_norm: Callable[[], nn.Module],
+        dropout: float,
+        cross_attention: nn.Module | None = None,
+    ) -> None:
+        super().__init__(attention, feedforward, make_norm, dropout, cross_attention)
+        self.attention_post_norm = make_norm()
+        self.cross_attention_post_norm = make_norm() if cross_attention is not None else None
+        self.feedforward_post_norm = make_norm()
+
+    def _add(self, x: Tensor, y: Tensor, sublayer: str) -> Tensor:
+        return x + self.dropout(self._norm(f"{sublayer}_post", y))
+
+
+class ParallelBlock(PreNormBlock):
+    """x + attention(attention_norm(x)) + feedforward(feedforward_norm(x)) (GPT-NeoX, Black et al. 2022).
+
+    Cross-attention is not supported.
+    """
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        mask: Tensor | None,
+        cache: AttentionCache | None,
+        memory: Memory | None = None,
+        cross_cache: CrossCache | None = None,
+    ) -> tuple[Tensor, Routing | None]:
+        """(B, T, D) -> (B, T, D), and the routing of a mixture of experts in training, else `None`."""
+        attended = self.attention(self.attention_norm(x), rotation, mask, cache)
+        y, routing = self.feedforward(self.feedforward_norm(x))
+        return x + self.dropout(attended) + self.dropout(y), routing
+
+
+class PreNormBlockWithoutResidual(PreNormBlock):
+    """sublayer(norm(x)) for each sublayer: an ablation without residual connections."""
+
+    def _add(self, x: Tensor, y: Tensor, sublayer: str) -> Tensor:
+        return self.dropout(y)
+
+
+class PostNormBlockWithoutResidual(PostNormBlock):
+    """norm(sublayer(x)) for each sublayer: an ablation without residual connections."""
+
+    def _add(self, x: Tensor, y: Tensor, sublayer: str) -> Tensor:
+        return self._norm(sublayer, self.dropout(y))

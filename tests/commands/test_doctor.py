@@ -1,6 +1,8 @@
 """tinylm doctor."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -23,22 +25,26 @@ def test_json_and_text_have_every_section_the_problems_and_whether_all_works() -
     assert titles == [*(name.replace("_", " ") for name in SECTIONS), "problems"]
 
 
-def test_a_problem_is_named_with_its_solution_or_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "computation_error", lambda device: 1.0)
+def test_a_problem_is_named_with_its_solution_or_is_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = os.environ["TINYLM_CACHE"]
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "file/cache"))  # cannot be created
     result = tinylm("doctor")
     assert result.exit_code == 1
     assert "does not work" in result.stdout and "Error: 1 of the problems" in result.stderr
     result = tinylm("doctor", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["works"] is False
-    monkeypatch.setattr(doctor, "_version", lambda package: None if package == "zstandard" else "1.0")
+    monkeypatch.setenv("TINYLM_CACHE", cache)
+    monkeypatch.setattr(doctor, "OPTIONAL_PACKAGES", {"tinylm-none": "a feature"})
     monkeypatch.setattr(doctor, "LOW_DISK", 1 << 60)
-    monkeypatch.setattr(doctor, "computation_error", lambda device: 0.0)
     shown = run_ok("doctor").stdout
-    assert "not installed; for texts in .zst files" in shown
+    assert "not installed; for a feature" in shown
     assert "are free on the disk of this folder. To free some: tinylm cache --clear." in shown
     (record,) = records(run_ok("doctor", "--json"))
-    assert record["optional_packages"]["zstandard"] is None
+    assert record["optional_packages"]["tinylm-none"] is None
 
 
 def test_numbers_are_printed_with_their_units(capsys: pytest.CaptureFixture[str]) -> None:

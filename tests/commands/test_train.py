@@ -136,9 +136,7 @@ def test_dry_run_in_several_processes_plans_for_all_of_them(corpus: Path) -> Non
 def test_the_plan_does_not_depend_on_how_busy_the_machine_is(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With contradictory timings: the first ones are kept in the machine profile, and recorded in the plan."""
     shutil.rmtree(os.environ["TINYLM_CACHE"])
-    monkeypatch.setattr("tinylm.machine.device.must_compare_bf16", lambda device: True)
-    monkeypatch.setattr("tinylm.machine.device.computes_bf16", lambda device: True)
-    monkeypatch.setattr("tinylm.machine.measure.must_compare_bf16", lambda device: True)
+    monkeypatch.setattr("tinylm.kernels.cpu_features.computes_bf16", lambda: True)
     commands = [("--steps", 300), ("--epochs", 2), ("--time", "2m")]
 
     def plans(rates: dict[str, float]) -> list[str]:

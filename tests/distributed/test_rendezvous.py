@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from tests.shell import child_process, environment, run_child
-from tinylm.distributed import rendezvous
-from tinylm.distributed.rendezvous import Rendezvous, meet
+from tinylm.distributed.rendezvous import TIMEOUT, Rendezvous, meet
 from tinylm.errors import JoinError, UsageError
 from tinylm.system.launch import Launch
 
@@ -49,44 +48,41 @@ SIZE = 3
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    # The server looks up the name of each client before it answers: 10 s and more where no DNS server answers.
-    monkeypatch.setattr(rendezvous, "TIMEOUT", timedelta(seconds=60))
+def store() -> Iterator[Any]:
     yield torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
 
-def start(store: Any, monkeypatch: pytest.MonkeyPatch, *run_ids: str) -> list[Rendezvous]:
+def start(store: Any, *run_ids: str) -> list[Rendezvous]:
     """The rendezvous of each rank of each job, in processes that have just started."""
-    monkeypatch.setattr(rendezvous, "_numbers", itertools.count())
+    numbers = itertools.count()
     jobs = run_ids or ("",)
     shared: dict[str, Any] = {"size": SIZE, "port": store.port, "has_store": True}
     launches = [Launch(rank=rank, run_id=job, **shared) for job in jobs for rank in reversed(range(SIZE))]
     with ThreadPoolExecutor(len(launches)) as pool:
-        return list(pool.map(lambda launch: meet(launch, print), launches))
+        return list(pool.map(lambda launch: meet(launch, print, numbers=numbers), launches))
 
 
-def test_jobs_of_one_store_and_ranks_after_a_restart_see_no_others(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = start(store, monkeypatch, "one", "two")
+def test_jobs_of_one_store_and_ranks_after_a_restart_see_no_others(store: Any) -> None:
+    found = start(store, "one", "two")
     assert len({meeting.job for meeting in found[:SIZE]}) == len({meeting.job for meeting in found[SIZE:]}) == 1
     assert found[0].job != found[SIZE].job
     assert {meeting.restarts for meeting in found} == {0}
-    first, second = start(store, monkeypatch), start(store, monkeypatch)
+    first, second = start(store), start(store)
     first[0].store.set("error", "of the first")
     assert all(found.store.get("error") == b"of the first" for found in first)
     assert not any(found.store.check(["error"]) for found in second)
 
 
-def test_the_job_stays_and_restarts_are_counted(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_job_stays_and_restarts_are_counted(store: Any) -> None:
     torch.distributed.PrefixStore("tinylm/", store).set("ask/1", "number of an ended process")
-    rounds = [start(store, monkeypatch) for _ in range(3)]
+    rounds = [start(store) for _ in range(3)]
     assert len({found.job for ranks in rounds for found in ranks}) == 1
     assert [[found.restarts for found in ranks] for ranks in rounds] == [[number] * SIZE for number in range(3)]
 
 
-def test_the_second_rendezvous_of_a_process_is_no_restart(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_numbers", itertools.count())
-    launch = Launch(port=store.port, has_store=True)
-    found = [meet(launch, print) for _ in range(2)]
+def test_the_second_rendezvous_of_a_process_is_no_restart(store: Any) -> None:
+    launch, numbers = Launch(port=store.port, has_store=True), itertools.count()
+    found = [meet(launch, print, numbers=numbers) for _ in range(2)]
     assert [meeting.restarts for meeting in found] == [0, 0]
     assert found[0].job != found[1].job, "a restart of the first call must not resume the run of the second"
     with socket.create_server(("localhost", 0)) as server:
@@ -95,27 +91,24 @@ def test_the_second_rendezvous_of_a_process_is_no_restart(store: Any, monkeypatc
     assert (alone.job, alone.restarts) == (None, 0), "without torchrun there is no job"
 
 
-def test_missing_ranks_are_reported_and_named_in_the_error(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "QUIET_SECONDS", 0)
+def test_missing_ranks_are_reported_and_named_in_the_error(store: Any) -> None:
+    """By a clock whose readings are six seconds apart."""
     notes: list[str] = []
-
-    def end_the_wait(sentence: str) -> None:
-        notes.append(sentence)
-        monkeypatch.setattr(rendezvous, "TIMEOUT", timedelta(0))
-
+    readings = itertools.count(step=6)
     with pytest.raises(JoinError, match=r"2 of 3 processes .*ranks 1, 2.* unset MASTER_ADDR, RANK and WORLD_SIZE"):
-        meet(Launch(size=3, port=store.port, has_store=True), end_the_wait)
+        meet(Launch(size=3, port=store.port, has_store=True), notes.append, now=lambda: next(readings))
     assert notes == ["Waiting for 2 of 3 processes (ranks 1, 2)..."]
-    monkeypatch.setattr(rendezvous, "TIMEOUT", timedelta(seconds=0.5))
+    assert next(readings) == 6 * (int(TIMEOUT.total_seconds()) // 6 + 2)
     with pytest.raises(JoinError, match=f"Rank 1 of 2 found no rank 0 at localhost:{store.port}"):
-        meet(Launch(rank=1, size=2, port=store.port, has_store=True), print)
+        meet(Launch(rank=1, size=2, port=store.port, has_store=True), print, timeout=timedelta(seconds=0.5))
 
 
 IMPATIENT = """
-import sys
+import functools, sys
 from datetime import timedelta
-from tinylm.distributed import rendezvous
-rendezvous.TIMEOUT, rendezvous.QUIET_SECONDS = timedelta(seconds={limit}), 0
+from tinylm.distributed import ranks, rendezvous
+rendezvous.QUIET_SECONDS = 0
+ranks.meet = functools.partial(rendezvous.meet, timeout=timedelta(seconds={limit}))
 from tinylm.__main__ import main
 sys.argv = ["tinylm", *{arguments!r}]
 main()

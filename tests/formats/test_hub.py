@@ -1,5 +1,6 @@
 """Models of the hub, without a network: they are in huggingface_hub's cache."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 
 from tests.formats.peers import save_peer
 from tests.formats.refusals import assert_refused
-from tinylm.errors import TinyLMError, UsageError
+from tests.shell import environment, run_child
+from tinylm.errors import UsageError
 from tinylm.formats.foreign import foreign_name
 from tinylm.formats.hub import FILES, download, is_reference
 from tinylm.formats.huggingface import read_folder
@@ -35,9 +37,18 @@ def test_neither_code_nor_pickles_are_downloaded(monkeypatch: pytest.MonkeyPatch
     assert not any(Path(name).match(pattern) for pattern in FILES for name in ("modeling.py", "pytorch_model.bin"))
 
 
-def test_a_cached_model_is_used_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+OFFLINE = """
+from tinylm.errors import TinyLMError
+from tinylm.formats.hub import download
+print(download("hf:owner/name"))
+try:
+    download("hf:owner/other")
+except TinyLMError as error:
+    print(error)
+"""
+
+
+def test_a_cached_model_is_used_offline(tmp_path: Path) -> None:
     root = tmp_path / "models--owner--name"
     (root / "refs").mkdir(parents=True)
     (root / "refs" / "main").write_text("0123")
@@ -46,7 +57,7 @@ def test_a_cached_model_is_used_offline(monkeypatch: pytest.MonkeyPatch, tmp_pat
     save_peer("llama", root / "blobs")
     for file in (root / "blobs").iterdir():
         (root / "snapshots" / "0123" / file.name).symlink_to(Path("../../blobs") / file.name)
-    folder = download("hf:owner/name")
-    assert (folder, read_folder(folder).family) == (root / "snapshots" / "0123", "llama")
-    with pytest.raises(TinyLMError, match="Cannot download hf:owner/other"):
-        download("hf:owner/other")
+    variables = environment() | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}
+    folder, error = run_child([sys.executable, "-c", OFFLINE], env=variables).stdout.splitlines()
+    assert (Path(folder), read_folder(Path(folder)).family) == (root / "snapshots" / "0123", "llama")
+    assert error.startswith("Cannot download hf:owner/other")

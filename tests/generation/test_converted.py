@@ -31,11 +31,11 @@ from tests.shell import CHILD_LIMIT, assert_error, environment, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
-from tinylm.generation import converted, llama_cpp
-from tinylm.generation.converted import conversion_key, open_converted
+from tinylm.generation import converted
+from tinylm.generation.converted import conversion_key, open_converted, record_checksums, take_cached
 from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
-from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, import_llama_cpp
+from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, free_cores, import_llama_cpp
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p
 from tinylm.generation.text_generator import Continuation
@@ -46,6 +46,8 @@ from tinylm.models.engine import ModelEngine
 from tinylm.models.model import Model
 from tinylm.reporter import SilentReporter
 from tinylm.system import files
+from tinylm.system.cache_directory import private_folder
+from tinylm.system.machine_profile import usable_cores
 from tinylm.text.tokenizer import Tokenizer
 
 CONTEXT = 48  # of the models
@@ -244,7 +246,6 @@ def test_a_read_only_cache_is_used_and_an_unknown_engine_is_an_error(
 
     expected = run_ok("sample", "-m", run, *OPTIONS).stdout
     monkeypatch.setattr(os, "utime", read_only)
-    monkeypatch.setattr(Path, "touch", read_only)
     assert run_ok("sample", "-m", run, *OPTIONS, "--engine", "llama.cpp").stdout == expected
     assert_error(shell("sample", "-m", run, "--engine", "tensorflow"), 2, "--engine")
 
@@ -312,13 +313,24 @@ def test_a_damaged_record_and_a_missing_file_are_replaced(
     assert run_ok("sample", "-m", run, *OPTIONS).stdout == expected and len(loads) == 3
 
 
+def test_the_first_and_the_last_block_and_a_sample_of_the_others_are_compared(cache: Path) -> None:
+    """All blocks of a small file."""
+    file = private_folder("gguf") / "x.gguf"
+    content = bytes(range(250)) * 20
+    for damaged, most, intact in ((0, 2, False), (1, 2, False), (0.5, 5, False), (0.5, 2, None), (None, 2, True)):
+        file.write_bytes(content)
+        record_checksums(file, 1000)
+        if damaged is not None:
+            at = round(damaged * (len(content) - 1))
+            file.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+        found = {take_cached(file, 1000, most) for _ in range(100)}
+        assert found == ({True, False} if intact is None else {intact}), (damaged, most)
+
+
 @pytest.mark.parametrize("damaged", [0, 0.5, 1, "checksums"])
 def test_a_flipped_bit_in_a_converted_file_is_reported_and_the_file_written_again(
-    run: Path, cache: Path, damaged: float | str, monkeypatch: pytest.MonkeyPatch
+    run: Path, cache: Path, damaged: float | str
 ) -> None:
-    """Of files above a size, the first and the last block and a sample of the others are compared."""
-    monkeypatch.setattr(converted, "BLOCK", 1000)
-    monkeypatch.setattr(converted, "MAX_BLOCKS", 1000 if damaged == 0.5 else 2)
     expected = run_ok("sample", "-m", run, *OPTIONS).stdout
     (file,) = cache.glob("*.gguf")
     content = file.read_bytes()
@@ -537,11 +549,10 @@ def test_a_file_that_cannot_be_opened_is_deleted_and_other_threads_are_refused(t
     assert "main thread" in str(errors[0])
 
 
-def test_threads_are_those_that_other_processes_leave_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_cpp, "usable_cores", lambda: 4)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+def test_threads_are_those_that_other_processes_leave_idle(tmp_path: Path) -> None:
     for running, expected in ((1, 4), (5, 4), (6, 3), (9, 1), (50, 1)):
-        monkeypatch.setattr(Path, "read_text", lambda self, n=running: f"0.5 0.4 0.3 {n}/200 1234")
-        assert llama_cpp.free_cores() == expected
-    monkeypatch.setattr(Path, "read_text", lambda self: "?")
-    assert llama_cpp.free_cores() == 4
+        (tmp_path / "loadavg").write_text(f"0.5 0.4 0.3 {running}/200 1234")
+        assert free_cores(4, 8, tmp_path / "loadavg") == expected
+    (tmp_path / "loadavg").write_text("?")
+    assert free_cores(4, 8, tmp_path / "loadavg") == free_cores(4, 8, tmp_path / "absent") == 4
+    assert 1 <= free_cores() <= usable_cores()

@@ -37,9 +37,14 @@ def kept(logits: torch.Tensor) -> list[int]:
 
 
 def sampler(
-    sampling: SamplingConfig, seed: int = 0, count: int = 1, vocab_size: int = 5, prompts: list[list[int]] | None = None
+    sampling: SamplingConfig,
+    seed: int = 0,
+    count: int = 1,
+    vocab_size: int = 5,
+    prompts: list[list[int]] | None = None,
+    **options: int,
 ) -> Sampler:
-    choose = Sampler(sampling, count, vocab_size)
+    choose = Sampler(sampling, count, vocab_size, **options)  # type: ignore[arg-type]
     choose.start(seed, prompts=prompts or [])
     return choose
 
@@ -278,12 +283,12 @@ def test_rows_that_pad_the_embedding_are_never_sampled() -> None:
         assert all(max(choose(logits)) < 3 for _ in range(20))
 
 
-def test_rows_are_sampled_alike_in_parts_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_sampled_alike_in_parts_and_at_once() -> None:
     logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(0))
     found = []
     for part in (1 << 20, 22, 1):
-        monkeypatch.setattr(module, "PART_LOGITS", part)
-        choose = sampler(SamplingConfig(top_p=0.9, repeat_penalty=1.5), count=7, vocab_size=11)
+        sampling = SamplingConfig(top_p=0.9, repeat_penalty=1.5)
+        choose = sampler(sampling, count=7, vocab_size=11, part_logits=part)
         found.append([choose(logits) for _ in range(5)])
     assert found[0] == found[1] == found[2]
 

@@ -58,7 +58,10 @@ def test_the_features_equal_those_in_proc_cpuinfo() -> None:
 def test_the_identity_changes_with_threads_and_the_version_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     before = cpu_features.identify_torch()
     assert before == cpu_features.identify_torch()
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     monkeypatch.setattr(torch, "__version__", "9.9")
-    after = cpu_features.identify_torch()
+    torch.set_num_threads(2)
+    try:
+        after = cpu_features.identify_torch()
+    finally:
+        torch.set_num_threads(1)
     assert {name for name in after if after[name] != before[name]} == {"threads", "torch"}

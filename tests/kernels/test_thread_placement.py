@@ -2,15 +2,16 @@
 moves the threads of this process."""
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from tinylm.kernels import thread_placement
-from tinylm.kernels.thread_placement import HOLD, INTERVAL, TASKS, ThreadPlacement
+from tinylm.kernels.thread_placement import HOLD, INTERVAL, TASKS, SecondTeam, ThreadPlacement, Threads
 
 TOKENS = 1000
 
@@ -19,35 +20,35 @@ two_cores = pytest.mark.skipif(
 )
 
 
-class Machine:
-    """Four cores and a process with two threads, 11 and 12, beside a third one, 13, that someone else has placed."""
+class Machine(Threads):
+    """Four cores, which the threads of a process may use."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.cores = {11: {0, 1, 2, 3}, 12: {0, 1, 2, 3}, 13: {2}}
+    def __init__(self) -> None:
+        self.used = {0, 1, 2, 3}
         self.busy: float | None = 0.0
         self.teams = 0  # second teams that exist
 
-        def count(change: int) -> SimpleNamespace:
+    def cores(self) -> set[int]:
+        return self.used
+
+    def move(self, old: set[int], new: set[int]) -> None:
+        assert old == self.used
+        self.used = new
+
+    def second_team(self) -> SecondTeam:
+        def count(change: int) -> Any:
             self.teams += change
             return SimpleNamespace(end=lambda: count(-1))
 
-        def place(task: int, cores: set[int]) -> None:
-            self.cores[task] = set(cores)
-
-        tasks = SimpleNamespace(iterdir=lambda: iter([TASKS / str(task) for task in self.cores]))
-        monkeypatch.setattr(thread_placement, "_SecondTeam", lambda: count(1))
-        monkeypatch.setattr(thread_placement, "TASKS", tasks)
-        monkeypatch.setattr(thread_placement, "can_place_threads", lambda: True)
-        monkeypatch.setattr(os, "sched_getaffinity", lambda task: self.cores[task or 11], raising=False)
-        monkeypatch.setattr(os, "sched_setaffinity", place, raising=False)
+        return count(1)
 
     def placement(self) -> ThreadPlacement:
-        return ThreadPlacement(lambda: self.busy, lambda busy: busy >= 0.5)
+        return ThreadPlacement(lambda: self.busy, lambda busy: busy >= 0.5, self)
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    return Machine(monkeypatch)
+def machine() -> Machine:
+    return Machine()
 
 
 def intervals(placement: ThreadPlacement, count: int, spread: float, confined: float) -> Iterator[bool]:
@@ -65,23 +66,21 @@ def test_threads_share_the_free_cores_beside_a_busy_process_while_that_is_faster
         machine.busy = 1.0
         found = [*intervals(placement, 3 + HOLD, spread=100, confined=300)]
         assert found == [False, False] + [True] * (HOLD + 1)
-        assert machine.cores == {11: {0, 1, 2}, 12: {0, 1, 2}, 13: {2}}
-        assert machine.teams == 1
+        assert (machine.used, machine.teams) == ({0, 1, 2}, 1)
         # The other placement is tried again for one interval.
         assert [*intervals(placement, 4, spread=100, confined=300)] == [True, False, True, True]
         machine.busy = 0.0
         assert [*intervals(placement, 3, spread=900, confined=300)] == [True, False, False]
-        assert machine.cores == {11: {0, 1, 2, 3}, 12: {0, 1, 2, 3}, 13: {2}}
-        assert machine.teams == 0
+        assert (machine.used, machine.teams) == ({0, 1, 2, 3}, 0)
 
 
 def test_threads_use_all_cores_where_that_is_faster_and_other_cores_in_the_next_trial(machine: Machine) -> None:
     placement = machine.placement()
     machine.busy = 2.2
     assert [*intervals(placement, 3 + HOLD, spread=300, confined=100)] == [False, False, True] + [False] * HOLD
-    assert (machine.cores[11], machine.teams) == ({0, 1, 2, 3}, 0)
+    assert (machine.used, machine.teams) == ({0, 1, 2, 3}, 0)
     assert [*intervals(placement, 1, spread=300, confined=100)] == [False]
-    assert (machine.cores[11], machine.teams) == ({1, 2}, 1)  # {0, 1} in the first trial
+    assert (machine.used, machine.teams) == ({1, 2}, 1)  # {0, 1} in the first trial
     assert [*intervals(placement, 2, spread=300, confined=100)] == [True, False]
 
 
@@ -90,17 +89,30 @@ def test_as_many_cores_are_left_as_other_processes_use_and_all_are_used_again_af
         machine.busy = busy
         with pytest.raises(KeyError), machine.placement() as placement:
             assert [*intervals(placement, 2, spread=100, confined=100)] == [False, False]
-            assert (len(machine.cores[11]), placement.confined) == (count, True), busy
+            assert (len(machine.used), placement.confined) == (count, True), busy
             raise KeyError
-        assert (machine.cores[11], machine.teams) == ({0, 1, 2, 3}, 0)
+        assert (machine.used, machine.teams) == ({0, 1, 2, 3}, 0)
 
 
 @two_cores
 def test_all_threads_of_the_process_move_and_return_and_compute_the_same() -> None:
-    def cores_of_threads() -> set[frozenset[int]]:
-        return {frozenset(os.sched_getaffinity(int(task.name))) for task in TASKS.iterdir()}
+    """Except for a thread that someone else has placed on one core."""
+    placed, end = threading.Event(), threading.Event()
 
-    cores, before = os.sched_getaffinity(0), len(list(TASKS.iterdir()))
+    def elsewhere() -> None:
+        os.sched_setaffinity(0, {max(cores)})
+        placed.set()
+        end.wait()
+
+    def cores_of_threads() -> set[frozenset[int]]:
+        tasks = [int(task.name) for task in TASKS.iterdir()]
+        assert os.sched_getaffinity(other.native_id or 0) == {max(cores)}
+        return {frozenset(os.sched_getaffinity(task)) for task in tasks if task != other.native_id}
+
+    cores, other = os.sched_getaffinity(0), threading.Thread(target=elsewhere, daemon=True)
+    other.start()
+    placed.wait()
+    before = len(list(TASKS.iterdir()))
     torch.set_num_threads(2)
     try:
         x = torch.randn(256, 1024)
@@ -117,4 +129,5 @@ def test_all_threads_of_the_process_move_and_return_and_compute_the_same() -> No
             assert time.monotonic() < limit
             time.sleep(0.05)
     finally:
+        end.set()
         torch.set_num_threads(1)

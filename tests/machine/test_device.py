@@ -1,8 +1,6 @@
-"""Choice of device and number format, and free memory, on pretended machines."""
+"""Choice of device and number format, and free memory, on pretended machines. tests/test_gpu.py has those of a GPU."""
 
-import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,42 +16,26 @@ def training_dtype(wanted: str, device: str, bf16: float = 3.0) -> d.Choice:
     return d.choose_training_dtype(wanted, device, {"fp32": 1e11, "bf16": bf16 * 1e11}.__getitem__)
 
 
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A function that makes torch report only the given devices."""
-
-    def pretend(*devices: str, capability: tuple[int, int] = (9, 0)) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in devices)
-        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in devices)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-
-    return pretend
-
-
-def test_auto_is_the_fastest_device_and_a_requested_one_is_used_or_a_usage_error(machine: Callable[..., None]) -> None:
-    for devices, chosen in ((("cuda", "mps"), "cuda"), (("cuda",), "cuda"), (("mps",), "mps")):
-        machine(*devices)
-        assert d.choose_device("auto") == d.Choice(chosen, "the fastest device found")
-    machine()
-    assert d.choose_device("auto") == d.Choice("cpu", "no GPU was found")
-    machine("cuda", "mps")
+def test_auto_is_the_fastest_device_and_a_requested_one_is_used_or_a_usage_error() -> None:
+    for devices in (("cuda", "mps", "cpu"), ("cuda", "cpu"), ("mps", "cpu")):
+        assert d.choose_device("auto", devices) == d.Choice(devices[0], "the fastest device found")
+    assert d.choose_device("auto", ("cpu",)) == d.Choice("cpu", "no GPU was found")
     for name in ("cuda", "mps", "cpu"):
-        assert d.choose_device(name) == d.Choice(name, "requested")
+        assert d.choose_device(name, ("cuda", "mps", "cpu")) == d.Choice(name, "requested")
     for there, wanted, words in (
-        ((), "cuda", '`device="cuda"` is not available to torch .* use one of: cpu'),
-        (("cuda",), "mps", '`device="mps"` is not available to torch .* use one of: cuda, cpu'),
-        ((), "tpu", "`device` is 'tpu'; it must be one of: auto, cuda, mps, cpu"),
+        (("cpu",), "cuda", '`device="cuda"` is not available to torch .* use one of: cpu'),
+        (("cuda", "cpu"), "mps", '`device="mps"` is not available to torch .* use one of: cuda, cpu'),
+        (("cpu",), "tpu", "`device` is 'tpu'; it must be one of: auto, cuda, mps, cpu"),
     ):
-        machine(*there)
         with pytest.raises(UsageError, match=words):
-            d.choose_device(wanted)
+            d.choose_device(wanted, there)
+    found = [name for name in ("cuda", "mps") if torch.get_device_module(name).is_available()]
+    assert d.available_devices() == (*found, "cpu")
 
 
-def test_training_is_in_bf16_where_that_is_faster(
-    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_is_in_bf16_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, dtype in (((9, 0), "bf16"), ((8, 0), "bf16"), ((7, 5), "fp32"), ((6, 1), "fp32")):
-        machine("cuda", capability=capability)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
         assert training_dtype("auto", "cuda").value == d.choose_generation_dtype("auto", "cuda").value == dtype
     assert training_dtype("auto", "mps").value == d.choose_generation_dtype("auto", "mps").value == "fp32"
     for has_bf16, times, dtype in ((True, 3.0, "bf16"), (True, 1.3, "bf16"), (True, 1.1, "fp32"), (False, 3.0, "fp32")):
@@ -95,11 +77,7 @@ def test_compiling_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert d.can_compile(device) == can
 
 
-def test_the_description_and_free_memory_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (123, 456))
-    assert d.free_memory("cuda") == 123
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Big One")
-    assert d.describe_device("cuda") == "cuda (Big One)"
+def test_the_description_of_a_cpu_has_its_threads() -> None:
     before = torch.get_num_threads()
     for threads, described in ((2, "2 threads"), (1, "1 thread")):
         torch.set_num_threads(threads)
@@ -112,7 +90,7 @@ MEMINFO = "proc/meminfo"
 LIMIT, USED, STAT = (f"sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat"))
 
 
-def test_free_memory_is_the_smallest_limit_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_is_the_smallest_limit_of_the_system(tmp_path: Path) -> None:
     for number, (files, physical, free) in enumerate(
         (
             ({MEMINFO: "MemTotal: 7 kB\nMemAvailable:    5 kB\n", LIMIT: "max\n", USED: "10\n", STAT: ""}, 8000, 5120),
@@ -128,11 +106,11 @@ def test_free_memory_is_the_smallest_limit_of_the_system(tmp_path: Path, monkeyp
             path = tmp_path / str(number) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+        found = d.free_memory("cpu", tmp_path / str(number), lambda physical=physical: physical)
+        assert found == free, (files, physical)
 
-        def sysconf(name: str, physical: int | None = physical) -> int:
-            if physical is None:
-                raise ValueError(name)
-            return {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": physical // 1000}[name]
 
-        monkeypatch.setattr(os, "sysconf", sysconf)
-        assert d.free_memory("cpu", tmp_path / str(number)) == free, (files, physical)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/meminfo")
+def test_the_size_of_the_memory_is_that_of_proc_meminfo() -> None:
+    (total,) = [line.split()[1] for line in Path("/proc/meminfo").read_text().splitlines() if line[:9] == "MemTotal:"]
+    assert d.physical_memory() == int(total) * 1024

@@ -6,6 +6,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -25,9 +26,9 @@ from tinylm.system.cache_directory import SUBFOLDERS
 from tinylm.system.machine_profile import usable_cores
 
 
-def problems() -> list[tuple[str, bool]]:
+def problems(**options: Any) -> list[tuple[str, bool]]:
     """The problems of this machine, without its load, which other tests may cause, and without its GPUs."""
-    found = diagnose("cpu", LogReporter()).problems
+    found = diagnose("cpu", LogReporter(), **options).problems
     return [(problem.message, problem.broken) for problem in found if problem.subject not in ("load", "gpu")]
 
 
@@ -72,9 +73,8 @@ def test_a_device_that_computes_wrong_logits_does_not_work() -> None:
 
 
 @pytest.mark.parametrize("result", [math.nan, RuntimeError("no kernel image\nfor this device"), MemoryError()])
-def test_a_device_that_fails_does_not_work(result: float | Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "computation_error", Mock(side_effect=[result]))
-    ((message, broken),) = problems()
+def test_a_device_that_fails_does_not_work(result: float | Exception) -> None:
+    ((message, broken),) = problems(error_of=Mock(side_effect=[result]))
     assert broken and ("cannot compute a small model" in message) == (result is not math.nan) and "\n" not in message
 
 

@@ -1,11 +1,12 @@
 """The machine of a run, chosen by capabilities and by measurements that are made once, and the load of others."""
 
+import contextlib
 import itertools
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from tinylm.machine import measure as module
 from tinylm.machine.doctor import diagnose
 from tinylm.machine.measure import LoadMeter, LoadNotes, slows_training
 from tinylm.reporter import LogReporter
+from tinylm.system.machine_profile import usable_cores
 
 
 def test_a_machine_has_the_rate_of_the_profile_and_a_run_records_it() -> None:
@@ -49,9 +51,8 @@ def test_compiled_is_faster_with_a_compiler_unless_eager_code_uses_onednn(
         ("cpu", "fp32", True, False),
         ("cpu", "fp32", False, True),
     ):
-        monkeypatch.setattr("tinylm.machine.measure.prefers_onednn", lambda onednn=onednn: onednn)
         monkeypatch.setenv("CXX", sys.executable)  # a compiler that exists
-        assert module.compiled_is_faster(device, dtype) == faster, (device, dtype, onednn)
+        assert module.compiled_is_faster(device, dtype, lambda onednn=onednn: onednn) == faster, (device, dtype, onednn)
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not module.compiled_is_faster("cpu", "bf16") and module.compiled_is_faster("cuda", "fp32")
@@ -138,7 +139,16 @@ def test_a_rounded_rate_is_close_and_mostly_equal_in_another_measurement(rate: f
     assert module.round_measured(middle * (1 + error)) == middle
 
 
-BUSY_LOOP = (sys.executable, "-c", "while True: pass")
+@contextlib.contextmanager
+def busy_cores() -> Iterator[None]:
+    """As many processes as slow the single thread of a test, however many cores there are, keep a core busy each."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(max(1, usable_cores() - 1)):
+            stack.enter_context(child_process((sys.executable, "-c", "while True: pass")))
+        time.sleep(0.2)
+        yield
+
+
 needs_proc = pytest.mark.skipif(not module.PROC_STAT.exists(), reason="needs /proc/stat")
 
 
@@ -155,8 +165,8 @@ class Clock:
         lines = [f"cpu{core} {' '.join(map(str, ticks))}\n" for core in cores]
         self.stat.write_text("".join(lines) + "intr 5 0 0\nctxt 7\n")
 
-    def meter(self, processes: int = 1) -> LoadMeter:
-        return LoadMeter(processes, self.stat, lambda: self.seconds, lambda: self.own)
+    def meter(self, processes: int = 1, *average: Any) -> LoadMeter:
+        return LoadMeter(processes, self.stat, lambda: self.seconds, lambda: self.own, *average)
 
 
 @needs_proc
@@ -174,16 +184,13 @@ def test_the_load_of_others_is_the_busy_time_less_ours(tmp_path: Path) -> None:
     assert meter.read() == 0.0
 
 
-def test_without_proc_stat_it_is_the_load_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.75, 9.0, 9.0), raising=False)
+def test_without_proc_stat_it_is_the_load_average(tmp_path: Path) -> None:
     clock = Clock(tmp_path)
     for content in ("", "cpu 1 2 3\n", "cpu0 a b c d e f g h\ncpu1 1 2 3 4 5 6 7 8\n", None):
         clock.stat.unlink() if content is None else clock.stat.write_text(content)
-        meter = clock.meter()
+        meter, unknown = clock.meter(1, lambda: (0.75, 9.0, 9.0)), clock.meter(1, None)
         clock.seconds, clock.own = clock.seconds + 10, clock.own + 5
-        assert meter.read() == pytest.approx(0.25), content
-    monkeypatch.delattr(os, "getloadavg", raising=False)
-    assert meter.read() is None
+        assert (meter.read(), unknown.read()) == (pytest.approx(0.25), None), content
 
 
 def test_training_is_slowed_by_load_on_the_cores_that_it_needs() -> None:
@@ -218,10 +225,8 @@ def test_others_that_slow_training_are_noted(timed: bool) -> None:
 
 
 @needs_proc
-def test_the_doctor_warns_of_a_process_that_keeps_a_core_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "usable_cores", lambda: 1)  # however many there are
-    with child_process(BUSY_LOOP):
-        time.sleep(0.2)
+def test_the_doctor_warns_of_processes_that_keep_cores_busy() -> None:
+    with busy_cores():
         diagnosis = diagnose("cpu", LogReporter())
     assert diagnosis.sections["threads"]["cores_of_other_processes"] > 0.6
     (message,) = [problem.message for problem in diagnosis.problems if problem.subject == "load"]
@@ -231,10 +236,9 @@ def test_the_doctor_warns_of_a_process_that_keeps_a_core_busy(monkeypatch: pytes
 @pytest.mark.slow
 @needs_proc
 def test_a_training_beside_a_busy_process_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "usable_cores", lambda: 1)
     monkeypatch.setattr(module, "FIRST_SECONDS", 0.3)
     (tmp_path / "text.txt").write_text(story(3000))
-    with child_process(BUSY_LOOP):
+    with busy_cores():
         result = run_ok("train", tmp_path / "text.txt", "--steps", 500, "--out", tmp_path / "run", *TINY)
     (note,) = [line for line in result.stderr.splitlines() if "Other processes" in line]
     assert re.search(r", it ends in about [\dms ]+\. The plan is for an idle machine\.", note)

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,14 +221,9 @@ def test_checkpointed_layers_store_their_inputs() -> None:
 
 
 @pytest.mark.parametrize(("gigabytes", "limit"), [(8, 2**27), (24, 24 * 2**23), (128, 2**30), (288, 2**30)])
-def test_the_logits_of_a_chunk_grow_with_the_memory_of_the_gpu(
-    gigabytes: int, limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_logits_of_a_chunk_grow_with_the_memory_of_the_gpu(gigabytes: int, limit: int) -> None:
     """At 14 bytes each, they take at most a ninth of the memory of a GPU with 16 GB or more."""
-    properties = SimpleNamespace(total_memory=gigabytes * 2**30)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: properties)
-    assert max_logits("cuda", frozen=False) == limit
+    assert max_logits("cuda", frozen=False, memory=gigabytes * 2**30) == limit
 
 
 @pytest.mark.parametrize(("vocabulary", "losses"), [(100, 2), (1 << 24, 1)])  # multi-token prediction: up to 1,024

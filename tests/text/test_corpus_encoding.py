@@ -11,12 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-import gigatoken
-import numpy as np
 import pytest
 import tokenizers
 
 from tests.text.corpora import TEXT, documents_of, require_errors, split_of, write_file
+from tests.text.test_tokenizer import SAMPLE, faulty_gigatoken
 from tinylm.config.jobs import all_data
 from tinylm.config.run import DataConfig, RunConfig
 from tinylm.errors import TinyLMError, UsageError
@@ -31,7 +30,7 @@ from tinylm.text.corpus import Corpus, find_corpus
 from tinylm.text.source import TextSource
 from tinylm.text.split import split_corpus
 from tinylm.text.token_files import TokenFolder
-from tinylm.text.tokenizer import Tokenizer, train_char
+from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer
 from tinylm.text.unknown_characters import handle_unknown_characters
 
@@ -183,11 +182,10 @@ def test_a_text_that_is_too_short_is_refused_by_its_name(corpus: Path, tmp_path:
 
 def test_if_gigatoken_gives_other_ids_the_library_encodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split = split_of(write_file(tmp_path / "s.txt", "It is the cause, it is the cause, my soul. " * 100))
-    expected, _ = encode_split(split, choose_tokenizer(split, "bpe", 300), warn=pytest.fail)
-    wrong = SimpleNamespace(encode=lambda text: np.zeros(len(text), dtype=np.uint32))
-    monkeypatch.setattr(gigatoken.Tokenizer, "from_json", lambda file: wrong)
+    expected, _ = encode_split(split, train_bpe([SAMPLE], 400), warn=pytest.fail)
     warnings: list[str] = []
-    tokens, _ = encode_split(split, choose_tokenizer(split, "bpe", 300), warn=warnings.append)
+    faulty = faulty_gigatoken(monkeypatch, lambda text: [0] * len(text))
+    tokens, _ = encode_split(split, faulty, warn=warnings.append)
     assert (tokens.train.tolist(), tokens.val.tolist()) == (expected.train.tolist(), expected.val.tolist())
     assert tokens.path != expected.path
     (warning,) = warnings

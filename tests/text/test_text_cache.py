@@ -22,8 +22,8 @@ from tinylm.text.unknown_characters import corpus_without_unknown
 
 @pytest.fixture(autouse=True)
 def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results are kept for short texts as well, also for files that were just written."""
-    monkeypatch.setattr(text_cache, "KEEP_FROM", 0)
+    """Results are kept for texts of 100 bytes and more, also for files that were just written."""
+    monkeypatch.setattr(text_cache, "KEEP_FROM", 100)
     monkeypatch.setattr(files, "SETTLED_SECONDS", -3600.0)
 
 
@@ -84,17 +84,18 @@ def test_a_changed_text_is_read_again(corpus: Path, other: Path) -> None:
         assert scanned(corpus) == find_corpus([str(corpus)]).scan() != before
 
 
-def test_short_or_filtered_texts_are_read_again(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_or_filtered_texts_are_read_again(corpus: Path, tmp_path: Path) -> None:
     for text in (
-        write_pairs(tmp_path / "p.tsv", "a\tb\n"),
+        find_corpus([str(write_file(tmp_path / "short.txt", "x" * 99))]),
+        write_pairs(tmp_path / "p.tsv", "a\tb\n" * 99),
         corpus_without_unknown(find_corpus([str(corpus)]), train_char("Tthe c")),
         Corpus(("-",), (corpus,)),
     ):
         scan_or_recall(text, lambda size: None)
-    monkeypatch.setattr(text_cache, "KEEP_FROM", corpus.stat().st_size + 1)
-    scanned(corpus)
     assert kept() == []
-    scanned(write_file(tmp_path / "a.txt.gz", gzip.compress(b"abc " * 1000)))  # short, but its content is long
+    short = write_file(tmp_path / "a.txt.gz", gzip.compress(b"abc " * 1000))
+    assert short.stat().st_size < 100  # but its content is long
+    scanned(short)
     assert len(kept()) == 1
 
 

@@ -159,20 +159,27 @@ def test_steps_replay_the_graph_until_memory_runs_out() -> None:
 
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Size]]:
-    """The shapes of each capture. `_capture_graphs` sees a CUDA device; the rest of the run uses the CPU."""
+    """The shapes of each capture."""
     shapes: list[list[torch.Size]] = []
+
+    def capture(model: Decoder, batches: list[Batch], dtype: str, report: Callable[..., None]) -> None:
+        shapes.append([batch.ids.shape for batch in batches])
+
+    monkeypatch.setattr(run_module, "capture_graphs", capture)
+    return shapes
+
+
+@pytest.fixture
+def captured_on_gpu(monkeypatch: pytest.MonkeyPatch, captured: list[list[torch.Size]]) -> list[list[torch.Size]]:
+    """`_capture_graphs` sees a CUDA device; the rest of the run uses the CPU."""
     choose = TrainingRun._capture_graphs
 
     def on_gpu(run: TrainingRun, micro_batch: int, report: Callable[..., None]) -> Any:
         config = dataclasses.replace(run.config, runtime=dataclasses.replace(run.config.runtime, device="cuda"))
         return choose(dataclasses.replace(run, config=config), micro_batch, report)
 
-    def capture(model: Decoder, batches: list[Batch], dtype: str, report: Callable[..., None]) -> None:
-        shapes.append([batch.ids.shape for batch in batches])
-
-    monkeypatch.setattr(run_module, "capture_graphs", capture)
     monkeypatch.setattr(TrainingRun, "_capture_graphs", on_gpu)
-    return shapes
+    return captured
 
 
 ONCE: dict[str, Any] = {"batch_size": 5, "micro_batch": 5}
@@ -188,8 +195,9 @@ CAPTURED = [
 
 
 def test_a_run_captures_one_graph_for_each_length_where_a_step_has_one_micro_batch(
-    tokens: TokenFolder, tmp_path: Path, begin: Begin, captured: list[list[torch.Size]]
+    tokens: TokenFolder, tmp_path: Path, begin: Begin, captured_on_gpu: list[list[torch.Size]]
 ) -> None:
+    captured = captured_on_gpu
     adapter = config_of(adapter_for(tmp_path / "base", tokens), **ONCE)
     for number, (config, shapes) in enumerate([*CAPTURED, (adapter, [(5, SHAPE.context)])]):
         captured.clear()
@@ -199,8 +207,9 @@ def test_a_run_captures_one_graph_for_each_length_where_a_step_has_one_micro_bat
 
 
 def test_pairs_conversations_and_several_ranks_capture_nothing(
-    captured: list[list[torch.Size]], monkeypatch: pytest.MonkeyPatch
+    captured_on_gpu: list[list[torch.Size]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    captured = captured_on_gpu
     rows = torch.zeros(5, 8, dtype=torch.long)
     parts: Any = (SimpleNamespace(path=None), config_of(**ONCE), None, None, None, None)
     for ranks, other in ((1, None), (1, "source"), (1, "segments"), (1, "lengths"), (2, None)):
@@ -253,6 +262,6 @@ def test_a_model_that_is_not_compiled_as_a_whole_has_compiled_blocks(monkeypatch
     ]
 
 
-def test_a_run_on_a_cpu_captures_nothing(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "capture_graphs", lambda *parts: pytest.fail("captured"))
+def test_a_run_on_a_cpu_captures_nothing(begin: Begin, captured: list[list[torch.Size]]) -> None:
     begin(**ONCE, budget=Budget(steps=1))
+    assert captured == []

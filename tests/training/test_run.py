@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import errno
+import itertools
 import os
 import weakref
 from collections.abc import Callable
@@ -161,23 +162,21 @@ def test_weights_do_not_depend_on_where_threads_run_beside_busy_processes(
 ) -> None:
     model = dataclasses.replace(SHAPE, width=64, heads=4, ffn_width=256, context=64)
     config = config_of(None, model, {"threads": 2}, batch_size=16, micro_batch=16, budget=Budget(steps=24))
-    moves: list[set[int]] = []
-    move_threads = thread_placement._move_threads
+    cores: list[int] = []  # that the threads may use at each step
 
-    def moved(old: set[int], new: set[int]) -> None:
-        moves.append(new)
-        move_threads(old, new)
+    def watched(meter: LoadMeter) -> float:
+        cores.append(len(os.sched_getaffinity(0)))
+        return 1.0
 
     try:
         alone = begin("alone", config)
-        monkeypatch.setattr(thread_placement, "_move_threads", moved)
         monkeypatch.setattr(thread_placement, "INTERVAL", 0.0)
         monkeypatch.setattr(thread_placement, "HOLD", 1)
-        monkeypatch.setattr(LoadMeter, "read", lambda meter: 1.0)
+        monkeypatch.setattr(LoadMeter, "read", watched)
         beside = begin("beside", config)
     finally:
         torch.set_num_threads(1)
-    assert len(moves) > 5
+    assert sum(one != other for one, other in itertools.pairwise(cores)) > 5
     assert contents(beside.path) == contents(alone.path)
 
 
@@ -227,14 +226,20 @@ Check = Callable[[torch.Tensor], None]
 
 
 @pytest.fixture
-def before_compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Check], None]:
-    """Replaces torch.compile: a compiled layer calls the given function with its input, and then the layer."""
+def before_compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Check], list[Any]]:
+    """Replaces torch.compile: a compiled layer calls the given function with its input, and then the layer. The result
+    has the compiled layers.
+    """
 
-    def replace(check: Check) -> None:
+    def replace(check: Check) -> list[Any]:
+        layers = []
+
         def compile(module: torch.nn.Module) -> None:
+            layers.append(module)
             module._compiled_call_impl = lambda x, *args: (check(x), module._call_impl(x, *args))[1]
 
         monkeypatch.setattr(torch.nn.Module, "compile", compile)
+        return layers
 
     return replace
 
@@ -243,7 +248,7 @@ COMPILED = {"compile": True}
 
 
 def test_out_of_memory_in_the_test_of_compiled_layers_reduces_its_batch(
-    begin: Begin, before_compiled: Callable[[Check], None]
+    begin: Begin, before_compiled: Callable[[Check], list[Any]]
 ) -> None:
     rows: list[int] = []
 
@@ -259,7 +264,7 @@ def test_out_of_memory_in_the_test_of_compiled_layers_reduces_its_batch(
 
 
 def test_compiled_layers_are_tested_with_micro_batches_of_every_size(
-    begin: Begin, before_compiled: Callable[[Check], None]
+    begin: Begin, before_compiled: Callable[[Check], list[Any]]
 ) -> None:
     """Otherwise, torch would compile in the middle of the run, where a failure stops it."""
     shapes: list[torch.Size] = []
@@ -272,9 +277,10 @@ def test_compiled_layers_are_tested_with_micro_batches_of_every_size(
     assert set(trained) == set(tested)
 
 
-def test_the_layers_of_encoder_and_decoder_are_compiled(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer: compiled.append(layer))
+def test_the_layers_of_encoder_and_decoder_are_compiled(
+    begin: Begin, before_compiled: Callable[[Check], list[Any]]
+) -> None:
+    compiled = before_compiled(lambda x: None)
     shape = dataclasses.replace(SHAPE, architecture="encoder-decoder", encoder_layers=2)
     begin(model=shape, runtime=COMPILED, budget=Budget(steps=1))
     assert sorted(layer.cross_attention is not None for layer in compiled) == [False, False, True]
@@ -282,7 +288,7 @@ def test_the_layers_of_encoder_and_decoder_are_compiled(begin: Begin, monkeypatc
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_compiling_changes_no_weight_and_its_failure_is_a_notice(
-    fails: bool, begin: Begin, before_compiled: Callable[[Check], None]
+    fails: bool, begin: Begin, before_compiled: Callable[[Check], list[Any]]
 ) -> None:
     """The test of the compiled layers leaves no gradients, and does not advance the random number generators."""
     expected = contents(begin("plain", budget=Budget(steps=20)).path)

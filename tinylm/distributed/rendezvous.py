@@ -9,7 +9,7 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -40,37 +40,44 @@ class Rendezvous:
     restarts: int
 
 
-def meet(launch: Launch, note: Callable[[str], None]) -> Rendezvous:
+def meet(
+    launch: Launch,
+    note: Callable[[str], None],
+    *,
+    numbers: Iterator[int] = _numbers,
+    timeout: timedelta = TIMEOUT,
+    now: Callable[[], float] = time.monotonic,
+) -> Rendezvous:
     """Connect to the store and wait for the other ranks.
 
-    note: receives a sentence if rank 0 waits for more than QUIET_SECONDS.
+    note: receives a sentence if rank 0 waits for more than QUIET_SECONDS. numbers: of the rendezvous of this process
 
-    Raises JoinError if the store cannot be reached, or some ranks do not connect within TIMEOUT.
+    Raises JoinError if the store cannot be reached, or some ranks do not connect within the timeout.
     """
-    number = next(_numbers)
+    number, seconds = next(numbers), timeout.total_seconds()
     address = f"{launch.host}:{launch.port}"
     try:
         shared = torch.distributed.TCPStore(  # type: ignore[attr-defined]  # absent in builds without it
             launch.host,
             launch.port,
             is_master=launch.rank == 0 and not launch.has_store,
-            timeout=TIMEOUT,
+            timeout=timeout,
             wait_for_workers=False,
             multi_tenant=True,
         )
         # Several torchrun commands may share one store.
         store = torch.distributed.PrefixStore(f"tinylm/{launch.run_id}", shared)  # type: ignore[attr-defined]
         if launch.rank == 0:
-            agreed = _invite(launch, store, number, note)
+            agreed = _invite(launch, store, number, note, seconds, now)
         else:  # ask rank 0, and confirm the answer
             own = secrets.token_hex(8)
             store.set(f"ask/{launch.rank}", own)
-            agreed = json.loads(store.get(f"answer/{own}"))  # waits for at most TIMEOUT
+            agreed = json.loads(store.get(f"answer/{own}"))  # waits for at most the timeout
             store.set(f"{agreed['prefix']}/here/{launch.rank}", "")
     except (RuntimeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise JoinError(
-            f"Rank {launch.rank} of {launch.size} found no rank 0 at {address} within {_seconds()} s "
+            f"Rank {launch.rank} of {launch.size} found no rank 0 at {address} within {int(seconds)} s "
             f"({lines[0][:200]}). {_ADVICE}"
         ) from error
     job = agreed["job"] if launch.has_store else None
@@ -84,21 +91,19 @@ _ADVICE = (
 )
 
 
-def _seconds() -> int:
-    return int(TIMEOUT.total_seconds())
-
-
-def _invite(launch: Launch, store: Any, number: int, note: Callable[[str], None]) -> dict[str, Any]:
+def _invite(
+    launch: Launch, store: Any, number: int, note: Callable[[str], None], seconds: float, now: Callable[[], float]
+) -> dict[str, Any]:
     """Rank 0: answer every rank that asks, until all ranks have confirmed the answer. Returns the answer.
 
-    Raises JoinError after TIMEOUT.
+    Raises JoinError after so many seconds.
     """
     prefix = secrets.token_hex(8)
     job = store.compare_set(f"job/{number}", "", secrets.token_hex(8)).decode()
     restarts = store.add(f"starts/{number}", 1) - 1 if launch.has_store else 0
     agreed = {"prefix": prefix, "job": job, "restarts": restarts}
     missing = list(range(1, launch.size))
-    start, quiet = time.monotonic(), True
+    start, quiet = now(), True
     while True:
         for rank in missing:
             if store.check([f"ask/{rank}"]):  # perhaps by a process that a restart has ended
@@ -106,12 +111,12 @@ def _invite(launch: Launch, store: Any, number: int, note: Callable[[str], None]
         missing = [rank for rank in missing if not store.check([f"{prefix}/here/{rank}"])]
         if not missing:
             return agreed
-        waited = time.monotonic() - start
+        waited = now() - start
         names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        if waited > TIMEOUT.total_seconds():
+        if waited > seconds:
             raise JoinError(
                 f"{len(missing)} of {launch.size} processes did not connect to {launch.host}:{launch.port} within "
-                f"{_seconds()} s (ranks {names}). {_ADVICE}"
+                f"{int(seconds)} s (ranks {names}). {_ADVICE}"
             )
         if quiet and waited > QUIET_SECONDS:
             note(f"Waiting for {len(missing)} of {launch.size} processes (ranks {names})...")

@@ -117,45 +117,47 @@ def _record_file(key: str) -> Path:
     return private_folder(GGUF_FOLDER) / f"{key}.json"
 
 
-def take_cached(file: Path) -> bool:
+def take_cached(file: Path, block: int = BLOCK, max_blocks: int = MAX_BLOCKS) -> bool:
     """Whether the cache has this converted file as it was written; it is then marked as used now, since the least
     recently used files are deleted.
+
+    block, max_blocks: bytes that have a checksum, and number of blocks that are compared
     """
-    if not is_private(file) or not _is_intact(file):
+    if not is_private(file) or not _is_intact(file, block, max_blocks):
         return False
     with contextlib.suppress(OSError):  # of a read-only cache
         os.utime(file)
     return True
 
 
-def record_checksums(file: Path) -> None:
+def record_checksums(file: Path, block: int = BLOCK) -> None:
     """Store the checksums of the blocks of a converted file beside it. Raises OSError."""
-    write_text(file.with_suffix(CHECKSUMS), json.dumps(list(_checksums(file, itertools.count()))))
+    write_text(file.with_suffix(CHECKSUMS), json.dumps(list(_checksums(file, itertools.count(), block))))
 
 
-def _is_intact(file: Path) -> bool:
+def _is_intact(file: Path, block: int, max_blocks: int) -> bool:
     """Whether the file has its checksums: of all blocks of a small file, of the first, the last and some others, drawn
     anew each time, of a large one.
     """
     try:
         recorded = read_json(file.with_suffix(CHECKSUMS))
-        count = -(-file.stat().st_size // BLOCK)
+        count = -(-file.stat().st_size // block)
         if not isinstance(recorded, list) or len(recorded) != count:
             return False
         drawn: Iterable[int] = range(count)
-        if count > MAX_BLOCKS:
-            drawn = {0, *random.Random().sample(range(count), MAX_BLOCKS), count - 1}
-        return all(recorded[n] == found for n, found in zip(drawn, _checksums(file, drawn), strict=True))
+        if count > max_blocks:
+            drawn = {0, *random.Random().sample(range(count), max_blocks), count - 1}
+        return all(recorded[n] == found for n, found in zip(drawn, _checksums(file, drawn, block), strict=True))
     except (OSError, ValueError):
         return False
 
 
-def _checksums(file: Path, blocks: Iterable[int]) -> Iterator[int]:
-    """The CRC-32 of each of these blocks, up to the first one behind the end of the file."""
+def _checksums(file: Path, blocks: Iterable[int], block: int) -> Iterator[int]:
+    """The CRC-32 of each of these blocks of so many bytes, up to the first one behind the end of the file."""
     with file.open("rb") as opened:
         for number in blocks:
-            opened.seek(number * BLOCK)
-            if not (content := opened.read(BLOCK)):
+            opened.seek(number * block)
+            if not (content := opened.read(block)):
                 return
             yield zlib.crc32(content)
 

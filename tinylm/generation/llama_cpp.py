@@ -373,22 +373,17 @@ def kept_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def free_cores() -> int:
-    """Number of cores that this process may use and that are idle on Linux; at least 1.
+def free_cores(usable: int | None = None, cores: int | None = None, loadavg: Path = Path("/proc/loadavg")) -> int:
+    """Number of cores that this process may use and that are idle on Linux; at least 1. By default of this machine.
 
     llama.cpp's threads wait for each other by spinning: if one of two has no core, a token takes up to 100 times as
     long. The number changes the speed only, since llama.cpp computes the same logits with each.
     """
-    return max(1, min(usable_cores(), (os.cpu_count() or 1) - _running_threads()))
-
-
-def _running_threads() -> int:
-    """Number of threads of other processes that are running now; 0 where it is unknown."""
-    counts = []
+    counts = []  # of the threads of other processes that are running now
     try:
         for _ in range(3):  # the least, since some run only for an instant
-            counts.append(int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1)
+            counts.append(int(loadavg.read_text().split()[3].partition("/")[0]) - 1)
             time.sleep(0.002)
     except (OSError, ValueError, IndexError):
-        return 0
-    return max(0, min(counts))
+        counts = [0]
+    return max(1, min(usable or usable_cores(), (cores or os.cpu_count() or 1) - max(0, min(counts))))

@@ -84,9 +84,14 @@ class Sampler:
     """
 
     def __init__(
-        self, sampling: SamplingConfig, rows: int, vocab_size: int, device: torch.device | str = "cpu"
+        self,
+        sampling: SamplingConfig,
+        rows: int,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        part_logits: int = PART_LOGITS,
     ) -> None:
-        self.sampling, self.vocab_size = sampling, vocab_size
+        self.sampling, self.vocab_size, self._part_logits = sampling, vocab_size, part_logits
         self._streams: list[torch.Generator] = []
         self._left = 0  # numbers per row that are not used yet
         self._is_checked = False
@@ -119,7 +124,7 @@ class Sampler:
             require_finite(logits[:, : self.vocab_size])
             self._is_checked = True
         self.prepare()
-        count = max(1, PART_LOGITS // self.vocab_size)
+        count = max(1, self._part_logits // self.vocab_size)
         parts = [slice(first, first + count) for first in range(0, len(logits), count)]
         ids = torch.cat([self._choose(logits[rows], rows) for rows in parts])
         self._next += 1

@@ -27,14 +27,21 @@ class ThreadPlacement:
 
     busy_cores: returns the cores that other processes have used since its last call, `None` if that is not known
     is_disturbing: whether so many busy cores slow training
+    threads: those of this process
     """
 
-    def __init__(self, busy_cores: Callable[[], float | None], is_disturbing: Callable[[float], bool]) -> None:
+    def __init__(
+        self,
+        busy_cores: Callable[[], float | None],
+        is_disturbing: Callable[[float], bool],
+        threads: "Threads | None" = None,
+    ) -> None:
         self._busy_cores = busy_cores
         self._is_disturbing = is_disturbing
-        self._cores = sorted(os.sched_getaffinity(0)) if can_place_threads() else []
+        self._threads = threads or Threads()
+        self._cores = sorted(self._threads.cores()) if threads or can_place_threads() else []
         self._first = 0  # index of the first core that a confined process uses
-        self._team: _SecondTeam | None = None  # while the threads are confined
+        self._team: SecondTeam | None = None  # while the threads are confined
         self._speeds: dict[bool, float] = {}  # tokens per second when confined (True) and when not (False)
         self._hold = 1  # the interval in which a process starts or ends says nothing
         self._tokens, self._seconds = 0, 0.0
@@ -79,8 +86,8 @@ class ThreadPlacement:
             self._speeds, self._hold = {}, HOLD
         if faster and not self.confined:
             first, count = self._first % len(self._cores), max(1, len(self._cores) - max(1, round(busy)))
-            self._team = _SecondTeam()
-            _move_threads({*self._cores}, {*(self._cores[first:] + self._cores[:first])[:count]})
+            self._team = self._threads.second_team()
+            self._threads.move({*self._cores}, {*(self._cores[first:] + self._cores[:first])[:count]})
         elif not faster:
             self._release()
 
@@ -88,7 +95,7 @@ class ThreadPlacement:
         if self._team is not None:
             self._team.end()
             self._team = None
-            _move_threads(set(os.sched_getaffinity(0)), {*self._cores})
+            self._threads.move(self._threads.cores(), {*self._cores})
 
 
 def can_place_threads() -> bool:
@@ -96,19 +103,30 @@ def can_place_threads() -> bool:
     return hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > 1 and torch.get_num_threads() > 1
 
 
-def _move_threads(old: set[int], new: set[int]) -> None:
-    """Allow the threads of this process that may use the cores `old` to use the cores `new` instead.
+class Threads:
+    """The threads of this process, and the cores that they may use."""
 
-    Threads that have other cores, set by someone else, or that end meanwhile, are left as they are.
-    """
-    with contextlib.suppress(OSError):
-        for task in TASKS.iterdir():
-            with contextlib.suppress(OSError):
-                if os.sched_getaffinity(int(task.name)) == old:
-                    os.sched_setaffinity(int(task.name), new)
+    def cores(self) -> set[int]:
+        """The cores of the calling thread."""
+        return set(os.sched_getaffinity(0))
+
+    def move(self, old: set[int], new: set[int]) -> None:
+        """Allow the threads that may use the cores `old` to use the cores `new` instead.
+
+        Threads that have other cores, set by someone else, or that end meanwhile, are left as they are.
+        """
+        with contextlib.suppress(OSError):
+            for task in TASKS.iterdir():
+                with contextlib.suppress(OSError):
+                    if os.sched_getaffinity(int(task.name)) == old:
+                        os.sched_setaffinity(int(task.name), new)
+
+    def second_team(self) -> "SecondTeam":
+        """A new one."""
+        return SecondTeam()
 
 
-class _SecondTeam:
+class SecondTeam:
     """A second team of OpenMP threads, which sleeps, and whose existence ends the spinning of the first.
 
     libgomp polls at most 100 times if it has more threads than there are cores ("GOMP_SPINCOUNT" in its manual).

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,22 +29,24 @@ class Choice:
     reason: str
 
 
-def choose_device(wanted: str) -> Choice:
-    """The device: cuda, mps or cpu. `auto` is the first of these that is available.
+def available_devices() -> tuple[str, ...]:
+    """The devices of this machine that torch can use, the fastest first."""
+    gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return (*(device for device, is_available in gpus.items() if is_available), "cpu")
+
+
+def choose_device(wanted: str, available: Sequence[str] | None = None) -> Choice:
+    """The device: cuda, mps or cpu. `auto` is the first of the available ones, by default `available_devices`.
 
     Raises UsageError for an unknown or unavailable device.
     """
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
+    available = available_devices() if available is None else available
     if wanted == "auto":
-        value = next(device for device, is_available in available.items() if is_available)
+        value = available[0]
         return Choice(value, "no GPU was found" if value == "cpu" else "the fastest device found")
-    check_choice("device", wanted, ("auto", *available))
-    if not available[wanted]:
-        others = ", ".join(device for device, is_available in available.items() if is_available)
+    check_choice("device", wanted, ("auto", "cuda", "mps", "cpu"))
+    if wanted not in available:
+        others = ", ".join(available)
         message = f'`device="{wanted}"` is not available to torch {torch.__version__} here; use one of: {others}.'
         raise UsageError(message)
     return Choice(wanted, "requested")
@@ -162,7 +164,17 @@ def empty_cache(device: torch.device) -> None:
         torch.get_device_module(device).empty_cache()
 
 
-def free_memory(device: str, root: Path = Path("/")) -> int | None:
+def physical_memory() -> int | None:
+    """Size of the memory in bytes; `None` if the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return None
+
+
+def free_memory(
+    device: str, root: Path = Path("/"), physical: Callable[[], int | None] = physical_memory
+) -> int | None:
     """Free bytes of a CUDA device, else of the system: available memory, limited by the cgroup.
 
     Without /proc/meminfo, as on macOS, this is the size of the memory. `None` if the system reports none of these.
@@ -170,9 +182,7 @@ def free_memory(device: str, root: Path = Path("/")) -> int | None:
     """
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
-    limits = []
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf
-        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    limits = [] if (size := physical()) is None else [size]
     with contextlib.suppress(OSError):
         lines = (root / "proc/meminfo").read_text().splitlines()
         limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,10 +95,13 @@ class Diagnosis:
         self.problems.append(Problem(subject, message, broken=True))
 
 
-def diagnose(device: str, reporter: Reporter, *, refresh: bool = False) -> Diagnosis:
+def diagnose(
+    device: str, reporter: Reporter, *, refresh: bool = False, error_of: Callable[[str], float] | None = None
+) -> Diagnosis:
     """Examine this machine, and the device (`auto` or a name) that training would use.
 
     refresh: repeat the measurements of the machine profile, on which the plans of later runs depend.
+    error_of: by default `computation_error`
 
     Raises UsageError for an unknown or unavailable device, and with `refresh` TinyLMError or OSError if the
     measurements cannot be recorded.
@@ -119,7 +122,7 @@ def diagnose(device: str, reporter: Reporter, *, refresh: bool = False) -> Diagn
     _examine_threads(diagnosis)
     _examine_memory_and_disk(diagnosis, machine)
     _examine_cache(diagnosis)
-    _examine_computation(diagnosis, machine)
+    _examine_computation(diagnosis, machine, error_of or computation_error)
     return diagnosis
 
 
@@ -235,10 +238,10 @@ def _examine_cache(diagnosis: Diagnosis) -> None:
         diagnosis.fail("cache", f"The cache cannot be written ({reason}); set TINYLM_CACHE to another folder.")
 
 
-def _examine_computation(diagnosis: Diagnosis, machine: Machine) -> None:
+def _examine_computation(diagnosis: Diagnosis, machine: Machine, error_of: Callable[[str], float]) -> None:
     """Compare logits and gradients of a small model on the device with those of the CPU in fp64."""
     try:
-        error = computation_error(machine.device)
+        error = error_of(machine.device)
     except (RuntimeError, MemoryError) as failure:
         line = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
         diagnosis.fail("computation", f"{describe_device(machine.device)} cannot compute a small model: {line}.")

@@ -162,12 +162,13 @@ def _matmul_rate(device: str, reporter: Reporter) -> Callable[[str], float]:
     return rate
 
 
-def compiled_is_faster(device: str, dtype: str) -> bool:
+def compiled_is_faster(device: str, dtype: str, onednn: Callable[[], bool] = prefers_onednn) -> bool:
     """Whether torch.compile is available and makes a training step faster.
 
     In fp32 on a CPU, compiled code uses MKL, which is slower than oneDNN on some processors (decision 013).
+    onednn: whether it is on this one
     """
-    return can_compile(device) and not ((device, dtype) == ("cpu", "fp32") and prefers_onednn())
+    return can_compile(device) and not ((device, dtype) == ("cpu", "fp32") and onednn())
 
 
 def round_measured(number: float) -> float:
@@ -263,6 +264,7 @@ def measure_layer_seconds(dtype: str, clock: Callable[[], float] = processor_tim
 
 
 PROC_STAT = Path("/proc/stat")
+LOAD_AVERAGES = getattr(os, "getloadavg", None)  # Windows has none
 BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal; user includes the time of guests
 MIN_LOAD = 0.25  # cores; measured on two idle cores: up to 0.06, beside a process at nice 19: 0.3 and more
 FIRST_SECONDS, LATER_SECONDS = 10.0, 60.0  # between readings during training, before and after the first note
@@ -284,11 +286,13 @@ class LoadMeter:
         stat: Path = PROC_STAT,
         now: Callable[[], float] = time.monotonic,
         own: Callable[[], float] = time.process_time,
+        average: Callable[[], tuple[float, float, float]] | None = LOAD_AVERAGES,
     ) -> None:
         """Begin to measure. processes: number of processes on this machine that work like this one. stat: the file with
-        the busy times. now, own: clocks of the time and of the processor time of this process
+        the busy times. now, own: clocks of the time and of the processor time of this process. average: the load
+        averages of the system; `None` if it has none
         """
-        self._processes, self._stat, self._now, self._own = processes, stat, now, own
+        self._processes, self._stat, self._now, self._own, self._average = processes, stat, now, own, average
         self.cores = usable_cores()
         self._core_ids = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         self._last = self._times()
@@ -303,8 +307,8 @@ class LoadMeter:
         seconds = max(now - begun, 1e-3)
         if busy is not None and busy_before is not None:
             used = (busy - busy_before) / seconds
-        elif hasattr(os, "getloadavg"):
-            used = os.getloadavg()[0]
+        elif self._average is not None:
+            used = self._average()[0]
         else:
             return None
         return min(max(used - self._processes * (own - own_before) / seconds, 0.0), float(self.cores))

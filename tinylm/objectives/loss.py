@@ -68,13 +68,14 @@ class LanguageModel(Protocol):
         """(..., D) -> (..., V)"""
 
 
-def max_logits(device: str, frozen: bool) -> int:
+def max_logits(device: str, frozen: bool, memory: int | None = None) -> int:
     """The number of logits above which training computes them in chunks (decisions 030, 041).
 
-    frozen: whether the output layer is not trained.
+    frozen: whether the output layer is not trained. memory: bytes of the GPU, by default of this one
     """
     if device == "cuda":
-        memory = torch.cuda.get_device_properties().total_memory if torch.cuda.is_available() else 0
+        if memory is None:
+            memory = torch.cuda.get_device_properties().total_memory if torch.cuda.is_available() else 0
         return min(MAX_CUDA_LOGITS, max(MIN_CUDA_LOGITS, memory // CUDA_BYTES_PER_LOGIT))
     return MAX_FROZEN_LOGITS if frozen else MAX_LOGITS
 

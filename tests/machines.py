@@ -21,6 +21,11 @@ def machine(device: str = "cpu", **properties: Any) -> Machine:
     return Machine(device=device, **{**plain, **properties})
 
 
+def pretend_bf16(monkeypatch: pytest.MonkeyPatch, has_instructions: bool) -> None:
+    """A processor with or without instructions for bf16."""
+    monkeypatch.setattr("tinylm.kernels.cpu_features.computes_bf16", lambda: has_instructions)
+
+
 def write_profile(cache: Path) -> None:
     """Records in a cache folder what a command would measure in a second: AUTO_DTYPE is the faster number format."""
     with pytest.MonkeyPatch.context() as patch:

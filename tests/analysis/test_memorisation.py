@@ -1,15 +1,94 @@
-"""Passages drawn from a text, and the copied share of texts; tests.analysis.test_matches.py checks the matches."""
+"""Passages drawn from a text, and verbatim matches, compared with a search of all substrings."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.analysis.test_matches import documents_of
 from tests.shell import story
-from tinylm.analysis.memorisation import draw_passages, measure_copied
+from tinylm.analysis.memorisation import Documents, Matches, draw_passages, find_matches, measure_copied
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import MemorisationConfig
+from tinylm.text.corpus import Stream
+
+
+def documents_of(texts: list[str], chunk: int = 7) -> Documents:
+    """Documents in chunks of a few characters. Reports the size of all as progress."""
+
+    def stream(progress: Callable[[int], object] | None) -> Stream:
+        for number, text in enumerate(texts):
+            if number:
+                yield None
+            yield from (text[at : at + chunk] for at in range(0, len(text), chunk))
+        if progress:
+            progress(5)
+
+    return Documents(stream, 5, "characters")
+
+
+def test_repetitive_text_takes_little_time_and_has_an_exact_share_and_progress_is_that_of_the_documents() -> None:
+    done: list[int] = []
+    found = find_matches(["-" * 300, "x"], documents_of(["-" * 20_000], chunk=1000), 50, done.append)
+    assert found.copied.tolist() == [300, 0] and found.longest[0].characters == 300
+    assert done == [5]
+    assert find_matches([], documents_of(["abc"]), 2).copied.tolist() == []
+
+
+def brute_force(texts: list[str], documents: list[str], k: int) -> tuple[list[int], list[int]]:
+    """The copied characters and the length of the longest match of each text, by definition."""
+    copied, longest = [], []
+    for text in texts:
+        spans = ((start, stop) for start in range(len(text)) for stop in range(start + k, len(text) + 1))
+        found = [span for span in spans if any(text[slice(*span)] in document for document in documents)]
+        copied.append(len({index for span in found for index in range(*span)}))
+        longest.append(max((stop - start for start, stop in found), default=0))
+    return copied, longest
+
+
+def check(texts: list[str], documents: list[str], k: int, found: Matches) -> None:
+    copied, longest = brute_force(texts, documents, k)
+    assert found.copied.tolist() == copied
+    assert {match.sample: match.characters for match in found.longest} == {i: n for i, n in enumerate(longest) if n}
+    assert [match.characters for match in found.longest] == sorted(filter(None, longest), reverse=True)
+    for match in found.longest:
+        assert match.text in texts[match.sample] and len(match.text) == match.characters
+        assert any(match.text in document for document in documents)
+
+
+short = st.text("ab\n", max_size=20)
+
+
+@given(
+    st.lists(short, max_size=4),
+    st.lists(st.text("ab\n", min_size=1, max_size=40), min_size=1, max_size=4),
+    st.integers(1, 6),
+    st.integers(1, 40),
+)
+def test_matches_are_those_of_a_search_of_all_substrings(
+    texts: list[str], documents: list[str], k: int, chunk: int
+) -> None:
+    check(texts, documents, k, find_matches(texts, documents_of(documents, chunk), k))
+
+
+@given(st.lists(short, max_size=3), st.lists(st.text("ab", min_size=1, max_size=40), max_size=3), st.integers(1, 6))
+@example(["xabcy"], ["zxabc"] * 3 + ["zzabcy"], 4)
+def test_the_share_is_exact_however_often_a_window_occurs(texts: list[str], documents: list[str], k: int) -> None:
+    found = find_matches(texts, documents_of(documents), k, max_comparisons=1)
+    assert found.copied.tolist() == brute_force(texts, documents, k)[0]
+
+
+def test_matches_in_long_documents_are_found_across_chunks() -> None:
+    documents = [story(2000, seed=1), "é日本😀 " * 30, story(500, seed=2)]
+    texts = [documents[0][700:790] + documents[2][100:160], documents[1][10:70] + "x", story(200, seed=3), ""]
+    found = find_matches(texts, documents_of(documents, chunk=64), 20)
+    check(texts, documents, 20, found)
+    assert found.longest[0].characters >= 90
+
+
+def test_text_across_documents_is_no_match() -> None:
+    assert find_matches(["abcdef", "abc\U0010ffffdef"], documents_of(["abc", "def"]), 4).copied.tolist() == [0, 0]
 
 
 @given(st.lists(st.text("abc", min_size=1, max_size=60), min_size=1, max_size=5), st.integers(0, 3))

@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, same_tensors, snapshot, tinylm
+from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, snapshot, tinylm
 from tinylm.adapters.lora import LoRALinear
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights
@@ -73,17 +73,6 @@ def test_an_adapter_with_another_base_is_an_error(adapter: Path, run: Path, seco
     assert_error(tinylm("merge-lora", adapter, "--model", "cousin", "--out", "merged"), 1, text)
     assert_error(tinylm("finetune-lora", "--resume", adapter, "--model", "cousin", "--steps", 99), 1, text)
     assert snapshot(here) == before
-
-
-@pytest.mark.usefixtures("shelf_cache")
-def test_a_resumed_adapter_has_the_weights_of_an_uninterrupted_run(second: Path, run: Path, here: Path) -> None:
-    options = ("--schedule", "constant", "--eval-every", 2, "--save-every", 2, "--dropout", 0.2, "--target", "mlp")
-    for name, steps in (("whole", 6), ("parts", 4)):
-        run_ok("finetune-lora", second, "-m", run, "-o", name, "--steps", steps, "--batch-size", 4, *options)
-    result = run_ok("finetune-lora", "--resume", "parts", "-m", run, "--steps", 6)
-    assert result.stdout == "parts\n" and "at step 4" in result.stderr
-    for name in ("adapter", "optimizer"):
-        assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
 
 
 def test_dry_run_writes_nothing(second: Path, run: Path, shelf: Path, here: Path) -> None:

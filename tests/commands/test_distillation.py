@@ -77,11 +77,7 @@ def test_teachers_that_cannot_be_used_are_errors_before_training(text: Path, her
     for arguments, code, message in (
         (("--teacher", "teacher1", "--teacher", "other"), 2, "have different tokenizers; name teachers that share one"),
         (("--teacher", "teacher1", "--tokenizer", "bpe"), 2, "--teacher fixes --tokenizer; leave it out"),
-        (
-            ("--teacher", "teacher1", "--context", 64),
-            2,
-            "a context of 16 tokens, and the training sequences have",
-        ),
+        (("--teacher", "teacher1", "--context", 64), 2, "a context of 16 tokens, and the training sequences have"),
         (("--teacher", "masked"), 2, "--teacher is for decoders"),
         (("--teacher", "lora"), 2, "is an adapter, not a model"),
         (("--teacher", "missing"), 2, "missing"),
@@ -93,11 +89,7 @@ def test_teachers_that_cannot_be_used_are_errors_before_training(text: Path, her
         (("--teacher", "teacher1", "--objective", "next-token"), 2, "--teacher fixes --objective"),
         (("--teacher", "teacher1", "--label-smoothing", 0.1), 2, "--teacher fixes --label-smoothing"),
         (("--teacher", "teacher1", "--init-from", "teacher1", "--extend-vocab"), 2, "--teacher fixes --extend-vocab"),
-        (
-            ("--teacher", "teacher1", "--out", "teacher1", "--force"),
-            2,
-            "is a teacher, which is never written to",
-        ),
+        (("--teacher", "teacher1", "--out", "teacher1", "--force"), 2, "is a teacher, which is never written to"),
         (
             ("--objective", "distillation"),
             2,

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tinylm as tinylm_api
+from tests.machines import pretend_bf16
 from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
 from tests.trained_runs import HELD_OUT, trained
 from tinylm.jobs.text.baselines import ngram_bits_per_byte
@@ -118,7 +119,7 @@ def test_a_model_has_one_loss_in_training_in_eval_and_as_an_export(
 ) -> None:
     """It is that of the format of training, which eval takes from the run or adapter. Merging rounds other products, in
     which a number of bf16 has 8 significant bits."""
-    monkeypatch.setattr("tinylm.kernels.cpu_features.computes_bf16", lambda: True)
+    pretend_bf16(monkeypatch, True)
     steps = ("--steps", 6, "--eval-every", 6, "--lr", 0.05, "--dtype", dtype, *HELD_OUT)
     run_ok("train", corpus, "--out", "run", *steps, *TINY)
     run_ok("export", "run/last", "--to", "hf", "--out", "hf")

@@ -185,11 +185,7 @@ def test_data_and_models_that_do_not_fit_each_other_are_errors(
     run_ok("train", "brace.json", "--format", "text", "--out", "brace", *SMALL, *FIXED)  # is not parsed
     assert_error(tinylm("train", "plain.txt", "--teacher", decoder), 2, "decoder is a classifier")
     assert_error(tinylm("compare", decoder, decoder, "plain.txt"), 2, "Only models of text are compared")
-    assert_error(
-        tinylm("train", labels, "--tie"),
-        2,
-        "--tie is for models of tokens",
-    )
+    assert_error(tinylm("train", labels, "--tie"), 2, "--tie is for models of tokens")
     mixed = here / "mixed"
     mixed.mkdir()
     (mixed / "plain.txt").write_text("Some words.\n" * 30)

@@ -81,15 +81,6 @@ def test_preferences_from_standard_input_lose_unknown_characters_if_asked_to(mod
     assert f"(standard input, line {len(RECORDS) + 1})" in skipped.stderr
 
 
-def test_packed_preferences_have_the_losses_of_single_ones(model: Path, preferences: Path, here: Path) -> None:
-    """Over a whole pass in one step."""
-    one_step = ("--steps", 1, "--eval-every", 1, "--dtype", "fp32", "--batch-size", 60, "--lr", 1e-3, "--seed", 3)
-    for name, pack in (("packed", "--pack"), ("single", "--no-pack")):
-        run_ok("finetune-lora", preferences, "-m", model, "--out", name, *one_step, pack)
-    one, other = ([r["val_loss"] for r in read_metrics(here / n) if "val_loss" in r] for n in ("packed", "single"))
-    assert one == pytest.approx(other, rel=1e-4) and one[0] != one[1]
-
-
 def test_eval_shows_how_often_and_by_how_much_the_chosen_answer_is_likelier(model: Path, preferences: Path) -> None:
     """Reference: the log-probabilities of one text at a time."""
     loaded = api.load(model)
@@ -126,10 +117,7 @@ def test_what_does_not_fit_preferences_is_an_error_before_training(model: Path, 
     for arguments, message in (
         (("finetune-lora", text, "-m", model, "--dpo-beta", 0.2), "--dpo-beta is for preferences"),
         (("train", preferences, "--init-from", model, "--parallel", "fsdp"), "--parallel ddp, or train a LoRA"),
-        (
-            ("finetune-lora", preferences, "--format", "preferences", "--text-key", "a", "-m", model),
-            "--text-key is",
-        ),
+        (("finetune-lora", preferences, "--format", "preferences", "--text-key", "a", "-m", model), "--text-key is"),
         (("train", preferences), "Preferences train an existing model; name it with --init-from"),
         (
             ("finetune-lora", preferences, "-m", model, "--objective", "chat"),

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.machines import pretend_bf16
 from tests.shell import FILES, TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
 from tinylm.run_directory.loading import load_model, read_config, summarise
 from tinylm.training.graceful_stop import StopRequest
@@ -136,7 +137,7 @@ def test_dry_run_in_several_processes_plans_for_all_of_them(corpus: Path) -> Non
 def test_the_plan_does_not_depend_on_how_busy_the_machine_is(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With contradictory timings: the first ones are kept in the machine profile, and recorded in the plan."""
     shutil.rmtree(os.environ["TINYLM_CACHE"])
-    monkeypatch.setattr("tinylm.kernels.cpu_features.computes_bf16", lambda: True)
+    pretend_bf16(monkeypatch, True)
     commands = [("--steps", 300), ("--epochs", 2), ("--time", "2m")]
 
     def plans(rates: dict[str, float]) -> list[str]:

@@ -13,12 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinylm.jobs.pairs.evaluation import baseline_bleu, nearest_targets
-from tinylm.jobs.text.baselines import (
-    ORDER,
-    baseline_bits_per_byte,
-    compression_bits_per_byte,
-    ngram_bits_per_byte,
-)
+from tinylm.jobs.text.baselines import ORDER, baseline_bits_per_byte, compression_bits_per_byte, ngram_bits_per_byte
 from tinylm.reporter import LogReporter
 from tinylm.text.tokenizer import train_char
 
@@ -100,9 +95,6 @@ def test_bleu_of_baselines_is_that_of_sacrebleu_on_their_targets() -> None:
     copied = sacrebleu.corpus_bleu([source for source, _ in scored], references, force=True).score
     nearest = sacrebleu.corpus_bleu([target for _, target in training], references, force=True).score
     assert nearest > copied
-    expected = {
-        "source itself": pytest.approx(copied),
-        "target of the nearest training source": pytest.approx(nearest),
-    }
+    expected = {"source itself": pytest.approx(copied), "target of the nearest training source": pytest.approx(nearest)}
     assert baseline_bleu(tokenizer, tokens(scored), tokens(training), LogReporter()) == expected
     assert baseline_bleu(tokenizer, tokens(scored), None, LogReporter()) == {"source itself": pytest.approx(copied)}

@@ -139,10 +139,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"quantization_config": {"bits": 4}}, "quantization_config of its config.json is an object"),
     ({"auto_map": {"AutoModel": "m.Evil"}}, r"Python code of its own \(auto_map\)"),
     ({"architectures": ["LlamaForTokenClassification"]}, "tinylm reads LlamaForCausalLM"),
-    (
-        {"architectures": ["LlamaForSequenceClassification"]},
-        "it lacks the tensor score.weight",
-    ),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "it lacks the tensor score.weight"),
     ({"hidden_size": ...}, "lacks hidden_size"),
     ({"hidden_size": 33}, "multiple of num_attention_heads"),
     ({"hidden_size": "32"}, "hidden_size of its config.json is '32'"),

@@ -15,15 +15,7 @@ from tests.reference import softmax
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.engine import mix, sample_seed
 from tinylm.generation.generation_config import GenerationConfig, SamplingConfig
-from tinylm.generation.sampler import (
-    MAX_UNIFORM,
-    Sampler,
-    draw,
-    keep_min_p,
-    keep_top_k,
-    keep_top_p,
-    penalise_repeats,
-)
+from tinylm.generation.sampler import MAX_UNIFORM, Sampler, draw, keep_min_p, keep_top_k, keep_top_p, penalise_repeats
 
 Row = NDArray[np.float64]
 

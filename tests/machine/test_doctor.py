@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from tests.kernels.test_thread_placement import two_cores
-from tests.machines import LAYER_SECONDS, MATMUL_RATE
+from tests.machines import LAYER_SECONDS, MATMUL_RATE, pretend_bf16
 from tests.shell import ROOT
 from tinylm.errors import UsageError
-from tinylm.kernels import cpu_features
 from tinylm.machine import doctor
 from tinylm.machine.doctor import OPTIONAL_PACKAGES, computation_error, diagnose
 from tinylm.machine.measure import COMPARED_DTYPES, layer_seconds_entry, matmul_rates_entry
@@ -129,7 +128,7 @@ def test_unused_cores_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refresh_records_what_is_measured_now(
     bf16: bool, formats: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_features, "computes_bf16", lambda: bf16)
+    pretend_bf16(monkeypatch, bf16)
     devices = diagnose("cpu", LogReporter(), refresh=True).sections["devices"]
     recorded = matmul_rates_entry("cpu", formats).recorded()
     assert recorded is not None and set(recorded) == set(formats) and MATMUL_RATE not in recorded.values()

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.machines import LAYER_SECONDS, MATMUL_RATE
+from tests.machines import LAYER_SECONDS, MATMUL_RATE, pretend_bf16
 from tests.shell import TINY, child_process, run_ok, story
 from tinylm.config.run import RuntimeConfig
 from tinylm.machine import measure as module
@@ -63,7 +63,7 @@ def rated(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool, float], dict[str, 
     """Makes a machine with or without bf16 instructions, whose products are so many times as fast in bf16."""
 
     def pretend(bf16: bool, times: float) -> dict[str, float]:
-        monkeypatch.setattr("tinylm.kernels.cpu_features.computes_bf16", lambda: bf16)
+        pretend_bf16(monkeypatch, bf16)
         rates = {"fp32": 1e11, "bf16": times * 1e11}
         for names in (module.COMPARED_DTYPES, ("fp32",), ("bf16",)):
             module.matmul_rates_entry("cpu", names).write({name: rates[name] for name in names})

@@ -14,13 +14,7 @@ from torch import Tensor, nn
 from tests.variants import small
 from tinylm.config.training import SCHEDULES, Budget, TrainingConfig
 from tinylm.errors import UsageError
-from tinylm.training.optimizer import (
-    WeightAverage,
-    allocate_state,
-    build_optimizer,
-    layer_matrices,
-    learning_rate,
-)
+from tinylm.training.optimizer import WeightAverage, allocate_state, build_optimizer, layer_matrices, learning_rate
 from tinylm.transformer.build import build_model
 
 

@@ -137,9 +137,7 @@ def weights_of(run: Path) -> tuple[dict[str, torch.Tensor], ...]:
 @pytest.mark.slow
 @pytest.mark.timeout(800)
 @pytest.mark.parametrize(
-    ("ranks", "parallel", "cases"),
-    [(2, "ddp", each_kind(2)), (4, "fsdp", each_kind(1))],
-    ids=["2-ddp", "4-fsdp"],
+    ("ranks", "parallel", "cases"), [(2, "ddp", each_kind(2)), (4, "fsdp", each_kind(1))], ids=["2-ddp", "4-fsdp"]
 )
 def test_ranks_have_the_losses_of_one(
     texts: Path, tmp_path: Path, ranks: int, parallel: str, cases: list[tuple[str, str]]

@@ -330,9 +330,7 @@ def test_an_adapter_in_bf16_learns_as_in_fp32_with_frozen_matrices_in_bf16(token
 
 
 @every_variant
-def test_a_frozen_model_in_bf16_computes_to_the_bit_what_fp32_weights_do_under_autocast(
-    config: ModelConfig,
-) -> None:
+def test_a_frozen_model_in_bf16_computes_to_the_bit_what_fp32_weights_do_under_autocast(config: ModelConfig) -> None:
     """Also a tied output layer, and learned and relative positions."""
     model = randomised(build_model(config)).eval()
     frozen = copy.deepcopy(model).requires_grad_(False)

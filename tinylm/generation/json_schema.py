@@ -26,11 +26,12 @@ APPLIED = JOINING | {"pattern", "properties", "patternProperties", "additionalPr
 
 
 class JSONSampler:
-    """As `sampler`, of whose tokens each continues a JSON text that the schema admits; an end token follows the text.
+    """A sampler of tokens, each of which continues a JSON text that the schema admits; an end token follows the text.
 
-    sampler: maps logits (B, V) to a token id per row.
-    end_ids: per row, ids that may end the text, beside the tokenizer's. Raises UsageError as `json_grammar`, and for a
-        tokenizer that llguidance cannot read.
+    sampler: chooses among the tokens that can follow; logits (B, V) -> a token id per row
+    end_ids: per row, ids that may end the text, beside the tokenizer's
+
+    Raises the errors of `json_grammar`, and UsageError for a tokenizer that llguidance cannot read.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tinylm.errors import TinyLMError
 from tinylm.system.ranks import ONE_RANK, Ranks
-from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.token_files import Tokens
 
 
 @dataclass(frozen=True)

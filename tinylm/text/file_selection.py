@@ -34,7 +34,7 @@ from tinylm.text.files import (
     read_head,
     unmarked_utf16,
 )
-from tinylm.text.readers import SIGNATURE, decoded_chunks, is_json_file, is_parquet, parquet_columns
+from tinylm.text.readers import SIGNATURE, decoded_chunks, is_json_file, is_parquet, parquet_columns, skip_blanks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,6 @@ _MIN_LIST_LINES = 20
 _MEAN_ITEM, _LONGEST_ITEM = 24, 60  # characters of the lines of a list
 # Tables, indentation, and the ends of lines of prose and code.
 _NOT_IN_LISTS = re.compile(r"\t|^\s|[.,:;!?。，！？；：、=(){}\[\]<>|]$", re.MULTILINE)
-_BLANKS = re.compile(r"[ \t\r\n]*")
 _JSON_OBJECT = re.compile(r'\s*(?:\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
 
 
@@ -107,19 +106,15 @@ def first_keys(text: str) -> tuple[set[str], bool]:
     at = text.index("{") + 1
     try:
         while True:
-            key, at = decoder.raw_decode(text, _skip_blanks(text, at))
+            key, at = decoder.raw_decode(text, skip_blanks(text, at))
             keys.add(str(key))
-            _, at = decoder.raw_decode(text, _skip_blanks(text, _skip_blanks(text, at) + 1))  # after the colon
-            at = _skip_blanks(text, at)
+            _, at = decoder.raw_decode(text, skip_blanks(text, skip_blanks(text, at) + 1))  # after the colon
+            at = skip_blanks(text, at)
             if text[at] != ",":
                 return keys, text[at] == "}"
             at += 1
     except (ValueError, IndexError, RecursionError):
         return keys, False
-
-
-def _skip_blanks(text: str, at: int) -> int:
-    return _BLANKS.match(text, at).end()  # type: ignore[union-attr]  # matches the empty string
 
 
 def is_single_json_object(text: str) -> bool:

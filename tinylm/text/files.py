@@ -28,7 +28,12 @@ CHUNK_BYTES = 1 << 20
 STANDARD_INPUT = "-"  # a path that stands for it
 SPOOL_FILE = "standard input"  # name of the file that standard input is copied to
 _SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
-_COMPRESSED = {"gzip": b"\x1f\x8b\x08", "xz": b"\xfd7zXZ\0", "Zstandard": b"\x28\xb5\x2f\xfd"}  # and that of bzip2
+_COMPRESSED = {  # the first bytes
+    "gzip": re.compile(rb"\x1f\x8b\x08"),
+    "bzip2": re.compile(rb"BZh.(1AY&SY|\x17\x72\x45\x38\x50\x90)", re.DOTALL),
+    "xz": re.compile(rb"\xfd7zXZ\x00"),
+    "Zstandard": re.compile(rb"\x28\xb5\x2f\xfd"),
+}
 # `zstandard.decompressobj` cannot limit the size of its output; 1 KiB of input expands to at most 32 MiB.
 _ZSTANDARD_INPUT_BYTES = 1 << 10
 
@@ -67,7 +72,8 @@ def decompressed_chunks(
     compression: str | None = None
     try:
         with file.open("rb") as raw:
-            compression = _SUFFIXES.get(file.suffix.lower()) or _detect_compression(raw.peek(16))
+            found = (name for name, signature in _COMPRESSED.items() if signature.match(raw.peek(16)))
+            compression = _SUFFIXES.get(file.suffix.lower()) or next(found, None)
             before = 0
             for chunk in _decompress(raw, compression, chunk_bytes):
                 after = raw.tell()
@@ -87,12 +93,6 @@ def decompressed_chunks(
             f"{display_name(file)} is compressed with Zstandard. To read it, install a package (pip install "
             "zstandard), or decompress it with zstd -d."
         ) from None
-
-
-def _detect_compression(head: bytes) -> str | None:
-    if head.startswith(b"BZh") and head[4:10] in (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90"):
-        return "bzip2"
-    return next((name for name, signature in _COMPRESSED.items() if head.startswith(signature)), None)
 
 
 def _decompress(raw: BufferedReader, compression: str | None, chunk_bytes: int) -> Iterator[bytes]:

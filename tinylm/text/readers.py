@@ -338,7 +338,7 @@ def _array_elements(chunks: Iterator[str], name: str) -> Iterator[tuple[str, Any
     at, number, expects_comma = 1, 0, False  # `at` is the position in `text`, after the opening bracket
 
     while True:
-        at = _BLANK.match(text, at).end()  # type: ignore[union-attr]  # matches the empty string
+        at = skip_blanks(text, at)
         if at == len(text):
             text, at = next(chunks, ""), 0
             if not text:
@@ -370,6 +370,11 @@ def _array_elements(chunks: Iterator[str], name: str) -> Iterator[tuple[str, Any
 
     if not all(rest.isspace() for rest in itertools.chain([text[at + 1 :] or " "], chunks)):
         raise BadFilesError(f"{name}: its JSON array is followed by other text; remove that, or put it into the array.")
+
+
+def skip_blanks(text: str, at: int) -> int:
+    """The index of the first character from `at` on that is not white space of JSON."""
+    return _BLANK.match(text, at).end()  # type: ignore[union-attr]  # matches the empty string
 
 
 def _extend(text: str, chunks: Iterator[str], location: str) -> str | None:

@@ -559,12 +559,5 @@ def _always_splits(before: str, after: str) -> bool:
     """
     if after in " \n\t\r":
         return not before.isspace()
-    return (
-        _category(before) in ("L", "N")
-        and _category(after) in ("L", "N", "P", "S")
-        and _category(before) != _category(after)
-    )
-
-
-def _category(character: str) -> str:
-    return unicodedata.category(character)[0]
+    one, other = (unicodedata.category(character)[0] for character in (before, after))
+    return one in "LN" and other in "LNPS" and one != other

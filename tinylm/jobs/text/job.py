@@ -161,37 +161,6 @@ def first_bytes(tokenizer: Tokenizer, tokens: np.ndarray, limit: int) -> np.ndar
 COUNTED_TOKENS = 1 << 20  # tokens that are decoded at a time, to count their bytes
 
 
-def report_tables(corpora: Sequence[Corpus], reporter: Reporter, *, required: bool) -> None:
-    """Warn of CSV and TSV that are read as plain text; raise UsageError for the first if a column is `required`."""
-    texts = [
-        (corpus, file) for corpus in corpora for file in corpus.files if is_table(file) and not corpus.has_records(file)
-    ]
-    for corpus, file in texts[:1]:
-        columns = ", ".join(table_columns(file, corpus.encoding))[:200]
-        if required:
-            raise UsageError(
-                f"{display_name(file)}: no column {corpus.text_key!r} (found: {columns}); name the column of the text "
-                "with `text_key`."
-            )
-        others = f" and {len(texts) - 1:,} others are" if len(texts) > 1 else " is"
-        pairs = '; `format="pairs"` reads TSV as sources and targets' if content_suffix(file) == ".tsv" else ""
-        reporter.warn(
-            f"{display_name(file)}{others} read as plain text, with the first line and the separators. `text_key` "
-            f"takes the texts of a column ({columns}){pairs}."
-        )
-
-
-def report_html(corpora: Sequence[Corpus], reporter: Reporter) -> None:
-    """Note that HTML is read with its tags."""
-    files = [file for corpus in corpora for file in corpus.files if is_html(file, corpus.encoding)]
-    if files:
-        others = "" if len(files) == 1 else f" (and {len(files) - 1:,} more)"
-        reporter.note(
-            f"{display_name(files[0])}{others} is HTML, and is read with its tags. For the text alone, convert it "
-            f"first, for example with {CONVERTERS['.html']}."
-        )
-
-
 class TextJob(Job):
     """A decoder predicts the next token of a text."""
 
@@ -201,9 +170,29 @@ class TextJob(Job):
     baselines: ClassVar[Baselines | None] = staticmethod(baseline_bits_per_byte)
 
     def report_found(self, corpora: Sequence[Corpus], reporter: Reporter, *, needs_records: bool) -> None:
-        """Warn of tables and of HTML that are read as they are."""
-        report_tables(corpora, reporter, required=needs_records)
-        report_html(corpora, reporter)
+        """Warn of CSV and TSV that are read as plain text, and note that HTML is read with its tags."""
+        files = [(corpus, file) for corpus in corpora for file in corpus.files]
+        texts = [(corpus, file) for corpus, file in files if is_table(file) and not corpus.has_records(file)]
+        for corpus, file in texts[:1]:
+            columns = ", ".join(table_columns(file, corpus.encoding))[:200]
+            if needs_records:
+                raise UsageError(
+                    f"{display_name(file)}: no column {corpus.text_key!r} (found: {columns}); name the column of the "
+                    "text with `text_key`."
+                )
+            others = f" and {len(texts) - 1:,} others are" if len(texts) > 1 else " is"
+            pairs = '; `format="pairs"` reads TSV as sources and targets' if content_suffix(file) == ".tsv" else ""
+            reporter.warn(
+                f"{display_name(file)}{others} read as plain text, with the first line and the separators. `text_key` "
+                f"takes the texts of a column ({columns}){pairs}."
+            )
+        pages = [file for corpus, file in files if is_html(file, corpus.encoding)]
+        if pages:
+            others = "" if len(pages) == 1 else f" (and {len(pages) - 1:,} more)"
+            reporter.note(
+                f"{display_name(pages[0])}{others} is HTML, and is read with its tags. For the text alone, convert it "
+                f"first, for example with {CONVERTERS['.html']}."
+            )
 
     def recorded(self, tokens: TokenFolder, corpus: Corpus, tokenizer: Tokenizer) -> dict[str, Any]:
         """The number of UTF-8 bytes of the validation text without its first token, which is not scored."""

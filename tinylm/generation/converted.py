@@ -30,7 +30,7 @@ from tinylm.reporter import Reporter
 from tinylm.system.cache_directory import is_private, private_folder
 from tinylm.system.files import check_regular, file_state, is_settled, read_json, resolve_links, write_text
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
+from tinylm.text.tokenizer_libraries import TokenizerLibraryError, wrap_library_errors
 
 GGUF_FOLDER = "gguf"  # in the cache: converted files and records
 LAYOUT = 3  # version of the converted files; increment it when the output of `write_gguf` changes

@@ -9,9 +9,9 @@ from tinylm.config.run import Estimates, RunConfig, TokenizerConfig, new_run_id
 from tinylm.config.settings import names_of
 from tinylm.config.training import TrainingSettings
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.jobs.encoding import encode_text
 from tinylm.jobs.job import MarkedText, load_job
 from tinylm.jobs.reading import load_text
+from tinylm.jobs.run_tokens import encode_text
 from tinylm.machine.measure import Machine, choose_machine
 from tinylm.models.teachers import require_fitting
 from tinylm.planning.plan import Plan, plan_training
@@ -21,7 +21,7 @@ from tinylm.system.files import resolve_links, temporary_folder
 from tinylm.system.launch import Launch
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.text.unknown_characters import handle_unknown_characters
+from tinylm.text.vocabulary import handle_unknown_characters
 from tinylm.training.start import Start, default_out, find_source, open_start
 from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.architectures import Transformer

@@ -9,9 +9,9 @@ import pytest
 from tests.formats.peers import save_peer
 from tests.formats.refusals import assert_refused
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.formats.foreign import foreign_name
 from tinylm.formats.hub import FILES, download, is_reference
 from tinylm.formats.huggingface import read_folder
+from tinylm.models.open import foreign_name
 
 
 def test_a_reference_names_owner_and_name_and_the_model_has_the_name() -> None:

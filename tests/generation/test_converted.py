@@ -30,16 +30,15 @@ from tests.reference import softmax
 from tests.shell import CHILD_LIMIT, assert_error, environment, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.formats.gguf_writer import write_gguf
+from tinylm.formats.gguf_model import write_gguf
 from tinylm.generation import converted, llama_cpp
 from tinylm.generation.converted import conversion_key, open_converted
 from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, import_llama_cpp
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p
 from tinylm.generation.text_generator import Continuation
-from tinylm.generation.torch_engine import TorchEngine
+from tinylm.generation.torch_engine import TorchEngine, keep_min_p, keep_top_k, keep_top_p
 from tinylm.models import engine as model_engine
 from tinylm.models import load as loading
 from tinylm.models.engine import ModelEngine

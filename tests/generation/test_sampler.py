@@ -10,12 +10,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import tinylm.generation.sampler as module
+import tinylm.generation.torch_engine as module
 from tests.reference import softmax
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.engine import mix, sample_seed
 from tinylm.generation.generation_config import GenerationConfig, SamplingConfig
-from tinylm.generation.sampler import (
+from tinylm.generation.torch_engine import (
     MAX_UNIFORM,
     Sampler,
     draw,

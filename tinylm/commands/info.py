@@ -125,9 +125,8 @@ def info(
     plot of the validation losses. For a model of another tool, its family and dtypes are shown as well; for an adapter
     of PEFT, its settings and dtypes.
     """
-    from tinylm.formats.foreign import is_foreign
     from tinylm.formats.peft import is_adapter_folder
-    from tinylm.models.open import find_model
+    from tinylm.models.open import find_model, is_foreign
 
     console = output.console()
     names = list(dict.fromkeys(runs or ()))
@@ -330,8 +329,7 @@ def _points(columns: dict[str, Any], name: str) -> Points:
 
 def _describe_foreign(path: Path) -> _Described:
     """The data of a Hugging Face folder or a GGUF file. Reads no weights."""
-    from tinylm.formats.foreign import read_foreign
-    from tinylm.models.open import run_config
+    from tinylm.models.open import read_foreign, run_config
 
     foreign = read_foreign(path)
     config, tokenizer = run_config(foreign, path)

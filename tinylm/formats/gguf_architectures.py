@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tinylm.config.model import ModelConfig, RopeScaling
 from tinylm.errors import UsageError
-from tinylm.formats.gguf_header import Metadata, TensorInfo
+from tinylm.formats.gguf_file import Metadata, TensorInfo
 from tinylm.formats.gguf_tensors import TENSOR_RULES, TensorPlace
 
 MAX_LAYERS = 1 << 14
@@ -77,7 +77,7 @@ class Architecture:
     def write_metadata(self, config: ModelConfig) -> Values:
         """The metadata of a resolved configuration (`families.resolve`), by keys with this architecture's prefix.
 
-        Settings that the metadata cannot represent are lost; gguf_writer.py reads the metadata again to detect them.
+        Settings that the metadata cannot represent are lost; gguf_model.py reads the metadata again to detect them.
         """
         values = _common_metadata(config) | self.extra_metadata(config)
         return {f"{self.name}.{key}": value for key, value in values.items()}

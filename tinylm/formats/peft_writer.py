@@ -14,8 +14,15 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig
 from tinylm.errors import UsageError
 from tinylm.formats.family import STACKED_PARAMETERS, Family, Rule
-from tinylm.formats.peft import ADAPTER_WEIGHTS, EMBEDDING, EMBEDDING_PARTS, LINEAR_PARTS, OUTPUT, PREFIX
-from tinylm.formats.peft_config import ADAPTER_CONFIG
+from tinylm.formats.peft import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    EMBEDDING,
+    EMBEDDING_PARTS,
+    LINEAR_PARTS,
+    OUTPUT,
+    PREFIX,
+)
 from tinylm.formats.safetensors_files import write_file
 from tinylm.system.files import is_unicode, write_text
 

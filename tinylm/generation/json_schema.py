@@ -1,7 +1,7 @@
 """JSON that is valid by a schema: llguidance says which tokens may come next."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import llguidance
@@ -14,7 +14,6 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.json_grammar import json_grammar
 from tinylm.generation.json_validation import JSONSchema, parse_exact_json
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import Sampler
 from tinylm.text.tokenizer import Tokenizer
 
 
@@ -27,7 +26,11 @@ class JSONSampler:
     """
 
     def __init__(
-        self, sampler: Sampler, schema: Mapping[str, Any], tokenizer: Tokenizer, prompts: Sequence[EncodedPrompt]
+        self,
+        sampler: Callable[[Tensor], list[int]],
+        schema: Mapping[str, Any],
+        tokenizer: Tokenizer,
+        prompts: Sequence[EncodedPrompt],
     ) -> None:
         self._sampler = sampler
         self._schema = JSONSchema(schema)

@@ -240,7 +240,6 @@ def draw_passages(documents: Documents, config: MemorisationConfig, progress: Pr
 
 
 def _with_end(stream: Any) -> Any:
-    """The stream with `None` at its end, so that `None` ends each document."""
     yield from stream
     yield None
 

@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from tinylm.formats.gguf_tensors import Change
-from tinylm.run_directory.tensor_file import DTYPES
 from tinylm.system.files import PLACEHOLDER_BYTES, describe_placeholder, open_regular, resolve_links
 from tinylm.text.tokenizer_errors import short_repr
 
@@ -32,7 +28,6 @@ MAX_DIMENSIONS = 4
 MAX_ELEMENTS = 1 << 40
 MAX_ALIGNMENT = 1 << 16
 MAX_INTEGER = 1 << 40
-CHUNK = 1 << 22  # numbers that are dequantized or quantized at a time
 
 STRING, ARRAY = 8, 9  # types of metadata values
 _SCALARS = dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?")))  # numpy dtypes of the other types
@@ -90,7 +85,7 @@ class Metadata:
     """The key/value pairs of a GGUF file. Records which keys are read; see `unread`.
 
     Each method that reads a value raises ValueError for a value of another type or out of range, and for a missing key
-    unless there is a default. The default is not checked.
+    unless there is a default. The default is not checked. `numbers` returns a numpy array of numbers or booleans.
     """
 
     def __init__(self, values: dict[str, Any], prefix: str = "") -> None:
@@ -125,19 +120,15 @@ class Metadata:
         return float(value) if type(value) is int else value
 
     def flag(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A boolean, or the default."""
         return self._checked(name, default, lambda v: type(v) is bool, "a boolean")
 
     def text(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A string, or the default."""
         return self._checked(name, default, lambda v: type(v) is str, "a string")
 
     def texts(self, name: str) -> Any:
-        """A list of strings."""
         return self._checked(name, _REQUIRED, lambda v: type(v) is list, "an array of strings")
 
     def numbers(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A numpy array of numbers or booleans, or the default."""
         return self._checked(name, default, lambda v: isinstance(v, np.ndarray), "an array of numbers")
 
     def layers_integer(self, name: str, default: Any = _REQUIRED) -> Any:
@@ -335,62 +326,3 @@ def open_gguf(path: Path) -> GGUFFile:
         except ValueError:
             raise ValueError("it is empty") from None
     return parse_header(data)
-
-
-class GGUFTensor:
-    """A LazyTensor in a mapped file, with Hugging Face's layout.
-
-    heads: argument of `change`; 0 if it needs none. expert: index in a tensor of all experts; `None` for other tensors.
-    """
-
-    def __init__(
-        self, data: mmap.mmap | bytes, info: TensorInfo, change: Change, heads: int, expert: int | None
-    ) -> None:
-        self._data, self._info, self._change, self._heads, self._expert = data, info, change, heads, expert
-        shape = info.shape if expert is None else info.shape[1:]
-        self.shape = shape[::-1] if change.transposes else shape
-        self.dtype = DTYPES.get(info.type.name, torch.float32)
-
-    def check(self, experts: int) -> None:
-        """Raise ValueError for a shape that `change` cannot convert, or that does not hold this number of experts."""
-        name, shape = short_repr(self._info.name), self._info.shape
-        if self._expert is not None and (len(shape) != 3 or shape[0] != experts):
-            raise ValueError(f"its tensor {name} has the shape {list(shape)}; it must hold {experts} matrices")
-        multiple = 3 * self._heads if self._change.fused else 2 * self._heads
-        if self._heads and shape[0] % multiple:
-            raise ValueError(f"its tensor {name} has {shape[0]} rows, which {self._heads} heads cannot share")
-
-    def load(self) -> Tensor:
-        """The tensor: a view of the mapped file if it is not quantized and its layout needs no copy."""
-        return self._change.read(load_tensor(self._data, self._info, self._expert), self._heads)
-
-
-def load_tensor(data: mmap.mmap | bytes, info: TensorInfo, index: int | None = None) -> Tensor:
-    """A tensor in the layout of the file; with `index`, only that entry of its first dimension.
-
-    Floating-point tensors are views of `data`; quantized tensors become float32.
-    """
-    shape, offset, size = info.shape, info.offset, info.size
-    if index is not None:
-        size //= shape[0]
-        shape, offset = shape[1:], offset + index * size
-    if info.type.name in DTYPES:
-        dtype = DTYPES[info.type.name]
-        return torch.frombuffer(data, dtype=dtype, count=size // dtype.itemsize, offset=offset).view(shape)
-    row_size = shape[-1] // info.type.elements * info.type.size
-    rows = np.frombuffer(data, dtype=np.uint8, count=size, offset=offset).reshape(-1, row_size)
-    return _dequantize(rows, info).view(shape)
-
-
-def _dequantize(rows: np.ndarray, info: TensorInfo) -> Tensor:
-    """Dequantize rows (rows, bytes per row) to a float32 matrix (rows, numbers per row)."""
-    import gguf  # takes a tenth of a second
-
-    kind = gguf.GGMLQuantizationType[info.type.name]
-    numbers = torch.empty(len(rows), info.shape[-1])
-    step = max(1, CHUNK // info.shape[-1])
-    with np.errstate(all="ignore"):  # a forged scale may be infinite; the weights are checked where they are used
-        for start in range(0, len(rows), step):
-            part = gguf.quants.dequantize(rows[start : start + step], kind)
-            numbers[start : start + step] = torch.from_numpy(part)
-    return numbers

@@ -27,17 +27,8 @@ from tinylm.formats.gguf_architectures import (
     ConfigReader,
     llama3_factors,
 )
-from tinylm.formats.gguf_file import (
-    CHUNK,
-    TENSOR_TYPES,
-    GGUFFile,
-    GGUFTensor,
-    Metadata,
-    TensorInfo,
-    load_tensor,
-    open_gguf,
-)
-from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
+from tinylm.formats.gguf_file import TENSOR_TYPES, GGUFFile, Metadata, TensorInfo, open_gguf
+from tinylm.formats.gguf_tensors import CHUNK, SAME, Change, GGUFTensor, TensorRule, load_tensor
 from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_numbers, write_tokenizer
 from tinylm.run_directory.tensor_file import DTYPES
 from tinylm.system.files import flush_folder, is_unicode, replacing
@@ -240,7 +231,7 @@ def _plan_tensors(
     architecture: Architecture, config: ModelConfig, tensors: ExportedTensors, dtype: str, quantized: GGUFFile | None
 ) -> Iterator[_Planned]:
     heads = {"num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads, "": 0}
-    places: dict[str, list[TensorPlace]] = {}
+    places: dict[str, list[TensorRule]] = {}
     for place in architecture.places(config.layers, config.experts):
         if place.foreign in tensors:
             places.setdefault(place.stored, []).append(place)
@@ -268,7 +259,6 @@ def _plan_tensors(
 
 
 def _check_expressible(plan: _Plan) -> None:
-    """Raise UsageError for settings that the metadata cannot represent or that llama.cpp ignores."""
     window, context = plan.config.local_window, plan.config.context
     if plan.architecture.ignores_windows and window is not None and window < context:
         raise UsageError(
@@ -292,7 +282,6 @@ def _check_expressible(plan: _Plan) -> None:
 
 
 def _write(plan: _Plan, path: Path) -> None:
-    """Write the file. Raises OSError, and UsageError for numbers that a tensor's type cannot represent."""
     import gguf
 
     kinds = gguf.GGUFValueType

@@ -463,7 +463,6 @@ def _check_shape(name: str, tensor: StoredTensor, shape: tuple[int, ...]) -> Non
 
 
 def _load(tensor: StoredTensor) -> Tensor:
-    """Read a tensor. Raises ValueError for values that are not finite."""
     values = tensor.load()
     if not bool(values.isfinite().all()):
         raise ValueError(f"its tensor {tensor.name[:200]} has values that are not finite numbers")

@@ -18,7 +18,7 @@ from tinylm.generation.prompts import EncodedPrompt
 from tinylm.text.tokenizer import Tokenizer
 
 UNIFORM_BLOCK = 64  # uniform numbers of a row that are generated, and copied to the device, at a time
-PART_LOGITS = 1 << 20  # of the rows that are sampled at a time (at least one row), which bounds the memory
+PART_LOGITS = 1 << 20  # of the rows that are sampled at a time, which bounds the memory
 MAX_UNIFORM = 1 - 2**-52  # a double times this number is less than itself
 
 
@@ -116,8 +116,10 @@ class Sampler:
             for row, ids in enumerate(prompts):
                 self._seen[row, list(ids)] = True
 
-    def __call__(self, logits: Tensor) -> list[int]:
+    def __call__(self, logits: Tensor, part_logits: int = PART_LOGITS) -> list[int]:
         """Logits (B, V) -> a token id per row.
+
+        part_logits: the most that are sampled at a time, of at least one row.
 
         Raises TinyLMError if, at the first call, a row contains NaN or +inf, or only -inf.
         """
@@ -126,7 +128,7 @@ class Sampler:
             require_finite(logits[:, : self.vocab_size])
             self._is_checked = True
         self.prepare()
-        count = max(1, PART_LOGITS // self.vocab_size)
+        count = max(1, part_logits // self.vocab_size)
         parts = [slice(first, first + count) for first in range(0, len(logits), count)]
         ids = torch.cat([self._choose(logits[rows], rows) for rows in parts])
         self._next += 1

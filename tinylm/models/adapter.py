@@ -317,7 +317,6 @@ def _not_combinable(path: Path) -> UsageError:
 
 
 def _check_stored(model: Transformer, adapter: ForeignAdapter, path: Path) -> None:
-    """Raise TinyLMError if the base weights that PEFT saved with an adapter differ from those of the model."""
     for name, stored in adapter.stored.items():
         module = name.rpartition(".")[0]
         tied = module == OUTPUT and model.output is None

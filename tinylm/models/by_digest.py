@@ -71,7 +71,6 @@ def remember_base(digest: str, base: Path) -> None:
 
 
 def _is_base(run: Path, config: RunConfig, digest: str) -> bool:
-    """Whether a run has, or has recovered, the weights with this digest."""
     with contextlib.suppress(TinyLMError, OSError):  # damaged weights
         digests = (config.recovered_digest, read_header(run / MODEL_FILE).digest)
         return config.adapter is None and digest in digests

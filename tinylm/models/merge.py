@@ -272,7 +272,6 @@ def _new_config(
     unmerged_digest: str | None,
     data: DataConfig | None,
 ) -> RunConfig:
-    """The configuration of the new run. digests, steps, unmerged_digest: fields about merges"""
     return RunConfig.new(
         model=base.model,
         tokenizer=base.tokenizer,

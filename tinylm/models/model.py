@@ -169,7 +169,6 @@ class Model(TextGenerator):
         return texts if config.num_samples > 1 else texts[0]
 
     def _text_chunks(self, prompt: Prompt) -> Iterator[tuple[int, str]]:
-        """The text of all samples in chunks, each with the index of its sample."""
         match self.network:
             case Decoder():
                 yield from self.continue_prompt(prompt)
@@ -313,7 +312,6 @@ class Model(TextGenerator):
         return text
 
     def _training_tokens(self) -> Tokens | None:
-        """Tokens of the training text; `None`, with a warning, if there are none or they cannot be read."""
         if self.data is None:
             self.reporter.warn(f"{self.path} has no training text of its own, so baselines that need it are left out.")
             return None

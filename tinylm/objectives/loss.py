@@ -51,21 +51,14 @@ class LanguageModel(Protocol):
     """The part of a model that objectives use."""
 
     @property
-    def vocab_size(self) -> int:
-        """Number of logits per token."""
-
+    def vocab_size(self) -> int: ...
     @property
-    def cross_entropy(self) -> CrossEntropy:
-        """The loss of logits."""
-
+    def cross_entropy(self) -> CrossEntropy: ...
     @property
-    def output_parameters(self) -> Sequence[Tensor]:
-        """The trained parameters that `logits` depends on."""
-
+    def output_parameters(self) -> Sequence[Tensor]: ...
     def __call__(self, *inputs: Tensor | None, lengths: Tensor | None = None) -> Output: ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(..., D) -> (..., V)"""
+    def logits(self, hidden: Tensor) -> Tensor: ...
 
 
 def max_logits(device: str, frozen: bool) -> int:

@@ -251,9 +251,10 @@ def _print_comparison(console: Console, runs: list[_Described]) -> None:
 def _describe_run(path: Path) -> _Described:
     from tinylm.report.curves import read_curves, read_samples
     from tinylm.run_directory.loading import read_config, read_tokenizer, summarise
-    from tinylm.run_directory.metrics_log import read_curve
+    from tinylm.run_directory.metrics_log import iterate_metrics
 
-    config, summary, curve = read_config(path), summarise(path), read_curve(path)
+    config, summary = read_config(path), summarise(path)
+    curve = [point for point in iterate_metrics(path) if point.get("val_loss") is not None]
     tokenizer = read_tokenizer(path, config)
     curves = read_curves(path, POINTS, None)
     speeds = [speed for speed in curves["train"].get("tokens_per_second", ()) if speed is not None]

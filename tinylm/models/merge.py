@@ -4,14 +4,14 @@ import copy
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from tinylm.adapters.adapter import Replacement
 from tinylm.adapters.lora import merge_lora
-from tinylm.config.run import AdapterConfig, DataConfig, RunConfig, RuntimeConfig
+from tinylm.config.run import RunConfig
 from tinylm.config.validation import check_choice
 from tinylm.errors import NotMergeableError, TinyLMError, UsageError, concerning
 from tinylm.formats.peft import adapter_digest, is_adapter_folder
@@ -84,7 +84,7 @@ def merge_adapter(
         raise UsageError(f"{out} is one of the models to merge, which are never overwritten; choose another `out`.")
     with reserve(out, force) as staging:
         # The merged weights
-        source = _Source.of(adapter, config)
+        source = _Source.of(adapter)
         merged = _subtract(source, model) if undo else _add(source, model)
         tensors, dtypes = merged.tensors, merged.base_dtypes
         if dtype == "auto":  # an untied output layer has the dtype of the embedding
@@ -130,25 +130,24 @@ def _check_rounding(tensors: dict[str, Tensor], difference: float, change: float
 
 @dataclass(frozen=True)
 class _Source:
-    """An adapter to merge. config, runtime: `None` for a PEFT adapter, which records no step and no validation loss."""
+    """An adapter to merge. config: of its run; `None` for a PEFT adapter, which records no step and no loss."""
 
     path: Path
-    config: AdapterConfig | None
+    config: RunConfig | None
     digest: str
-    runtime: RuntimeConfig | None = None
     step: int | None = None
     val_loss: float | None = None
 
     @classmethod
-    def of(cls, path: Path, config: AdapterConfig | None) -> Self:
+    def of(cls, path: Path) -> Self:
         """The adapter at a path, with its digest. Raises NotMergeableError for an adapter that is not a LoRA."""
-        if config is None:
+        if is_adapter_folder(path):
             return cls(path, None, adapter_digest(path))
-        if config.kind != "lora":
-            raise NotMergeableError(path, config.kind)
-        run = read_adapter_config(path)[0]
-        saved = read_weights(path, run)
-        return cls(path, config, saved.digest, run.runtime, saved.step, saved.val_loss)
+        config, adapter = read_adapter_config(path)
+        if adapter.kind != "lora":
+            raise NotMergeableError(path, adapter.kind)
+        saved = read_weights(path, config)
+        return cls(path, config, saved.digest, saved.step, saved.val_loss)
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -
 
 def _add(source: _Source, model: Path | None) -> _Merged:
     # The base, and two copies of it with the adapter, of which one is merged
-    spec, adapter = [AdapterSpec(source.path)], source.config
+    spec, adapter = [AdapterSpec(source.path)], None if source.config is None else source.config.adapter
     base, base_config, tokenizer, weights = load_base_model(source.path, adapter, model, "cpu")
     adapted, config, _, (loaded,) = load_adapted_model(spec, model, "cpu")
     merged, _, _, _ = load_adapted_model(spec, model, "cpu")
@@ -215,7 +214,14 @@ def _add(source: _Source, model: Path | None) -> _Merged:
     return _Merged(
         tensors=merged.state_dict(),
         base_dtypes=weights.dtypes,
-        config=_new_config(config, source, digests, steps, unmerged_digest, loaded.data),
+        config=_new_config(
+            config,
+            source,
+            data=None if source.config is None else source.config.data,
+            merged=digests,
+            merged_steps=steps,
+            unmerged_digest=unmerged_digest,
+        ),
         tokenizer=tokenizer,
         step=step,
         val_loss=source.val_loss,
@@ -246,7 +252,7 @@ def _subtract(source: _Source, model: Path | None) -> _Merged:
     return _Merged(
         tensors=base.state_dict(),
         base_dtypes=weights.dtypes,
-        config=_new_config(config, source, digests, steps, config.unmerged_digest, None),
+        config=_new_config(config, source, merged=digests, merged_steps=steps, unmerged_digest=config.unmerged_digest),
         tokenizer=tokenizer,
         step=steps[-1] if steps else 0,
         val_loss=None,
@@ -264,24 +270,10 @@ def _merged_steps(config: RunConfig, step: int) -> tuple[int, ...]:
     return steps if len(steps) == len(config.merged) + 1 else ()
 
 
-def _new_config(
-    base: RunConfig,
-    source: _Source,
-    digests: tuple[str, ...],
-    steps: tuple[int, ...],
-    unmerged_digest: str | None,
-    data: DataConfig | None,
-) -> RunConfig:
-    return RunConfig.new(
-        model=base.model,
-        tokenizer=base.tokenizer,
-        family=base.family,
-        data=data,
-        merged=digests,
-        merged_steps=steps,
-        runtime=source.runtime or base.runtime,
-        unmerged_digest=unmerged_digest,
-    )
+def _new_config(base: RunConfig, source: _Source, **merges: Any) -> RunConfig:
+    """The configuration of the new run. merges: its fields about merges, and `data`"""
+    runtime = base.runtime if source.config is None else source.config.runtime or base.runtime
+    return RunConfig.new(model=base.model, tokenizer=base.tokenizer, family=base.family, runtime=runtime, **merges)
 
 
 # Relative to the largest absolute logit, or to 1 if that is larger. A merged or exported model adds the same fp32

@@ -77,7 +77,7 @@ class Model(TextGenerator):
     objective: str | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._describe_training(self.adapters[0] if self.adapters else self.config)
+        self._describe_training(self.adapters[0].config if self.adapters else self.config)
 
     def __repr__(self) -> str:
         model, quantize = self.config.model, self.engine.quantize
@@ -102,10 +102,10 @@ class Model(TextGenerator):
     def select_adapter(self, index: int | None) -> None:
         """Apply only the adapter with this index in `adapters`, from 0, or none (`None`)."""
         self.engine.select(index)
-        self._describe_training(self.config if index is None else self.adapters[index])
+        self._describe_training(self.config if index is None else self.adapters[index].config)
 
-    def _describe_training(self, trained: RunConfig | LoadedAdapter) -> None:
-        self.data, self.objective = trained.data, trained.objective
+    def _describe_training(self, trained: RunConfig | None) -> None:
+        self.data, self.objective = (None, None) if trained is None else (trained.data, trained.objective)
 
     def logits(self, ids: Ids, source: Ids | None = None) -> Tensor:
         """The logits for token ids: (B, T) -> (B, T, V), in fp32.

@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -79,16 +79,10 @@ class Rule:
         return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]
 
 
-class StackedExperts(NamedTuple):
-    """The names, with {layer}, of a router and of the module that has all experts of a layer in transformers 5, which
-    stacks them in memory; files store them separately.
-    """
-
-    router: str
-    experts: str
-
-
-# The parameters of StackedExperts.experts in definition order, each (E, out, in), with the projections that it fuses.
+# The modules of a mixture of experts in transformers 5, which stacks the experts of a layer in memory; files store them
+# separately.
+STACKED_ROUTER, STACKED_EXPERTS = "model.layers.{layer}.mlp.gate", "model.layers.{layer}.mlp.experts"
+# The parameters of STACKED_EXPERTS in definition order, each (E, out, in), with the projections that it fuses.
 STACKED_PARAMETERS = (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",)))
 
 
@@ -104,7 +98,7 @@ class Family:
     prefix: of the names of the base model's tensors; absent in files saved from the base class.
     without_effect: fields of its config that do not change the logits.
     unused_tensors: regular expressions of the names of stored buffers that are computed from the config.
-    stacked: the names of experts and router in adapters that were trained with transformers 5.
+    stacked: whether adapters that were trained with transformers 5 name STACKED_ROUTER and STACKED_EXPERTS.
     renamed: names of modules in files, with their names in recent versions of transformers where those differ.
     """
 
@@ -116,7 +110,7 @@ class Family:
     prefix: str = "model."
     without_effect: frozenset[str] = frozenset()
     unused_tensors: tuple[str, ...] = (r".*\.rotary_emb\.inv_freq",)
-    stacked: StackedExperts | None = None
+    stacked: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
     classifier: str = ""
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tinylm.config.model import ModelConfig
 from tinylm.config.validation import describe_value
-from tinylm.formats.family import STACKED_PARAMETERS, Family, Parameter, Rule
+from tinylm.formats.family import STACKED_EXPERTS, STACKED_PARAMETERS, STACKED_ROUTER, Family, Parameter, Rule
 from tinylm.formats.foreign_config import ForeignConfig
 from tinylm.formats.safetensors_files import inside, read_object, reading, stored_dtypes
 from tinylm.run_directory.tensor_file import DTYPES, StoredTensor, open_file
@@ -330,11 +330,11 @@ class _Reader:
         }
         self._aliases = {new: foreign for foreign, new in family.renamed.items()}
         self._stacked: dict[str, _Stacked] = {}
-        if family.stacked is not None:
+        if family.stacked:
             routers = (foreign for _, foreign, ours in family.modules(untied) if ours[0].endswith(".router"))
             for layer, router in enumerate(routers):
-                self._aliases[family.stacked.router.format(layer=layer)] = router
-                module = family.stacked.experts.format(layer=layer)
+                self._aliases[STACKED_ROUTER.format(layer=layer)] = router
+                module = STACKED_EXPERTS.format(layer=layer)
                 adapted = [p for p in STACKED_PARAMETERS if self._is_target_parameter(f"{module}.{p[0]}")]
                 for outer, (name, projections) in enumerate(reversed(adapted)):  # PEFT wraps the module for each
                     self._stacked[module + outer * _BASE] = _Stacked(f"{module}.{name}", layer, projections)

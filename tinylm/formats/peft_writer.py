@@ -47,7 +47,7 @@ def convert_adapter(
     missing = factors.keys() - {name for _, _, ours in modules for name in ours}
     if missing:
         raise UsageError(f"PEFT cannot adapt {min(missing)}, since {family.architecture} has no such module.")
-    if family.stacked is not None:
+    if family.stacked:
         _check_experts(factors)
         if any(name.endswith(".router") or ".experts." in name for name in factors):
             adapter = replace(adapter, dropout=0.0)  # PEFT has none for stacked experts

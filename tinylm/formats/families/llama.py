@@ -26,7 +26,7 @@ from tinylm.formats.families.fields import (
     write_rope_by_layer_type,
     write_sizes,
 )
-from tinylm.formats.family import Family, Rule, StackedExperts
+from tinylm.formats.family import Family, Rule
 from tinylm.formats.foreign_config import ForeignConfig
 
 ATTENTION_RULES = (
@@ -121,7 +121,6 @@ QWEN3 = Family(
 _EXPERT = "layers.{layer}.feedforward.experts.{expert}"
 _MIXTRAL = "model.layers.{layer}.block_sparse_moe"
 _QWEN = "model.layers.{layer}.mlp"
-_STACKED = StackedExperts(router=f"{_QWEN}.gate", experts=f"{_QWEN}.experts")  # in both families
 
 
 def _read_mixtral(config: ForeignConfig) -> dict[str, Any]:
@@ -187,7 +186,7 @@ MIXTRAL = Family(
         Rule(f"{_MIXTRAL}.experts.{{expert}}.w3", f"{_EXPERT}.up_proj"),
         Rule(f"{_MIXTRAL}.experts.{{expert}}.w2", f"{_EXPERT}.down_proj"),
     ),
-    stacked=_STACKED,
+    stacked=True,
 )
 QWEN3_MOE = Family(
     name="qwen3_moe",
@@ -203,7 +202,7 @@ QWEN3_MOE = Family(
             for name in ("gate_proj", "up_proj", "down_proj")
         ),
     ),
-    stacked=_STACKED,
+    stacked=True,
 )
 
 

@@ -208,8 +208,8 @@ def _documents(model: Model, source: TextSource | None, part: str) -> Iterator[D
 def draw_passages(
     documents: Documents, config: MemorisationConfig, progress: Progress = no_progress
 ) -> list[tuple[str, str]]:
-    """Up to `num_samples` passages, drawn without replacement, in the order of the text: pairs of a prompt, and the text
-    that follows it.
+    """Up to `num_samples` passages, drawn without replacement, in the order of the text: pairs of a prompt and the
+    text that follows it.
 
     Each document is divided into passages of `prefix_length` + `sample_length` characters that do not overlap. The
     last may be shorter, but not below `prefix_length` + `min_match`. The text is read once

@@ -85,7 +85,7 @@ class Metadata:
     """The key/value pairs of a GGUF file. Records which keys are read; see `unread`.
 
     Each method that reads a value raises ValueError for a value of another type or out of range, and for a missing key
-    unless there is a default. The default is not checked. `numbers` returns a numpy array of numbers or booleans.
+    unless there is a default. The default is not checked.
     """
 
     def __init__(self, values: dict[str, Any], prefix: str = "") -> None:
@@ -120,15 +120,19 @@ class Metadata:
         return float(value) if type(value) is int else value
 
     def flag(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A boolean, or the default."""
         return self._checked(name, default, lambda v: type(v) is bool, "a boolean")
 
     def text(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A string, or the default."""
         return self._checked(name, default, lambda v: type(v) is str, "a string")
 
     def texts(self, name: str) -> Any:
+        """A list of strings."""
         return self._checked(name, _REQUIRED, lambda v: type(v) is list, "an array of strings")
 
     def numbers(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A numpy array of numbers or booleans, or the default."""
         return self._checked(name, default, lambda v: isinstance(v, np.ndarray), "an array of numbers")
 
     def layers_integer(self, name: str, default: Any = _REQUIRED) -> Any:

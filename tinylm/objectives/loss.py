@@ -51,14 +51,21 @@ class LanguageModel(Protocol):
     """The part of a model that objectives use."""
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Number of logits per token."""
+
     @property
-    def cross_entropy(self) -> CrossEntropy: ...
+    def cross_entropy(self) -> CrossEntropy:
+        """The loss of logits."""
+
     @property
-    def output_parameters(self) -> Sequence[Tensor]: ...
+    def output_parameters(self) -> Sequence[Tensor]:
+        """The trained parameters that `logits` depends on."""
+
     def __call__(self, *inputs: Tensor | None, lengths: Tensor | None = None) -> Output: ...
 
-    def logits(self, hidden: Tensor) -> Tensor: ...
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., D) -> (..., V)"""
 
 
 def max_logits(device: str, frozen: bool) -> int:

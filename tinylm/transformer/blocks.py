@@ -6,7 +6,7 @@ The position-wise feed-forward layer is dense or a mixture of experts. Shape let
 import typing
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -175,6 +175,7 @@ class RoutedExperts(nn.Module):
         return dispatch.apply([expert.get_submodule(name) for expert in self.experts], rows)
 
     def _compose(self, x: Tensor, project: Projection) -> Tensor:
+        """The feed-forward formula, which all experts share."""
         return typing.cast(Expert, self.experts[0]).compose(x, project)
 
 
@@ -296,11 +297,16 @@ class SandwichNormBlock(PreNormBlock):
     """x + post_norm(sublayer(norm(x))) for each sublayer (Ding et al. 2021; Gemma 3)."""
 
     def __init__(
-        self, attention: nn.Module, feedforward: nn.Module, make_norm: Callable[[], nn.Module], *others: Any
+        self,
+        attention: nn.Module,
+        feedforward: nn.Module,
+        make_norm: Callable[[], nn.Module],
+        dropout: float,
+        cross_attention: nn.Module | None = None,
     ) -> None:
-        super().__init__(attention, feedforward, make_norm, *others)
+        super().__init__(attention, feedforward, make_norm, dropout, cross_attention)
         self.attention_post_norm = make_norm()
-        self.cross_attention_post_norm = make_norm() if self.cross_attention is not None else None
+        self.cross_attention_post_norm = make_norm() if cross_attention is not None else None
         self.feedforward_post_norm = make_norm()
 
     def _add(self, x: Tensor, y: Tensor, sublayer: str) -> Tensor:

@@ -30,16 +30,15 @@ from tests.reference import softmax
 from tests.shell import CHILD_LIMIT, assert_error, environment, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.formats.gguf_writer import write_gguf
+from tinylm.formats.gguf_model import write_gguf
 from tinylm.generation import converted
 from tinylm.generation.converted import conversion_key, open_converted, record_checksums, take_cached
 from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, free_cores, import_llama_cpp
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p
 from tinylm.generation.text_generator import Continuation
-from tinylm.generation.torch_engine import TorchEngine
+from tinylm.generation.torch_engine import TorchEngine, keep_min_p, keep_top_k, keep_top_p
 from tinylm.models import engine as model_engine
 from tinylm.models import load as loading
 from tinylm.models.engine import ModelEngine
@@ -47,7 +46,6 @@ from tinylm.models.model import Model
 from tinylm.reporter import SilentReporter
 from tinylm.system import files
 from tinylm.system.cache_directory import private_folder
-from tinylm.system.machine_profile import usable_cores
 from tinylm.text.tokenizer import Tokenizer
 
 CONTEXT = 48  # of the models
@@ -550,9 +548,7 @@ def test_a_file_that_cannot_be_opened_is_deleted_and_other_threads_are_refused(t
 
 
 def test_threads_are_those_that_other_processes_leave_idle(tmp_path: Path) -> None:
-    for running, expected in ((1, 4), (5, 4), (6, 3), (9, 1), (50, 1)):
+    assert free_cores(4, 8, tmp_path / "missing") == 4
+    for running, expected in ((1, 4), (5, 4), (6, 3), (9, 1), (50, 1), ("?", 4)):
         (tmp_path / "loadavg").write_text(f"0.5 0.4 0.3 {running}/200 1234")
         assert free_cores(4, 8, tmp_path / "loadavg") == expected
-    (tmp_path / "loadavg").write_text("?")
-    assert free_cores(4, 8, tmp_path / "loadavg") == free_cores(4, 8, tmp_path / "absent") == 4
-    assert 1 <= free_cores() <= usable_cores()

@@ -10,12 +10,20 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import tinylm.generation.sampler as module
+import tinylm.generation.torch_engine as module
 from tests.reference import softmax
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.engine import mix, sample_seed
 from tinylm.generation.generation_config import GenerationConfig, SamplingConfig
-from tinylm.generation.sampler import MAX_UNIFORM, Sampler, draw, keep_min_p, keep_top_k, keep_top_p, penalise_repeats
+from tinylm.generation.torch_engine import (
+    MAX_UNIFORM,
+    Sampler,
+    draw,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    penalise_repeats,
+)
 
 Row = NDArray[np.float64]
 
@@ -29,14 +37,9 @@ def kept(logits: torch.Tensor) -> list[int]:
 
 
 def sampler(
-    sampling: SamplingConfig,
-    seed: int = 0,
-    count: int = 1,
-    vocab_size: int = 5,
-    prompts: list[list[int]] | None = None,
-    **options: int,
+    sampling: SamplingConfig, seed: int = 0, count: int = 1, vocab_size: int = 5, prompts: list[list[int]] | None = None
 ) -> Sampler:
-    choose = Sampler(sampling, count, vocab_size, **options)  # type: ignore[arg-type]
+    choose = Sampler(sampling, count, vocab_size)
     choose.start(seed, prompts=prompts or [])
     return choose
 
@@ -279,9 +282,8 @@ def test_rows_are_sampled_alike_in_parts_and_at_once() -> None:
     logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(0))
     found = []
     for part in (1 << 20, 22, 1):
-        sampling = SamplingConfig(top_p=0.9, repeat_penalty=1.5)
-        choose = sampler(sampling, count=7, vocab_size=11, part_logits=part)
-        found.append([choose(logits) for _ in range(5)])
+        choose = sampler(SamplingConfig(top_p=0.9, repeat_penalty=1.5), count=7, vocab_size=11)
+        found.append([choose(logits, part) for _ in range(5)])
     assert found[0] == found[1] == found[2]
 
 

@@ -16,7 +16,7 @@ from tinylm.__main__ import TORCH_COMMANDS, main
 from tinylm.analysis import comparison
 from tinylm.kernels import process
 from tinylm.kernels.process import FOLDERS
-from tinylm.models import evaluation
+from tinylm.models import model as evaluated
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_c_library_without_the_settings_is_left_as_it_is(monkeypatch: pytest.M
 
 def test_training_evaluation_and_comparison_keep_freed_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    for module in (tinylm.training.run, evaluation, comparison):
+    for module in (tinylm.training.run, evaluated, comparison):
         monkeypatch.setattr(module, "keep_freed_blocks", lambda name=module.__name__: calls.append(name))
     (tmp_path / "text").write_text("It was cold by the sea, and the old man said so. " * 100)
     settings = {"layers": 1, "heads": 1, "width": 16, "context": 16, "device": "cpu"}
@@ -133,4 +133,4 @@ def test_training_evaluation_and_comparison_keep_freed_blocks(tmp_path: Path, mo
     model = tinylm.load(tmp_path / "run", device="cpu")
     model.evaluate(text="It was cold.")
     comparison.compare_models(model, model)
-    assert calls[1:] == ["tinylm.models.evaluation", "tinylm.analysis.comparison"]
+    assert calls[1:] == ["tinylm.models.model", "tinylm.analysis.comparison"]

@@ -13,7 +13,7 @@ from tinylm.jobs.job import MarkedText, load_job
 from tinylm.jobs.reading import load_text
 from tinylm.jobs.run_tokens import encode_text
 from tinylm.machine.measure import Machine, choose_machine
-from tinylm.models.teachers import require_fitting
+from tinylm.models.by_digest import require_fitting
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.reporter import Reporter

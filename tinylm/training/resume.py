@@ -13,15 +13,13 @@ from tinylm.errors import OtherRunKindError, UsageError, concerning
 from tinylm.jobs.job import load_job
 from tinylm.jobs.run_tokens import encode_recorded_text, reopen_tokens
 from tinylm.machine.device import choose_device, describe_device
-from tinylm.models.by_digest import find_adapters, find_base_model
+from tinylm.models.by_digest import find_adapters, find_base_model, find_teachers, require_fitting
 from tinylm.models.open import find_model
-from tinylm.models.teachers import find_teachers, require_fitting
-from tinylm.models.trained_weights import trained_weights
 from tinylm.planning.plan import plan_resumed
 from tinylm.reporter import counted
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.layout import find_run
-from tinylm.run_directory.loading import read_config, read_tokenizer
+from tinylm.run_directory.loading import read_config, read_tokenizer, trained_weights
 from tinylm.run_directory.lock_and_commit import lock_run
 from tinylm.run_directory.weights import WHOLE
 from tinylm.system.files import resolve_links

@@ -9,8 +9,7 @@ from tinylm.config.run import RunConfig
 from tinylm.errors import TinyLMError, memory_errors
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.prompts import start_tokens
-from tinylm.generation.sampler import Sampler
-from tinylm.generation.torch_engine import generate
+from tinylm.generation.torch_engine import Sampler, generate
 from tinylm.kernels.graphs import force_eager
 from tinylm.machine.device import autocast
 from tinylm.text.decoding import decode_after

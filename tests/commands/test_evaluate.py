@@ -118,7 +118,7 @@ def test_a_model_has_one_loss_in_training_in_eval_and_as_an_export(
 ) -> None:
     """It is that of the format of training, which eval takes from the run or adapter. Merging rounds other products, in
     which a number of bf16 has 8 significant bits."""
-    monkeypatch.setattr("tinylm.kernels.cpu_features.computes_bf16", lambda: True)
+    monkeypatch.setattr("tinylm.kernels.cpu.computes_bf16", lambda: True)
     steps = ("--steps", 6, "--eval-every", 6, "--lr", 0.05, "--dtype", dtype, *HELD_OUT)
     run_ok("train", corpus, "--out", "run", *steps, *TINY)
     run_ok("export", "run/last", "--to", "hf", "--out", "hf")

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tinylm.kernels import thread_placement
-from tinylm.kernels.thread_placement import HOLD, INTERVAL, TASKS, ThreadPlacement
+from tinylm.kernels import cpu
+from tinylm.kernels.cpu import HOLD, INTERVAL, TASKS, ThreadPlacement
 
 TOKENS = 1000
 
@@ -35,9 +35,9 @@ class Machine:
             self.cores[task] = set(cores)
 
         tasks = SimpleNamespace(iterdir=lambda: iter([TASKS / str(task) for task in self.cores]))
-        monkeypatch.setattr(thread_placement, "_SecondTeam", lambda: count(1))
-        monkeypatch.setattr(thread_placement, "TASKS", tasks)
-        monkeypatch.setattr(thread_placement, "can_place_threads", lambda: True)
+        monkeypatch.setattr(cpu, "_SecondTeam", lambda: count(1))
+        monkeypatch.setattr(cpu, "TASKS", tasks)
+        monkeypatch.setattr(cpu, "can_place_threads", lambda: True)
         monkeypatch.setattr(os, "sched_getaffinity", lambda task: self.cores[task or 11], raising=False)
         monkeypatch.setattr(os, "sched_setaffinity", place, raising=False)
 

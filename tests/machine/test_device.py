@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tinylm.errors import UsageError
-from tinylm.kernels import cpu_features
+from tinylm.kernels import cpu
 from tinylm.machine import device as d
 
 
@@ -57,7 +57,7 @@ def test_training_is_in_bf16_where_that_is_faster(
         assert training_dtype("auto", "cuda").value == d.choose_generation_dtype("auto", "cuda").value == dtype
     assert training_dtype("auto", "mps").value == d.choose_generation_dtype("auto", "mps").value == "fp32"
     for has_bf16, times, dtype in ((True, 3.0, "bf16"), (True, 1.3, "bf16"), (True, 1.1, "fp32"), (False, 3.0, "fp32")):
-        monkeypatch.setattr(cpu_features, "computes_bf16", lambda has_bf16=has_bf16: has_bf16)
+        monkeypatch.setattr(cpu, "computes_bf16", lambda has_bf16=has_bf16: has_bf16)
         assert training_dtype("auto", "cpu", times).value == dtype, (has_bf16, times)
         assert d.choose_generation_dtype("auto", "cpu").value == "fp32"
 

@@ -15,13 +15,13 @@ from tests.kernels.test_thread_placement import two_cores
 from tests.machines import LAYER_SECONDS, MATMUL_RATE
 from tests.shell import ROOT
 from tinylm.errors import UsageError
-from tinylm.kernels import cpu_features
+from tinylm.kernels import cpu
 from tinylm.machine import doctor
 from tinylm.machine.doctor import OPTIONAL_PACKAGES, computation_error, diagnose
 from tinylm.machine.measure import COMPARED_DTYPES, layer_seconds_entry, matmul_rates_entry
 from tinylm.planning.plan import largest_models
 from tinylm.reporter import LogReporter
-from tinylm.system.cache_directory import SUBFOLDERS
+from tinylm.system.files import SUBFOLDERS
 from tinylm.system.machine_profile import usable_cores
 
 
@@ -129,7 +129,7 @@ def test_unused_cores_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refresh_records_what_is_measured_now(
     bf16: bool, formats: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_features, "computes_bf16", lambda: bf16)
+    monkeypatch.setattr(cpu, "computes_bf16", lambda: bf16)
     devices = diagnose("cpu", LogReporter(), refresh=True).sections["devices"]
     recorded = matmul_rates_entry("cpu", formats).recorded()
     assert recorded is not None and set(recorded) == set(formats) and MATMUL_RATE not in recorded.values()

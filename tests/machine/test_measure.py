@@ -62,7 +62,7 @@ def rated(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool, float], dict[str, 
     """Makes a machine with or without bf16 instructions, whose products are so many times as fast in bf16."""
 
     def pretend(bf16: bool, times: float) -> dict[str, float]:
-        monkeypatch.setattr("tinylm.kernels.cpu_features.computes_bf16", lambda: bf16)
+        monkeypatch.setattr("tinylm.kernels.cpu.computes_bf16", lambda: bf16)
         rates = {"fp32": 1e11, "bf16": times * 1e11}
         for names in (module.COMPARED_DTYPES, ("fp32",), ("bf16",)):
             module.matmul_rates_entry("cpu", names).write({name: rates[name] for name in names})

@@ -6,7 +6,7 @@ from tests.machines import GIB, machine
 from tests.planning.planned import planned
 from tinylm.config.training import Budget
 from tinylm.planning import recipes
-from tinylm.planning.cost import training_step_seconds
+from tinylm.planning.plan_request import training_step_seconds
 from tinylm.planning.recipes import MUON_TARGET_STEPS, TARGET_STEPS, TOKENS_PER_STEP
 
 

@@ -11,8 +11,8 @@ from tests.variants import VARIANTS, small
 from tinylm.config.presets import PRESETS, make_model_config
 from tinylm.config.training import MUON_OPTIMIZERS, Budget, TrainingConfig
 from tinylm.machine.measure import probe_config
-from tinylm.planning.cost import matrix_parameters, muon_flops, training_flops, training_speed
-from tinylm.planning.cost import training_step_seconds as step_seconds
+from tinylm.planning.plan_request import matrix_parameters, muon_flops, training_flops, training_speed
+from tinylm.planning.plan_request import training_step_seconds as step_seconds
 from tinylm.training.optimizer import build_optimizer
 from tinylm.transformer.build import build_model, count_parameters
 

@@ -22,8 +22,7 @@ from tinylm.jobs.preferences.job import PreferenceSizes
 from tinylm.jobs.scored import ScoredSizes
 from tinylm.planning.memory import training_memory
 from tinylm.planning.plan import Plan
-from tinylm.planning.plan_request import PlanRequest
-from tinylm.planning.sizes import Rows
+from tinylm.planning.plan_request import PlanRequest, Rows
 from tinylm.text.scored_tokens import FIRST, SCORED
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer

@@ -24,7 +24,7 @@ from tinylm.jobs.encoding import encode_split, encode_text
 from tinylm.jobs.reading import ModelReader, load_text
 from tinylm.jobs.run_tokens import encode_recorded_text, reopen_tokens
 from tinylm.reporter import LogReporter, SilentReporter
-from tinylm.system.cache_directory import cache_root
+from tinylm.system.files import cache_root
 from tinylm.text.answer_spans import template_tokens
 from tinylm.text.chat_template import CHATML
 from tinylm.text.corpus import Corpus, find_corpus

@@ -28,7 +28,7 @@ from tinylm.config.settings import TrainSettings
 from tinylm.config.training import Budget
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.loop import evaluate_loss
-from tinylm.kernels import thread_placement
+from tinylm.kernels import cpu
 from tinylm.machine.device import DTYPES, autocast, weights_dtype
 from tinylm.machine.measure import LoadMeter
 from tinylm.models.adapter import add_adapter
@@ -162,7 +162,7 @@ def test_weights_do_not_depend_on_where_threads_run_beside_busy_processes(
     model = dataclasses.replace(SHAPE, width=64, heads=4, ffn_width=256, context=64)
     config = config_of(None, model, {"threads": 2}, batch_size=16, micro_batch=16, budget=Budget(steps=24))
     moves: list[set[int]] = []
-    move_threads = thread_placement._move_threads
+    move_threads = cpu._move_threads
 
     def moved(old: set[int], new: set[int]) -> None:
         moves.append(new)
@@ -170,9 +170,9 @@ def test_weights_do_not_depend_on_where_threads_run_beside_busy_processes(
 
     try:
         alone = begin("alone", config)
-        monkeypatch.setattr(thread_placement, "_move_threads", moved)
-        monkeypatch.setattr(thread_placement, "INTERVAL", 0.0)
-        monkeypatch.setattr(thread_placement, "HOLD", 1)
+        monkeypatch.setattr(cpu, "_move_threads", moved)
+        monkeypatch.setattr(cpu, "INTERVAL", 0.0)
+        monkeypatch.setattr(cpu, "HOLD", 1)
         monkeypatch.setattr(LoadMeter, "read", lambda meter: 1.0)
         beside = begin("beside", config)
     finally:

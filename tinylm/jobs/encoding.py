@@ -10,7 +10,7 @@ from tinylm.config.run import DataConfig
 from tinylm.errors import UsageError
 from tinylm.jobs.job import job_on
 from tinylm.reporter import Reporter, counted
-from tinylm.system.cache_directory import private_folder
+from tinylm.system.files import private_folder
 from tinylm.text.compression import SPOOL_FILE, STANDARD_INPUT, Progress, no_progress
 from tinylm.text.corpus import Corpus
 from tinylm.text.parallel_encoding import Encoding

@@ -12,7 +12,7 @@ from tinylm.jobs.encoding import MIN_TOKENS, encode_split
 from tinylm.jobs.job import job_on
 from tinylm.jobs.reading import ModelReader
 from tinylm.reporter import Reporter
-from tinylm.system.cache_directory import private_folder
+from tinylm.system.files import private_folder
 from tinylm.text.compression import STANDARD_INPUT
 from tinylm.text.corpus import Corpus, find_corpus
 from tinylm.text.sharded_tokens import Tokens

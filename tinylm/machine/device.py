@@ -14,7 +14,7 @@ from torch import nn
 
 from tinylm.config.validation import check_choice
 from tinylm.errors import UsageError
-from tinylm.kernels import cpu_features
+from tinylm.kernels import cpu
 from tinylm.reporter import counted
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -100,7 +100,7 @@ def computes_bf16(device: str) -> bool:
     """
     if device == "cuda":
         return torch.cuda.get_device_capability() >= (8, 0)
-    return device == "cpu" and cpu_features.computes_bf16()
+    return device == "cpu" and cpu.computes_bf16()
 
 
 def computes(device: str, dtype: str) -> bool:
@@ -117,7 +117,7 @@ def must_compare_bf16(device: str) -> bool:
 
 def identify_device(device: str) -> dict[str, Any]:
     """Key of a speed measurement on a device, as JSON values: processor, device, libraries, threads."""
-    return {**cpu_features.identify_torch(), "device": torch.cuda.get_device_name() if device == "cuda" else device}
+    return {**cpu.identify_torch(), "device": torch.cuda.get_device_name() if device == "cuda" else device}
 
 
 def autocast(device: str, dtype: str) -> AbstractContextManager[object]:

@@ -11,8 +11,15 @@ from tinylm.models.open import is_run
 from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE
 from tinylm.run_directory.loading import read_config
 from tinylm.run_directory.weights import read_header
-from tinylm.system.cache_directory import cache_root, is_private_entry, private_folder
-from tinylm.system.files import is_link, read_bytes, replacing, resolve_links
+from tinylm.system.files import (
+    cache_root,
+    is_link,
+    is_private_entry,
+    private_folder,
+    read_bytes,
+    replacing,
+    resolve_links,
+)
 
 BASES = "bases"  # in the cache
 MAX_PATH_BYTES = 1 << 14

@@ -32,7 +32,7 @@ from tinylm.machine.device import DTYPES
 from tinylm.models.adapter import LoadedAdapter, set_adapter_scale
 from tinylm.reporter import Reporter
 from tinylm.run_directory.weights import digest
-from tinylm.system.cache_directory import private_folder
+from tinylm.system.files import private_folder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder, Transformer
 

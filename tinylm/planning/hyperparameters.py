@@ -11,8 +11,7 @@ from tinylm.config.run import AdapterConfig
 from tinylm.config.training import MUON_OPTIMIZERS, TrainingSettings
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
-from tinylm.planning.cost import training_speed, training_step_seconds
-from tinylm.planning.plan_request import PlanRequest
+from tinylm.planning.plan_request import PlanRequest, training_speed, training_step_seconds
 from tinylm.reporter import counted
 from tinylm.transformer.build import count_parameters
 

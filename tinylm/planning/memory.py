@@ -15,7 +15,9 @@ from tinylm.errors import UsageError
 from tinylm.machine.measure import Machine
 from tinylm.objectives.loss import max_logits
 from tinylm.planning import recipes
-from tinylm.planning.cost import (
+from tinylm.planning.hyperparameters import choose_mtp_weight
+from tinylm.planning.plan_request import (
+    PlanRequest,
     block_parameters,
     device_class,
     layer_matrices,
@@ -23,8 +25,6 @@ from tinylm.planning.cost import (
     training_speed,
     training_step_seconds,
 )
-from tinylm.planning.hyperparameters import choose_mtp_weight
-from tinylm.planning.plan_request import PlanRequest
 from tinylm.system.ranks import MAX_SUM_BYTES
 
 

@@ -14,7 +14,6 @@ from tinylm.config.training import SEQUENCE_GROWTHS, Budget, TrainingConfig, che
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
-from tinylm.planning.cost import matrix_parameters, training_step_seconds
 from tinylm.planning.hyperparameters import (
     RunLength,
     choose_compile,
@@ -30,8 +29,7 @@ from tinylm.planning.memory import (
     max_tokens_per_step,
     plan_memory,
 )
-from tinylm.planning.plan_request import PlanRequest
-from tinylm.planning.sizes import Sizes
+from tinylm.planning.plan_request import PlanRequest, Sizes, matrix_parameters, training_step_seconds
 from tinylm.transformer.build import count_parameters
 
 

@@ -19,8 +19,7 @@ from tinylm import __version__
 from tinylm.config.run import SpecialTokens
 from tinylm.config.validation import from_json
 from tinylm.errors import TinyLMError
-from tinylm.system.cache_directory import private_folder
-from tinylm.system.files import file_state, is_settled, read_json, write_text
+from tinylm.system.files import file_state, is_settled, private_folder, read_json, write_text
 from tinylm.text.compression import STANDARD_INPUT, Progress
 from tinylm.text.corpus import Corpus, CorpusStats
 from tinylm.text.tokenizer import Tokenizer

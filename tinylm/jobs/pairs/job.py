@@ -15,8 +15,8 @@ from tinylm.jobs.pairs.corpus import PairCorpus, PairTokens, pair_evaluation_bat
 from tinylm.jobs.pairs.evaluation import baseline_bleu, evaluate_pairs, pair_excerpt
 from tinylm.jobs.pairs.translate import translate
 from tinylm.objectives.loss import LanguageModel, Loss, Objective, scored_loss
+from tinylm.planning.plan_request import PARTS, Rows, Sizes, fitting_context
 from tinylm.planning.recipes import DropoutRule
-from tinylm.planning.sizes import PARTS, Rows, Sizes, fitting_context
 from tinylm.reporter import counted
 from tinylm.text.batches import Batch
 from tinylm.text.corpus import Corpus

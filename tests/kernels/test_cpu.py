@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tinylm.kernels import cpu_features
+from tinylm.kernels import cpu
 
 
 def pretend(patch: pytest.MonkeyPatch, capabilities: dict[str, object] | None) -> None:
@@ -25,8 +25,8 @@ def test_an_intel_cpu_is_recognised_by_torch_or_the_system(monkeypatch: pytest.M
     ):
         with monkeypatch.context() as patch:
             pretend(patch, capabilities)
-            patch.setattr(cpu_features, "identify_processor", lambda vendor=vendor: vendor)
-            assert cpu_features.is_intel() == intel, (capabilities, vendor)
+            patch.setattr(cpu, "identify_processor", lambda vendor=vendor: vendor)
+            assert cpu.is_intel() == intel, (capabilities, vendor)
 
 
 def test_bf16_is_read_from_the_capabilities_if_torch_has_no_private_names_for_it(
@@ -38,27 +38,27 @@ def test_bf16_is_read_from_the_capabilities_if_torch_has_no_private_names_for_it
         monkeypatch.delattr(torch.cpu, name)
     for avx, amx in ((True, False), (False, True), (False, False)):
         pretend(monkeypatch, {"avx512_bf16": avx, "amx_tile": amx})
-        assert (cpu_features.computes_bf16(), cpu_features.has_amx()) == (avx or amx, amx)
+        assert (cpu.computes_bf16(), cpu.has_amx()) == (avx or amx, amx)
     pretend(monkeypatch, None)
-    assert not cpu_features.computes_bf16() and not cpu_features.has_amx()
-    assert cpu_features.capabilities() == {}
-    assert cpu_features.identify_torch()["capabilities"]
+    assert not cpu.computes_bf16() and not cpu.has_amx()
+    assert cpu.capabilities() == {}
+    assert cpu.identify_torch()["capabilities"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/cpuinfo")
 def test_the_features_equal_those_in_proc_cpuinfo() -> None:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     flags = {*next((line.split() for line in lines if line.startswith("flags")), [])}
-    assert cpu_features.has_amx() == ("amx_tile" in flags)
-    assert cpu_features.computes_bf16() == bool({"avx512_bf16", "amx_tile"} & flags)
-    assert cpu_features.computes_fp16() == bool({"avx512_fp16", "amx_fp16"} & flags)
-    assert cpu_features.has_avx512() == ({"avx512vl", "avx512bw", "avx512dq"} <= flags)
+    assert cpu.has_amx() == ("amx_tile" in flags)
+    assert cpu.computes_bf16() == bool({"avx512_bf16", "amx_tile"} & flags)
+    assert cpu.computes_fp16() == bool({"avx512_fp16", "amx_fp16"} & flags)
+    assert cpu.has_avx512() == ({"avx512vl", "avx512bw", "avx512dq"} <= flags)
 
 
 def test_the_identity_changes_with_threads_and_the_version_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = cpu_features.identify_torch()
-    assert before == cpu_features.identify_torch()
+    before = cpu.identify_torch()
+    assert before == cpu.identify_torch()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     monkeypatch.setattr(torch, "__version__", "9.9")
-    after = cpu_features.identify_torch()
+    after = cpu.identify_torch()
     assert {name for name in after if after[name] != before[name]} == {"threads", "torch"}

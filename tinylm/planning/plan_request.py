@@ -14,12 +14,11 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.presets import SIZES, PresetSettings
 from tinylm.config.run import AdapterConfig, DataConfig
 from tinylm.config.settings import MachineSettings, SharedSettings
-from tinylm.config.training import MUON_OPTIMIZERS, Budget, mean_share
+from tinylm.config.training import MUON_OPTIMIZERS, SEQUENCE_GROWTHS, Budget, mean_share
 from tinylm.config.validation import check_settings
 from tinylm.errors import UsageError
 from tinylm.machine.measure import Machine, probe_config
 from tinylm.planning import recipes
-from tinylm.planning.recipes import DEFAULT_SECONDS, MIN_VALIDATION_TOKENS, RECIPES, Recipe
 from tinylm.transformer.build import build_empty_model
 
 PARTS = ("training", "validation")
@@ -131,8 +130,8 @@ class PlanRequest:
     data, vocab_size, sizes: the encoded corpus, the size of its vocabulary, and the sizes of its texts
     tokenizer_kind: see Tokenizer
     model: `preset`, `size` and fields of ModelConfig that the user or the job chose; empty with a `base`
-    training: the user's choices of fields of TrainingConfig, and of `warmup_steps`; planning adds `sequence_growth` and
-        `average` where they are left open
+    training: the user's choices of fields of TrainingConfig, and of `warmup_steps`; planning adds an `average` where it
+        is left open
     budget: without one, a run ends when the validation loss stops improving, or after DEFAULT_SECONDS; see also `keep`
     compile: auto, on or off
     base: the model to train further, or the base model of `adapter`
@@ -204,9 +203,9 @@ class PlanRequest:
         return self.preset if self.adapter is None else self.adapter.kind
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> recipes.Recipe:
         """The defaults of this kind of training."""
-        return RECIPES[self.recipe_name]
+        return recipes.RECIPES[self.recipe_name]
 
     @property
     def optimizer(self) -> str:
@@ -238,27 +237,46 @@ class PlanRequest:
             return "best"
         few = self.data.val_records < self.sizes.min_validation_records
         if not self.data.val_records:
-            few = self.data.val_tokens <= MIN_VALIDATION_TOKENS  # the first is not scored
+            few = self.data.val_tokens <= recipes.MIN_VALIDATION_TOKENS  # the first is not scored
         return "last" if few and self.training.get("patience") is None else "best"
 
     @property
     def effective_budget(self) -> Budget:
         """The chosen budget, or DEFAULT_SECONDS."""
-        return self.budget or Budget(time=DEFAULT_SECONDS)
+        return self.budget or Budget(time=recipes.DEFAULT_SECONDS)
 
     @property
     def seconds(self) -> float:
         """Training time in seconds; DEFAULT_SECONDS for a budget in steps or epochs."""
-        return self.effective_budget.time or DEFAULT_SECONDS
+        return self.effective_budget.time or recipes.DEFAULT_SECONDS
+
+    def sequence_growth(self, config: ModelConfig) -> int:
+        """How the lengths of sequences grow: as chosen, or as planned for a model (decision 037).
+
+        Sequences of new modern decoders with RoPE grow on plain text, as far as the shortest have at least
+        MIN_GROWING_LENGTH tokens.
+        """
+        if "sequence_growth" in self.training:
+            return self.training["sequence_growth"]
+        is_decoder = config.architecture == "decoder" and config.position == "rope"
+        if not self.is_new_modern or not is_decoder or not self.data.is_plain_text:
+            return 1
+        context, shortest = config.context, recipes.MIN_GROWING_LENGTH
+        return max((n for n in SEQUENCE_GROWTHS if context % n == 0 and context // n >= shortest), default=1)
 
     @property
-    def sequence_growth(self) -> int:
-        """The chosen growth, or 1."""
-        return self.training.get("sequence_growth", 1)
+    def mtp_weight(self) -> float:
+        """The weight of multi-token prediction: the chosen one, or in new modern decoders of plain text with a small
+        vocabulary, MTP_WEIGHT (decision 039).
+        """
+        if "mtp_weight" in self.training:
+            return self.training["mtp_weight"]
+        is_small = self.vocab_size <= recipes.MTP_MAX_VOCABULARY
+        return recipes.MTP_WEIGHT if self.is_new_modern and self.objective == "next-token" and is_small else 0.0
 
     def mean_length(self, config: ModelConfig) -> float:
         """Tokens per sequence, as a mean over the run, for windows of the context of a model."""
-        return config.context * mean_share(self.sequence_growth)
+        return config.context * mean_share(self.sequence_growth(config))
 
     def rows(self, config: ModelConfig) -> Rows:
         """The training sequences for the context of a model."""

@@ -88,7 +88,7 @@ def plan_run(request: TrainingRequest, reporter: Reporter, launch: Launch) -> Pr
     if not is_free and not request.settings.force:
         reporter.note(f"{out} already exists; set `force` to replace it, or choose another `out`.")
     with temporary_folder() as folder:
-        return prepare(request, machine, source, folder, reporter, launch.size)
+        return prepare(request, machine, source, folder, reporter, launch.size, launch_id=None)
 
 
 def machine_of(request: TrainingRequest, reporter: Reporter, launch: Launch) -> Machine:
@@ -119,8 +119,8 @@ def prepare(
     source: Path | None,
     staging: Path,
     reporter: Reporter,
-    processes: int = 1,
-    launch_id: str | None = None,
+    processes: int,
+    launch_id: str | None,
 ) -> PreparedRun:
     """Load the model, read and encode the text, and plan.
 
@@ -224,7 +224,9 @@ def start_run(request: TrainingRequest, session: Session) -> TrainingResult:
     Raises the errors of `train_run` and `resume_run`, and TinyLMError if the file system fails while an interrupted
     save of that run is recovered.
     """
-    if request.resume is None and session.ranks.is_first and session.ranks.restarts:
+    if not session.ranks.is_first:
+        return train_to_end(receive_run(session.ranks), session)
+    if request.resume is None and session.ranks.restarts:
         request = _saved_before_restart(request, session) or request
     return train_run(request, session) if request.resume is None else resume_run(request.resume, request, session)
 
@@ -236,8 +238,6 @@ def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
     settings and files that cannot be used, DivergedError for a loss, gradient or weight that is not finite, and
     TinyLMError for a run that cannot be written or does not fit in memory.
     """
-    if not session.ranks.is_first:
-        return train_to_end(receive_run(session.ranks), session)
     ranks, reporter = session.ranks, session.reporter
     machine = machine_of(request, reporter, ranks.launch)
     source, out = paths_of(request, reporter)
@@ -299,8 +299,6 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
     another kind than the request's, and for a run that was merged or imported, not trained; NotResumableError without a
     complete last save; otherwise the errors of `train_run`.
     """
-    if not session.ranks.is_first:
-        return train_to_end(receive_run(session.ranks), session)
     reporter, ranks = session.reporter, session.ranks
     path = run_of(find_run(saved, reporter))
     base = request.model and find_model(request.model, reporter)

@@ -246,9 +246,8 @@ class StoppingRule:
 
         Of a time budget, the fraction of the time between the first step and the `reserve` at the end.
         """
-        if self.total_steps is not None:
-            return state.step / self.total_steps
-        assert self.budget.time is not None
+        if self.budget.time is None:
+            return state.step / (self.total_steps or 1)
         available = max(self.budget.time - self.reserve(state, slowdown) - state.setup_seconds, 0.01)
         return (seconds - state.setup_seconds) / available
 

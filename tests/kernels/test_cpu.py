@@ -1,11 +1,21 @@
+"""Features of processors, and the placement of threads beside busy processes.
+
+For the placement, the machine is a double whose speed depends on it; one test moves the threads of this process.
+"""
+
+import os
 import platform
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tinylm.kernels import cpu
+from tinylm.kernels.cpu import HOLD, INTERVAL, TASKS, ThreadPlacement
 
 
 def pretend(patch: pytest.MonkeyPatch, capabilities: dict[str, object] | None) -> None:
@@ -62,3 +72,111 @@ def test_the_identity_changes_with_threads_and_the_version_of_torch(monkeypatch:
     monkeypatch.setattr(torch, "__version__", "9.9")
     after = cpu.identify_torch()
     assert {name for name in after if after[name] != before[name]} == {"threads", "torch"}
+
+
+TOKENS = 1000
+
+two_cores = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores"
+)
+
+
+class Machine:
+    """Four cores and a process with two threads, 11 and 12, beside a third one, 13, that someone else has placed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cores = {11: {0, 1, 2, 3}, 12: {0, 1, 2, 3}, 13: {2}}
+        self.busy: float | None = 0.0
+        self.teams = 0  # second teams that exist
+
+        def count(change: int) -> SimpleNamespace:
+            self.teams += change
+            return SimpleNamespace(end=lambda: count(-1))
+
+        def place(task: int, cores: set[int]) -> None:
+            self.cores[task] = set(cores)
+
+        tasks = SimpleNamespace(iterdir=lambda: iter([TASKS / str(task) for task in self.cores]))
+        monkeypatch.setattr(cpu, "_SecondTeam", lambda: count(1))
+        monkeypatch.setattr(cpu, "TASKS", tasks)
+        monkeypatch.setattr(cpu, "can_place_threads", lambda: True)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda task: self.cores[task or 11], raising=False)
+        monkeypatch.setattr(os, "sched_setaffinity", place, raising=False)
+
+    def placement(self) -> ThreadPlacement:
+        return ThreadPlacement(lambda: self.busy, lambda busy: busy >= 0.5)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def intervals(placement: ThreadPlacement, count: int, spread: float, confined: float) -> Iterator[bool]:
+    """Train for intervals at the speeds (tokens per second) of both placements; yields the placement of each."""
+    for _ in range(count):
+        before = placement.confined
+        placement.step(TOKENS, max(INTERVAL, TOKENS / (confined if before else spread)))
+        yield before
+
+
+def test_threads_share_the_free_cores_beside_a_busy_process_while_that_is_faster(machine: Machine) -> None:
+    with machine.placement() as placement:
+        for machine.busy in (0.0, None):  # the system may not tell
+            assert not any(intervals(placement, 100, spread=100, confined=900))
+        machine.busy = 1.0
+        found = [*intervals(placement, 3 + HOLD, spread=100, confined=300)]
+        assert found == [False, False] + [True] * (HOLD + 1)
+        assert machine.cores == {11: {0, 1, 2}, 12: {0, 1, 2}, 13: {2}}
+        assert machine.teams == 1
+        # The other placement is tried again for one interval.
+        assert [*intervals(placement, 4, spread=100, confined=300)] == [True, False, True, True]
+        machine.busy = 0.0
+        assert [*intervals(placement, 3, spread=900, confined=300)] == [True, False, False]
+        assert machine.cores == {11: {0, 1, 2, 3}, 12: {0, 1, 2, 3}, 13: {2}}
+        assert machine.teams == 0
+
+
+def test_threads_use_all_cores_where_that_is_faster_and_other_cores_in_the_next_trial(machine: Machine) -> None:
+    placement = machine.placement()
+    machine.busy = 2.2
+    assert [*intervals(placement, 3 + HOLD, spread=300, confined=100)] == [False, False, True] + [False] * HOLD
+    assert (machine.cores[11], machine.teams) == ({0, 1, 2, 3}, 0)
+    assert [*intervals(placement, 1, spread=300, confined=100)] == [False]
+    assert (machine.cores[11], machine.teams) == ({1, 2}, 1)  # {0, 1} in the first trial
+    assert [*intervals(placement, 2, spread=300, confined=100)] == [True, False]
+
+
+def test_as_many_cores_are_left_as_other_processes_use_and_all_are_used_again_after_an_error(machine: Machine) -> None:
+    for busy, count in ((0.5, 3), (1.4, 3), (2.2, 2), (3.9, 1)):
+        machine.busy = busy
+        with pytest.raises(KeyError), machine.placement() as placement:
+            assert [*intervals(placement, 2, spread=100, confined=100)] == [False, False]
+            assert (len(machine.cores[11]), placement.confined) == (count, True), busy
+            raise KeyError
+        assert (machine.cores[11], machine.teams) == ({0, 1, 2, 3}, 0)
+
+
+@two_cores
+def test_all_threads_of_the_process_move_and_return_and_compute_the_same() -> None:
+    def cores_of_threads() -> set[frozenset[int]]:
+        return {frozenset(os.sched_getaffinity(int(task.name))) for task in TASKS.iterdir()}
+
+    cores, before = os.sched_getaffinity(0), len(list(TASKS.iterdir()))
+    torch.set_num_threads(2)
+    try:
+        x = torch.randn(256, 1024)
+        expected = x @ x.T
+        with ThreadPlacement(lambda: len(cores) - 1, lambda busy: True) as placement:
+            [*intervals(placement, 2, spread=100, confined=100)]
+            assert placement.confined
+            assert {*map(len, cores_of_threads())} == {1}
+            assert torch.equal(x @ x.T, expected)
+        assert cores_of_threads() == {frozenset(cores)}
+        assert torch.equal(x @ x.T, expected)
+        limit = time.monotonic() + 20  # libgomp ends the threads of the second team after the end of their first one
+        while len(list(TASKS.iterdir())) > before + 1:  # the second thread of torch, where it was not yet started
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+    finally:
+        torch.set_num_threads(1)

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from tests.kernels.test_thread_placement import two_cores
+from tests.kernels.test_cpu import two_cores
 from tests.machines import LAYER_SECONDS, MATMUL_RATE
 from tests.shell import ROOT
 from tinylm.errors import UsageError

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import tinylm
-from tests.kernels.test_thread_placement import two_cores
+from tests.kernels.test_cpu import two_cores
 from tests.shell import snapshot, story
 from tests.training.conftest import Begin
 from tests.training.run_sessions import SHAPE, TOKENIZER, Killed, RunSession, adapter_for, config_of, contents

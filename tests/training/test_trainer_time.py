@@ -189,7 +189,9 @@ class Queue:
                 queue.wait_until(queue.ends)
                 super()._read_losses()
 
-        return QueueTrainer(**parts, runs_ahead=lambda device: True, mark=self.mark)
+        trainer = QueueTrainer(**parts, mark=self.mark)
+        self.ends = self.clock.now  # the trainer has asked for a mark, and no step has been started
+        return trainer
 
 
 @pytest.mark.parametrize("log_every", [1, 10, 1000])

@@ -146,14 +146,11 @@ def describe_device(device: str) -> str:
     return device
 
 
-def runs_ahead(device: torch.device) -> bool:
-    """Whether Python can start operations on the device before earlier ones have ended."""
-    return device.type == "cuda"
-
-
-def mark(device: torch.device) -> Callable[[], None]:
-    """A function that waits until the device has done what was started so far."""
-    return torch.cuda.current_stream(device).record_event().synchronize if device.type == "cuda" else lambda: None
+def mark(device: torch.device) -> Callable[[], None] | None:
+    """A function that waits until the device has done what was started so far; `None` if an operation on the device
+    ends before Python starts the next one.
+    """
+    return torch.cuda.current_stream(device).record_event().synchronize if device.type == "cuda" else None
 
 
 def empty_cache(device: torch.device) -> None:

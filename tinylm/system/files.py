@@ -1,4 +1,5 @@
-"""Safe access to files that an attacker may have prepared: regular files only, of limited size, no symbolic links.
+"""Safe access to files that an attacker may have prepared: regular files only, of limited size, no symbolic links. Also
+the user's cache folder.
 
 Functions that read raise OSError for a file that cannot be opened and ValueError for invalid content. Callers turn
 these into a message with the run, the adapter or the cache entry, and the remedy.
@@ -325,6 +326,7 @@ def remove_tree(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+# Of the user's cache. What is in them is executed or trusted, so only this user may have write permission on them.
 SUBFOLDERS = {
     "tokens": "encoded texts",
     "texts": "statistics and tokenizers of long texts",

@@ -1,4 +1,8 @@
-"""A session of a run in one process: what it reports to, training to the end, and the run shared among ranks."""
+"""A session of a run in one process: what it reports to, training to the end, and the run shared among ranks.
+
+The first signal (Ctrl-C, SIGTERM) saves the run and stops; a second one stops at once. The signal handlers outside of
+training are in `tinylm.system.process_signals`.
+"""
 
 import contextlib
 import signal

@@ -38,14 +38,14 @@ from torch import nn
 from training import number_formats, products, share_of_product_rate
 
 from tinylm.config.model import ModelConfig
-from tinylm.jobs.encoding import encode_text
 from tinylm.jobs.reading import ModelReader, load_text
+from tinylm.jobs.run_tokens import encode_text
 from tinylm.machine.device import choose_device
 from tinylm.models.exporting import export_model
 from tinylm.models.open import open_model
 from tinylm.reporter import LogReporter
 from tinylm.text.batches import Windows
-from tinylm.text.source import TextSource
+from tinylm.text.file_selection import TextSource
 from tinylm.text.tokenizer import train_bpe
 
 SMOLLM2: dict[str, Any] = {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "rope_theta": 1e5}

@@ -274,11 +274,11 @@ def write_corpus(path: Path, size: int) -> None:
 
 def prepare(corpus: Path) -> None:
     """Scan and encode a text as a run does, and print the seconds of each phase as JSON. For a process of its own."""
-    from tinylm.jobs.encoding import encode_split
+    from tinylm.jobs.run_tokens import encode_split
     from tinylm.text.corpus import find_corpus
     from tinylm.text.split import split_corpus
     from tinylm.text.token_files import open_part, token_key
-    from tinylm.text.tokenizer_choice import choose_tokenizer
+    from tinylm.text.vocabulary import choose_tokenizer
 
     phases = {}
     clock = time.monotonic()

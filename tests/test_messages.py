@@ -13,7 +13,6 @@ import tinylm
 from tinylm.cli import app
 from tinylm.config.model import ModelConfig, RopeScaling
 from tinylm.config.run import SpecialTokens
-from tinylm.generation import json_validation
 
 HOME = Path(tinylm.__file__).parent
 COMMAND_LAYER = ("__main__.py", "cli.py", "commands")
@@ -24,7 +23,7 @@ OPTIONS = {option.name for command in COMMANDS.values() for option in command.pa
 IMPORTED = {"chat_template"} | {
     field.name for kind in (ModelConfig, RopeScaling, SpecialTokens) for field in dataclasses.fields(kind)
 }
-IN_SCHEMAS = json_validation.KEYWORDS | json_validation.REFUSED  # of JSON, which the user writes
+IN_SCHEMAS = {"multipleOf"}  # of JSON, which the user writes
 
 
 def strings(path: Path) -> Iterator[str]:

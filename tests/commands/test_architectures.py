@@ -134,7 +134,7 @@ def test_eval_compares_generated_targets_with_the_references(
         formats.update(parameter.dtype for parameter in network.parameters())
         return search_targets(network, *rest)
 
-    monkeypatch.setattr("tinylm.jobs.pairs.evaluation.search_targets", recorded)
+    monkeypatch.setattr("tinylm.jobs.pairs.job.search_targets", recorded)
     (record,) = records(run_ok("eval", shelf / "pairs.tsv", "-m", translator, "--json", "--dtype", "bf16"))
     assert formats == {torch.bfloat16} and record["exact_match"] == 1.0
 

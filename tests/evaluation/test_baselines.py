@@ -12,7 +12,7 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinylm.jobs.pairs.evaluation import baseline_bleu, nearest_targets
+from tinylm.jobs.pairs.job import baseline_bleu, nearest_targets
 from tinylm.jobs.text.baselines import (
     ORDER,
     baseline_bits_per_byte,

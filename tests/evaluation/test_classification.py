@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinylm.jobs.labels.evaluation import _f1_interval, macro_f1
+from tinylm.jobs.labels.job import _f1_interval, macro_f1
 
 
 def f1_by_definition(table: np.ndarray) -> float:

@@ -14,8 +14,7 @@ from tinylm.errors import TinyLMError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import EvaluationLoss, evaluate_loss
 from tinylm.jobs.job import EvaluationTokens, Scoring
-from tinylm.jobs.masked.job import masked_losses_and_accuracy
-from tinylm.jobs.masked.task import masked_evaluation_batches
+from tinylm.jobs.masked.job import masked_evaluation_batches, masked_losses_and_accuracy
 from tinylm.objectives.loss import next_token
 from tinylm.reporter import LogReporter
 from tinylm.text.batches import evaluation_batches

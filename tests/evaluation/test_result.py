@@ -18,7 +18,7 @@ from tinylm.evaluation.result import (
     ratio_interval,
     t_quantile,
 )
-from tinylm.jobs.text.evaluation import sums_between
+from tinylm.jobs.text.job import sums_between
 
 T_97_5 = {9: 2.2622, 19: 2.0930, 49: 2.0096, 199: 1.9720}  # of a printed table
 

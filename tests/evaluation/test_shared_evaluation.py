@@ -12,7 +12,7 @@ from tests.trained_runs import REVERSED, pairs_file
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.jobs.pairs.translate import SOURCES_PER_BATCH
 from tinylm.models.load import load
-from tinylm.text.source import TextSource
+from tinylm.text.file_selection import TextSource
 
 
 def check(model: Path, source: TextSource | None, **settings: Any) -> None:

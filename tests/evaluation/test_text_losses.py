@@ -18,9 +18,9 @@ from tinylm.jobs.chat.job import evaluate_chat
 from tinylm.jobs.job import EvaluationTokens, Scoring
 from tinylm.jobs.masked.job import evaluate_masked
 from tinylm.jobs.pairs.corpus import PairTokens, pair_evaluation_batches
-from tinylm.jobs.pairs.evaluation import evaluate_pairs, first_pairs, sequence_to_sequence_losses
+from tinylm.jobs.pairs.job import evaluate_pairs, first_pairs, sequence_to_sequence_losses
 from tinylm.jobs.text.baselines import baseline_bits_per_byte
-from tinylm.jobs.text.evaluation import evaluate_text, first_bytes
+from tinylm.jobs.text.job import evaluate_text, first_bytes
 from tinylm.objectives.loss import next_token_losses
 from tinylm.reporter import LogReporter
 from tinylm.system.ranks import ONE_RANK

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.variants import randomised, small
-from tinylm.jobs.masked.fill_mask import predict_masks
+from tinylm.jobs.masked.job import predict_masks
 from tinylm.transformer.architectures import Encoder
 from tinylm.transformer.build import build_model
 

@@ -29,7 +29,7 @@ from tinylm.adapters.adapter import without_adapters
 from tinylm.config.jobs import JOBS, without_effect
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import UsageError
-from tinylm.jobs.masked.task import masked_evaluation_batches
+from tinylm.jobs.masked.job import masked_evaluation_batches
 from tinylm.models.model import Model
 from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.training.events import Stepped

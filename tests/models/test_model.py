@@ -23,7 +23,7 @@ from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.llama_cpp import MAX_ROWS
-from tinylm.jobs.pairs import evaluation as translation
+from tinylm.jobs.pairs import job as translation
 from tinylm.jobs.pairs.corpus import pair_evaluation_batches
 from tinylm.models.evaluation import ReadingSettings
 from tinylm.models.model import Model

@@ -12,8 +12,8 @@ from tests import reference_parts
 from tests.variants import randomised, small
 from tinylm.config.model import ModelConfig
 from tinylm.config.training import Budget, TrainingConfig
+from tinylm.jobs.labels.classifier import POOLING, Classification, classification_loss, label_logits
 from tinylm.jobs.labels.corpus import LabelTokens
-from tinylm.jobs.labels.loss import POOLING, Classification, classification_loss, label_logits
 from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED, ScoredRows
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import train_char

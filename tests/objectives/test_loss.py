@@ -11,7 +11,7 @@ from tests import reference, reference_parts
 from tests.objectives.conftest import LimitLogits
 from tests.variants import randomised, small
 from tinylm.config.model import ModelConfig
-from tinylm.jobs.masked.task import masked_token
+from tinylm.jobs.masked.job import masked_token
 from tinylm.jobs.pairs.job import sequence_to_sequence
 from tinylm.kernels.process import prepare_compiler
 from tinylm.machine.device import can_compile

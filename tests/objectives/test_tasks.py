@@ -15,7 +15,7 @@ from tinylm.config.jobs import JOBS
 from tinylm.config.model import ModelConfig
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.jobs.job import Task, load_job
-from tinylm.jobs.text import task as tasks
+from tinylm.jobs.text import job as text_job
 from tinylm.text.batches import Batch, undo_merges
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import MASK, Tokenizer, train_bpe, train_char
@@ -67,7 +67,7 @@ def test_merges_are_undone_with_a_probability_that_falls_to_0_at_60_percent_and_
         assert not torch.equal(undone.ids, original.ids)
         return undone
 
-    monkeypatch.setattr(tasks, "undo_merges", watched)
+    monkeypatch.setattr(text_job, "undo_merges", watched)
     for progress in (0.0, 0.15, 0.3, 0.45, 0.6, 1.0):
         torch.manual_seed(1)
         loss = task.objective(progress)(model, original).total

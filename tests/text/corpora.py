@@ -8,8 +8,8 @@ from typing import Any
 from tinylm.errors import UsageError
 from tinylm.jobs.pairs.corpus import PairCorpus
 from tinylm.text.chat import KEYS, Conversation, parse_conversation
-from tinylm.text.compression import no_progress
 from tinylm.text.corpus import Stream, find_corpus
+from tinylm.text.files import no_progress
 from tinylm.text.readers import records
 from tinylm.text.split import SplitCorpus, split_corpus
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.text.corpora import PAIRS, documents_of, require_errors, tsv, write_pairs
 from tinylm.errors import TinyLMError
-from tinylm.jobs.masked.task import MaskedToken, mask_tokens, masked_evaluation_batches
+from tinylm.jobs.masked.job import MaskedToken, mask_tokens, masked_evaluation_batches
 from tinylm.jobs.pairs.corpus import Pair, PairTokens, pair_evaluation_batches
 from tinylm.text.batches import Batch, Windows, evaluation_batches
 from tinylm.text.parallel_encoding import encode_in_memory

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests.text.corpora import documents_of, read_documents, require_errors, write_file
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.text.compression import CHUNK_BYTES
 from tinylm.text.corpus import Corpus, find_corpus, rechunk, scan_stream, slice_stream
+from tinylm.text.files import CHUNK_BYTES
 
 BOM = "\ufeff"
 

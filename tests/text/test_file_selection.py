@@ -20,12 +20,10 @@ from hypothesis import strategies as st
 
 from tests.text.corpora import documents_of, read_documents, require_errors, write_file
 from tinylm.errors import BadFilesError, UsageError
-from tinylm.text import encodings, recognition
-from tinylm.text.compression import CHUNK_BYTES
+from tinylm.text import file_selection, files
 from tinylm.text.corpus import find_corpus
-from tinylm.text.encodings import HEAD_BYTES, encoding_of, is_text, is_undecodable_text, unmarked_utf16
-from tinylm.text.file_selection import BAD, describe_skipped
-from tinylm.text.recognition import is_json, is_list
+from tinylm.text.file_selection import BAD, describe_skipped, is_json, is_list
+from tinylm.text.files import CHUNK_BYTES, HEAD_BYTES, encoding_of, is_text, is_undecodable_text, unmarked_utf16
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
 
@@ -258,7 +256,7 @@ def test_known_binary_formats_are_not_text_in_any_encoding() -> None:
         b"a.txt".ljust(257, b"\0") + b"ustar\x0000": "a tar archive",
         b"PAR1\x15\x04": "a Parquet file",
     }
-    assert {head: encodings.binary_format(head) for head in names} == names
+    assert {head: files.binary_format(head) for head in names} == names
     for head in names:
         for encoding in ("utf-8", "latin-1"):
             assert not is_text(head, encoding) and not is_undecodable_text(head, encoding), head
@@ -272,7 +270,7 @@ def test_json_and_a_single_object_are_detected() -> None:
     assert [text for text in records if not is_json(text)] + [text for text in others if is_json(text)] == []
     single = ('{\n  "name": "x"\n}', '{"name":\n "x"}')
     others = ('{"text": "a"}\n{"text": "b"}\n', '{"text": "a"}', '{"text": "cut off here', '[\n{"text": "a"}]')
-    assert [recognition.is_single_json_object(text) for text in (*single, *others)] == [True] * 2 + [False] * 4
+    assert [file_selection.is_single_json_object(text) for text in (*single, *others)] == [True] * 2 + [False] * 4
 
 
 NAMES = "Ada\nTom\nNell van Hask\nJonas\nBess\n" * 8

@@ -13,7 +13,6 @@ from tests.text.corpora import require_errors, write_file
 from tests.text.test_tables import write_parquet
 from tinylm.config.model import MAX_LABELS
 from tinylm.errors import UsageError
-from tinylm.jobs.encoding import encode_split
 from tinylm.jobs.labels.corpus import (
     LabelCorpus,
     LabelTokens,
@@ -22,9 +21,10 @@ from tinylm.jobs.labels.corpus import (
     parse_labelled_text,
 )
 from tinylm.jobs.reading import ModelReader, load_text
+from tinylm.jobs.run_tokens import encode_split
 from tinylm.reporter import LogReporter
+from tinylm.text.file_selection import TextSource
 from tinylm.text.scored_tokens import ScoredRows
-from tinylm.text.source import TextSource
 from tinylm.text.split import SplitCorpus
 from tinylm.text.tokenizer import train_char
 

@@ -10,13 +10,13 @@ import pytest
 from tests.text.corpora import require_errors, write_file
 from tests.text.test_chat_batches import chat_tokens
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.jobs.encoding import encode_split
 from tinylm.jobs.preferences.corpus import PreferenceBatch, PreferenceCorpus, PreferenceTokens, parse_preference
 from tinylm.jobs.preferences.job import JOB
 from tinylm.jobs.reading import ModelReader, load_text
+from tinylm.jobs.run_tokens import encode_split
 from tinylm.reporter import LogReporter
+from tinylm.text.file_selection import TextSource
 from tinylm.text.scored_tokens import ScoredRows
-from tinylm.text.source import TextSource
 from tinylm.text.tokenizer import train_char
 
 ASK = {"role": "user", "content": "Hi"}

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from tests.text.corpora import documents_of, require_errors, write_file
 from tinylm.errors import UsageError
 from tinylm.text import readers
-from tinylm.text.compression import CHUNK_BYTES, content_stem, content_suffix, decompressed_chunks
 from tinylm.text.corpus import find_corpus
+from tinylm.text.files import CHUNK_BYTES, content_stem, content_suffix, decompressed_chunks
 from tinylm.text.readers import json_records, numbered_lines, parse_json_line
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {

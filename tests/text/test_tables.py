@@ -17,9 +17,8 @@ from tinylm.jobs.pairs.corpus import PairCorpus
 from tinylm.jobs.reading import ModelReader, load_text
 from tinylm.reporter import LogReporter
 from tinylm.text.corpus import find_corpus
+from tinylm.text.file_selection import TextSource, conversation_keys
 from tinylm.text.readers import MAX_FIELD
-from tinylm.text.recognition import conversation_keys
-from tinylm.text.source import TextSource
 
 DOCUMENTS = ['The "cat", sat;', "on the mat\nand\r\nleft\n", "été\u2028x", "x" * 200_000, " a\tb "]
 

@@ -9,21 +9,20 @@ from typing import Any
 import pytest
 
 from tests.text.corpora import split_of, write_file, write_pairs
-from tinylm.jobs.encoding import encode_split
+from tinylm.jobs.run_tokens import encode_split
 from tinylm.system import files
 from tinylm.system.files import cache_root
-from tinylm.text import text_cache
+from tinylm.text import split
 from tinylm.text.corpus import Corpus, CorpusStats, find_corpus
-from tinylm.text.text_cache import scan_or_recall
+from tinylm.text.split import scan_or_recall
 from tinylm.text.tokenizer import train_char
-from tinylm.text.tokenizer_choice import choose_tokenizer
-from tinylm.text.unknown_characters import corpus_without_unknown
+from tinylm.text.vocabulary import choose_tokenizer, corpus_without_unknown
 
 
 @pytest.fixture(autouse=True)
 def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are kept for short texts as well, also for files that were just written."""
-    monkeypatch.setattr(text_cache, "KEEP_FROM", 0)
+    monkeypatch.setattr(split, "KEEP_FROM", 0)
     monkeypatch.setattr(files, "SETTLED_SECONDS", -3600.0)
 
 
@@ -91,7 +90,7 @@ def test_short_or_filtered_texts_are_read_again(corpus: Path, tmp_path: Path, mo
         Corpus(("-",), (corpus,)),
     ):
         scan_or_recall(text, lambda size: None)
-    monkeypatch.setattr(text_cache, "KEEP_FROM", corpus.stat().st_size + 1)
+    monkeypatch.setattr(split, "KEEP_FROM", corpus.stat().st_size + 1)
     scanned(corpus)
     assert kept() == []
     scanned(write_file(tmp_path / "a.txt.gz", gzip.compress(b"abc " * 1000)))  # short, but its content is long

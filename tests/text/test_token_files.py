@@ -26,14 +26,13 @@ from hypothesis import strategies as st
 from tests.shell import ROOT, child_process, default_signals
 from tests.text.corpora import split_of, write_file
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.jobs.encoding import encode_text
+from tinylm.jobs.run_tokens import encode_text
 from tinylm.reporter import LogReporter
 from tinylm.system.files import private_folder
-from tinylm.text import parallel_encoding, sharded_tokens, token_files
+from tinylm.text import parallel_encoding, token_files
 from tinylm.text.parallel_encoding import TEXT_ENCODING, TextBatch, encode_batches, encode_in_memory, text_batches
-from tinylm.text.sharded_tokens import ShardedTokens
 from tinylm.text.split import SplitCorpus
-from tinylm.text.token_files import TokenFolder, encode_to_folder, shard_name
+from tinylm.text.token_files import ShardedTokens, TokenFolder, encode_to_folder, shard_name
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 KEY = "0123456789abcdef"
@@ -239,7 +238,7 @@ def test_a_shard_is_hashed_again_only_if_it_has_changed(hashed: list[int], monke
     assert hashed == [len(EXPECTED[1])]  # validation is one file
     os.utime(file, ns=(1, 1))
     hashed.clear()
-    monkeypatch.setattr(sharded_tokens, "MAX_OPEN_SHARDS", 1)
+    monkeypatch.setattr(token_files, "MAX_OPEN_SHARDS", 1)
     tokens = reopened(folder).train
     for _ in range(3):
         assert [tokens[0], tokens[1500]] == [expected[0], expected[1500]]

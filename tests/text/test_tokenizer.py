@@ -25,8 +25,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.text import gigatoken_bpe
 from tinylm.text import tokenizer as tokenizer_module
+from tinylm.text import tokenizer_libraries
 from tinylm.text.corpus import rechunk
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters, train_bpe, train_char
 
@@ -86,7 +86,7 @@ def test_the_word_cache_of_gigatoken_is_reset_after_a_number_of_characters(monke
     created: list[str] = []
     create = gigatoken.Tokenizer.from_json
     monkeypatch.setattr(gigatoken.Tokenizer, "from_json", lambda file: created.append(file) or create(file))
-    number = gigatoken_bpe.RESET_AFTER // 4
+    number = tokenizer_libraries.RESET_AFTER // 4
     for text in ("cat " * 20, "hat " * 20):
         assert tokenizer.encode(text).tolist() == library_ids(BPE_LIBRARY, text)
         dog, ids = library_ids(BPE_LIBRARY, " dog"), tokenizer.encode(" dog" * number)

@@ -19,8 +19,8 @@ from tinylm.errors import TinyLMError
 from tinylm.system.process_signals import Interrupted
 from tinylm.text.decoding import decode_after, stream_decoder
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer
-from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
 from tinylm.text.tokenizer_file import is_linear, validate_tokenizer
+from tinylm.text.tokenizer_libraries import TokenizerLibraryError, wrap_library_errors
 
 PUBLISHED = published()
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.run_sessions import TOKENIZER, RunSession, config_of
 from tinylm.config.run import RunConfig
-from tinylm.text.compression import no_progress
+from tinylm.text.files import no_progress
 from tinylm.text.token_files import TokenFolder, encode_to_folder
 from tinylm.training import run_store
 

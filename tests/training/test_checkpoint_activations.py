@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.variants import small
 from tinylm.config.model import ModelConfig
-from tinylm.jobs.masked.task import masked_token
+from tinylm.jobs.masked.job import masked_token
 from tinylm.jobs.pairs.job import sequence_to_sequence
 from tinylm.machine.device import autocast
 from tinylm.objectives.loss import next_token

@@ -20,17 +20,17 @@ from tinylm.evaluation.result import choose_units, ratio_interval
 from tinylm.jobs.evaluated_text import known_text, opened_corpus
 from tinylm.jobs.reading import ModelReader
 from tinylm.jobs.run_tokens import reopen_ids
-from tinylm.jobs.text.evaluation import sums_between
+from tinylm.jobs.text.job import sums_between
 from tinylm.kernels.process import keep_freed_blocks
 from tinylm.models.load import load
 from tinylm.models.model import Model
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.text.batches import evaluation_batches
-from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Stream, document_end, rechunk
 from tinylm.text.decoding import decoded_stream
+from tinylm.text.file_selection import TextSource
+from tinylm.text.files import Progress, no_progress
 from tinylm.text.parallel_encoding import MAX_CHUNK
-from tinylm.text.source import TextSource
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder
 

@@ -25,10 +25,10 @@ from tinylm.jobs.reading import ModelReader
 from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.models.model import Model
 from tinylm.reporter import Reporter
-from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Stream
 from tinylm.text.decoding import decoded_stream
-from tinylm.text.source import TextSource
+from tinylm.text.file_selection import TextSource
+from tinylm.text.files import Progress, no_progress
 from tinylm.transformer.architectures import Decoder
 
 ROWS = 64  # texts generated as one batch

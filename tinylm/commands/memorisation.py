@@ -13,7 +13,7 @@ from tinylm.evaluation.evaluation_config import MemorisationConfig
 
 if TYPE_CHECKING:
     from tinylm.models.model import Model
-    from tinylm.text.source import TextSource
+    from tinylm.text.file_selection import TextSource
 
 EXCERPT = 60  # characters of a match in the table
 

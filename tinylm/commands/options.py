@@ -20,7 +20,7 @@ from tinylm.config.validation import Panel, Setting
 from tinylm.run_directory.layout import ADAPTER_FILE
 
 if TYPE_CHECKING:
-    from tinylm.text.source import TextSource
+    from tinylm.text.file_selection import TextSource
 
 
 MAX_HELP_COLUMNS, HELP_INDENT, MAX_VALUE_COLUMNS = 100, 26, 14  # of -h
@@ -117,7 +117,7 @@ def text_source(
     Options from environment variables and the --config file are ignored where they do not apply to a text. Raises
     UsageError for an unknown value of `unknown` or `chat.train_on`.
     """
-    from tinylm.text.source import TextSource
+    from tinylm.text.file_selection import TextSource
 
     chat = chat or ChatSettings()
     ignorable = options_from_env_or_file(ctx, text, chat)

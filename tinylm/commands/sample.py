@@ -26,7 +26,7 @@ from tinylm.run_directory.layout import path_exists
 if TYPE_CHECKING:
     from tinylm.generation.prompts import Prompt
     from tinylm.generation.text_generator import Continuation, Sample
-    from tinylm.jobs.masked.fill_mask import FilledPrompt
+    from tinylm.jobs.masked.job import FilledPrompt
     from tinylm.models.model import Model
 
 STANDARD_INPUT = "-"

@@ -1,5 +1,6 @@
 """Options of tinylm sample, some of which tinylm chat shares, and their conversion to library settings."""
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Annotated, Any, cast
 from tinylm.config.training import SEEDS
 from tinylm.config.validation import Panel, Setting, require
 from tinylm.errors import UsageError
-from tinylm.generation.json_validation import parse_exact_json
 from tinylm.system.files import read_text
 
 ChatTemplateOption = Annotated[
@@ -116,9 +116,11 @@ class TextOptions:
         if (file := self.json_schema) is None:
             return None
         try:
-            schema = parse_exact_json(read_text(file))
+            schema = json.loads(read_text(file))
         except OSError as error:
             raise UsageError(f"Cannot read `json_schema` {file}: {error.strerror}.") from error
+        except RecursionError:
+            raise UsageError(f"`json_schema` {file} is not JSON: it is nested too deeply.") from None
         except ValueError as error:
             raise UsageError(f"`json_schema` {file} is not JSON: {error}.") from error
         require(isinstance(schema, dict), f"`json_schema` {file} is not a JSON object.")

@@ -204,8 +204,8 @@ def _open_listeners(reporting: ReportOptions, console: "Console") -> "list[LiveR
 
 def _line_hint(command: str, request: "TrainingRequest") -> str | None:
     """A note with the command for texts of one line each, if the corpus is a file that looks like such a list."""
-    from tinylm.text.encodings import first_text
-    from tinylm.text.recognition import is_list
+    from tinylm.text.file_selection import is_list
+    from tinylm.text.files import first_text
 
     files, settings = request.paths, request.settings
     if len(files) != 1 or settings.format != "auto" or Path(files[0]).suffix not in ("", ".txt"):

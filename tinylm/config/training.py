@@ -222,9 +222,9 @@ class TrainingConfig(TrainingSettings):
     """The settings of a training run. TrainingSettings describes the fields that can be chosen.
 
     label_smoothing: weight of the uniform distribution in the target.
-    mtp_weight, bpe_dropout: of the first step; see `tinylm.jobs.text.task`.
+    mtp_weight, bpe_dropout: of the first step; see `tinylm.jobs.text.job`.
     dpo_beta: see `tinylm.jobs.preferences.job`. teacher_weight: see `tinylm.jobs.distillation.job`.
-    class_weights: see `tinylm.jobs.labels.loss`. sequence_growth: see `window_parts`.
+    class_weights: see `tinylm.jobs.labels.classifier`. sequence_growth: see `window_parts`.
     micro_batch: sequences per forward pass at most, on each rank.
     sequence_length: `None` for the context of the model.
     warmup: as a fraction of the budget.

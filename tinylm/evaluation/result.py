@@ -13,7 +13,7 @@ import numpy as np
 
 from tinylm.errors import TinyLMError
 from tinylm.reporter import counted
-from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.token_files import Tokens
 from tinylm.text.tokenizer import Tokenizer
 
 

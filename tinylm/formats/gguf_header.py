@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from tinylm.system.files import PLACEHOLDER_BYTES, describe_placeholder
-from tinylm.text.tokenizer_errors import short_repr
+from tinylm.text.tokenizer_file import short_repr
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # version 1 has 32-bit lengths

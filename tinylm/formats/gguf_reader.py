@@ -22,7 +22,7 @@ from tinylm.formats.gguf_tensors import Change
 from tinylm.formats.gguf_tokenizer import read_tokenizer
 from tinylm.run_directory.tensor_file import DTYPES
 from tinylm.system.files import open_regular, resolve_links
-from tinylm.text.tokenizer_errors import short_repr
+from tinylm.text.tokenizer_file import short_repr
 
 CHUNK = 1 << 22  # numbers that are dequantized at a time
 

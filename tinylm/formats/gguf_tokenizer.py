@@ -16,9 +16,8 @@ import numpy as np
 from tinylm.config.run import SpecialTokens
 from tinylm.formats.foreign_config import refused
 from tinylm.formats.gguf_header import Metadata
-from tinylm.text.gigatoken_bpe import byte_alphabet
-from tinylm.text.tokenizer_errors import short_repr
-from tinylm.text.tokenizer_file import MAX_MERGES, TokenizerSpec, token_ids, validate_tokenizer
+from tinylm.text.tokenizer_file import MAX_MERGES, TokenizerSpec, short_repr, token_ids, validate_tokenizer
+from tinylm.text.tokenizer_libraries import byte_alphabet
 
 PREFIX = "tokenizer.ggml."
 NUMBER_END = ";"

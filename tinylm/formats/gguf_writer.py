@@ -25,8 +25,8 @@ from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
 from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_numbers, write_tokenizer
 from tinylm.run_directory.tensor_file import DTYPES
 from tinylm.system.files import flush_folder, is_unicode, replacing
-from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
 from tinylm.text.tokenizer_file import token_ids, validate_tokenizer
+from tinylm.text.tokenizer_libraries import TokenizerLibraryError, wrap_library_errors
 
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama_ftype of llama.cpp
 _TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.text.tokenizer_errors import short_repr
+from tinylm.text.tokenizer_file import short_repr
 
 PREFIX = "hf:"
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"

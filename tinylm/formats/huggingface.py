@@ -45,8 +45,7 @@ from tinylm.system.files import (
     write_text,
 )
 from tinylm.system.process_signals import temporary
-from tinylm.text.tokenizer_errors import short_repr
-from tinylm.text.tokenizer_file import TokenizerSpec, token_ids, validate_tokenizer
+from tinylm.text.tokenizer_file import TokenizerSpec, short_repr, token_ids, validate_tokenizer
 from tinylm.transformer.build import count_parameters
 
 TOKENIZER_CONFIG, TOKEN_MAP, GENERATION_CONFIG = (

@@ -38,7 +38,7 @@ from tinylm.system.files import (
     write_text,
 )
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
+from tinylm.text.tokenizer_libraries import TokenizerLibraryError, wrap_library_errors
 
 GGUF_FOLDER = "gguf"  # in the cache: converted files and records
 LAYOUT = 3  # version of the converted files; increment it when the output of `write_gguf` changes

@@ -9,8 +9,6 @@ from typing import Annotated, Any
 
 from tinylm.config.training import SEEDS
 from tinylm.config.validation import FRACTION, Panel, Range, Setting, check_fields, require
-from tinylm.generation.json_grammar import json_grammar
-from tinylm.generation.json_validation import JSONSchema
 
 DEFAULT_TEMPERATURE = 0.8  # of a decoder
 MAX_TOKENS = Range(1, 2**31 - 1)
@@ -212,7 +210,9 @@ class GenerationConfig(PromptPolicy, SpeedConfig, BeamSearchConfig, SamplingSett
         require("" not in self.stop, "`stop` is empty; give the text to stop at, or leave it out.")
         require(not self.stop or self.json_schema is None, "`stop` would cut the JSON of `json_schema`; leave it out.")
         if self.json_schema is not None:
-            json_grammar(JSONSchema(self.json_schema))
+            from tinylm.generation.json_schema import json_grammar
+
+            json_grammar(self.json_schema)
 
     @property
     def speed(self) -> SpeedConfig:

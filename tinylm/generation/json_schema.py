@@ -1,146 +1,139 @@
-"""JSON that is valid by a schema: llguidance says which tokens may come next."""
+"""JSON that is valid by a schema: llguidance makes a grammar of the schema and says which tokens may come next."""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
 
 import llguidance
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from tinylm.errors import TinyLMError, UsageError
-from tinylm.generation.json_grammar import json_grammar
-from tinylm.generation.json_validation import JSONSchema, parse_exact_json
-from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import Sampler
+from tinylm.errors import UsageError
 from tinylm.text.tokenizer import Tokenizer
+
+SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+MAX_SIZE = 1_000_000  # characters of a schema
+# Of these, llguidance's time has no limit of its own (1.9.1): it grows with the square of the number of patterns, by
+# 2.3 with each one that meets others in a string, and with the common multiple.
+MAX_PATTERNS = 100
+MAX_JOINED_PATTERNS = 12
+MAX_MULTIPLE = 100_000
+JOINING = {"$ref", "anyOf", "oneOf"}
+APPLIED = JOINING | {"pattern", "properties", "patternProperties", "additionalProperties", "items", "prefixItems"}
 
 
 class JSONSampler:
-    """As `sampler`, of whose tokens each continues a JSON text that the schema admits; an end token follows the text.
+    """A sampler of tokens, each of which continues a JSON text that the schema admits; an end token follows the text.
 
-    No object of the text has two equal names, which the grammar cannot say.
+    sampler: chooses among the tokens that can follow; logits (B, V) -> a token id per row
+    end_ids: per row, ids that may end the text, beside the tokenizer's
 
-    prompts: one per row. Raises UsageError as `json_grammar`, and for a tokenizer that llguidance cannot read.
+    Raises the errors of `json_grammar`, and UsageError for a tokenizer that llguidance cannot read.
     """
 
     def __init__(
-        self, sampler: Sampler, schema: Mapping[str, Any], tokenizer: Tokenizer, prompts: Sequence[EncodedPrompt]
+        self,
+        sampler: Callable[[Tensor], list[int]],
+        schema: Mapping[str, Any],
+        tokenizer: Tokenizer,
+        end_ids: Sequence[Iterable[int]],
     ) -> None:
         self._sampler = sampler
-        self._schema = JSONSchema(schema)
         self._size = tokenizer.vocab_size
-        self._stop_ids = tokenizer.stop_ids
-        self._end_ids = [sorted(tokenizer.stop_ids | prompt.end_ids) for prompt in prompts]
-        vocabulary, grammar = _vocabulary(tokenizer), json_grammar(self._schema)
-        self._bytes = [vocabulary.decode_bytes([token]) for token in range(self._size)]
-        self._has_quote = np.array([b'"' in content for content in self._bytes])
-        self._texts: list[_Text | None] = [  # `None` after the end
-            _Text(llguidance.LLMatcher(vocabulary, grammar, log_level=0)) for _ in prompts
+        self._stop_ids = sorted(tokenizer.stop_ids)
+        self._end_ids = [sorted(tokenizer.stop_ids.union(ids)) for ids in end_ids]
+        vocabulary, grammar = _vocabulary(tokenizer), json_grammar(schema)
+        self._texts: list[llguidance.LLMatcher | None] = [  # `None` after the end
+            llguidance.LLMatcher(vocabulary, grammar, log_level=0) for _ in end_ids
         ]
 
     def __call__(self, logits: Tensor) -> list[int]:
-        """Logits (B, V) -> a token id per row.
-
-        Raises UsageError if the vocabulary has no token that can follow, and TinyLMError if the names of a pattern are
-        used up, or a finished text is not valid, for which there is no known reason.
-        """
+        """Logits (B, V) -> a token id per row. Raises UsageError if no token can follow, or a mask is too complex."""
         logits = logits[:, : self._size].float().cpu().clone()
         for row, text in enumerate(self._texts):
-            if text is not None:
-                logits[row].masked_fill_(torch.from_numpy(~self._allowed(row, text)), -torch.inf)
+            if text is None:
+                continue
+            bits = np.frombuffer(text.compute_bitmask(), np.uint8)
+            allowed = np.unpackbits(bits, count=self._size, bitorder="little").astype(bool)
+            # "panic": the tokenizer cannot encode a text of the schema
+            is_stuck = not allowed.any() or text.get_error().startswith(("NoExtension", "panic"))
+            _check(is_stuck or not text.is_error(), "it is too complex")
+            if is_stuck:
+                raise UsageError("The model's vocabulary has no token with which the JSON of `json_schema` can go on.")
+            if allowed[self._stop_ids].any():
+                allowed[self._end_ids[row]] = True
+            logits[row].masked_fill_(torch.from_numpy(~allowed), -torch.inf)
         tokens = self._sampler(logits)
         for row, (text, token) in enumerate(zip(self._texts, tokens, strict=True)):
             if text is None or token in self._end_ids[row]:
-                if text is not None:
-                    self._check(text.content)
                 self._texts[row], tokens[row] = None, self._end_ids[row][0]
             else:
-                text.matcher.consume_token(token)
-                text.content += self._bytes[token]
-                text.names.read(self._bytes[token])
+                text.consume_token(token)
         return tokens
 
-    def _allowed(self, row: int, text: "_Text") -> NDArray[np.bool_]:
-        """Whether each token can come next in a row, (V,)."""
-        bits = np.frombuffer(text.matcher.compute_bitmask(), np.uint8)
-        allowed = np.unpackbits(bits, count=self._size, bitorder="little").astype(bool)
-        if allowed[list(self._stop_ids)].any():
-            allowed[self._end_ids[row]] = True
-        if text.matcher.is_error() or not allowed.any():
-            raise UsageError("The model's vocabulary has no token with which the JSON of `json_schema` can go on.")
-        if text.names.any():
-            for token in np.flatnonzero(allowed & self._has_quote):
-                allowed[token] = text.names.copy().read(self._bytes[token])
-            if not allowed.any():
-                raise TinyLMError(
-                    "An object of the JSON would repeat a name, since the pattern in `json_schema` has no other that "
-                    "begins so: give the object a `maxProperties`, or list its names in `properties`."
-                )
-        return allowed
 
-    def _check(self, content: bytes) -> None:
-        self._schema.steps = 0
-        try:
-            is_valid = self._schema.is_valid(parse_exact_json(content.decode()), self._schema.root)
-        except (ValueError, RecursionError) as error:
-            raise TinyLMError(f"The generated text is not JSON: {error}.") from error
-        if not is_valid:
-            raise TinyLMError("The generated JSON is not valid by `json_schema`.")
+def json_grammar(schema: Mapping[str, Any]) -> str:
+    """The grammar of a schema, for llguidance.
+
+    Raises UsageError, with llguidance's reason, for a schema that is invalid, that nothing is valid by, or that is not
+    supported; and for one that is too large, or has integers that are not exact in float64.
+    """
+    patterns: set[str] = set()
+    multiples: list[int] = []
+    limits = {MAX_PATTERNS}
+
+    def count(found: dict[str, Any]) -> dict[str, Any]:
+        named = found.get("patternProperties")
+        texts = [found.get("pattern"), *(named if isinstance(named, dict) else ())]
+        patterns.update(text for text in texts if isinstance(text, str))
+        if "allOf" in found or (found.keys() & JOINING and len(found.keys() & APPLIED) > 1):
+            limits.add(MAX_JOINED_PATTERNS)
+        if type(step := found.get("multipleOf")) in (int, float):
+            multiples.append(int("".join(map(str, Decimal(str(step)).as_tuple().digits))))
+        return found
+
+    # What llguidance does not limit
+    try:
+        text = json.dumps({**schema, "x-guidance": SPACING}, allow_nan=False)
+        _check(len(text) <= MAX_SIZE, f"it has more than {MAX_SIZE:,} characters")
+        json.loads(text, parse_int=_exact, object_hook=count)
+    except RecursionError:
+        raise _refusal("it is nested too deeply") from None
+    except (TypeError, ValueError) as error:
+        raise _refusal(str(error)) from error
+    _check(len(patterns) <= min(limits), f"it has more than {min(limits)} patterns")
+    _check(math.lcm(*multiples) <= MAX_MULTIPLE, f"the common multiple of `multipleOf` is above {MAX_MULTIPLE:,}")
+
+    # What it does not support
+    try:
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(text)
+        is_wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
+            grammar, limits=llguidance.LLParserLimits(verbose_errors=False)
+        )
+    except ValueError as error:
+        is_wrong, messages = True, [str(error)]
+    if is_wrong:
+        reason = messages[0].rpartition("error: ")[2].partition(" Enable ")[0]  # an option that is not offered
+        raise _refusal(" ".join(reason.split())[:200].rstrip("."))
+    return grammar
 
 
-class _Text:
-    """The JSON text of a row so far."""
-
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
-        self.matcher = matcher
-        self.content = b""
-        self.names = _Names([])
+def _exact(text: str) -> int:
+    if abs(float(text)) >= 2**53:
+        raise ValueError(f"{text[:40]} is not below 2**53, up to which integers are exact in float64")
+    return int(text)
 
 
-class _Names:
-    """The names in each open object of a JSON text; lists have `None`."""
+def _check(is_right: bool, reason: str) -> None:
+    if not is_right:
+        raise _refusal(reason)
 
-    def __init__(self, open_: list[set[str] | None]) -> None:
-        self._open = open_
-        self._string: bytes | None = None  # the content of a string that has not ended
-        self._is_name = self._is_escaped = False
 
-    def any(self) -> bool:
-        """Whether an open object has a name."""
-        return any(self._open)
-
-    def copy(self) -> Self:
-        copy = type(self)([None if names is None else names.copy() for names in self._open])
-        copy._string, copy._is_name, copy._is_escaped = self._string, self._is_name, self._is_escaped
-        return copy
-
-    def read(self, content: bytes) -> bool:
-        """Go on with the text. False if a name occurs twice in an object."""
-        for byte in (content[i : i + 1] for i in range(len(content))):
-            if self._string is not None:
-                if self._is_escaped or byte != b'"':
-                    self._string += byte if self._is_name else b""
-                    self._is_escaped = byte == b"\\" and not self._is_escaped
-                    continue
-                names, string, self._string = self._open[-1] if self._open else None, self._string, None
-                if self._is_name and names is not None:
-                    name = json.loads(b'"' + string + b'"')
-                    if name in names:
-                        return False
-                    names.add(name)
-            elif byte == b'"':
-                self._string = b""
-            elif byte in b"{[":
-                self._open.append(set() if byte == b"{" else None)
-                self._is_name = byte == b"{"
-            elif byte in b"}]":
-                self._open.pop()
-            elif byte in b",:":
-                self._is_name = byte == b"," and self._open[-1] is not None
-        return True
+def _refusal(reason: str) -> UsageError:
+    return UsageError(f"`json_schema` cannot be used: {reason}.")
 
 
 class _GrammarVocabulary:

@@ -65,7 +65,7 @@ class TorchEngine(Engine):
         if config.json_schema is not None:
             from tinylm.generation.json_schema import JSONSampler
 
-            choose = JSONSampler(sampler, config.json_schema, self.tokenizer, prompts)
+            choose = JSONSampler(sampler, config.json_schema, self.tokenizer, [prompt.end_ids for prompt in prompts])
         texts = [prompt.start for prompt in prompts]
         kept_id = self.tokenizer.start_id
         for ids, logits in generate(self.model, texts, choose, config.max_tokens, config.cache, kept_id):

@@ -11,18 +11,17 @@ from tinylm.config.jobs import rows_on
 from tinylm.config.run import DataConfig
 from tinylm.config.validation import require
 from tinylm.errors import UsageError
-from tinylm.jobs.encoding import check_encoder
 from tinylm.jobs.job import EvaluationTokens, Reader, job_on
 from tinylm.jobs.reading import find_corpora, report_read
-from tinylm.jobs.run_tokens import reopen_part
+from tinylm.jobs.run_tokens import check_encoder, reopen_part
 from tinylm.reporter import Reporter
 from tinylm.system.files import temporary_folder
-from tinylm.text.compression import STANDARD_INPUT
 from tinylm.text.corpus import Corpus, CorpusStats, RecordCorpus, document_end
+from tinylm.text.file_selection import TextSource
+from tinylm.text.files import STANDARD_INPUT
 from tinylm.text.parallel_encoding import encode_in_memory
-from tinylm.text.source import TextSource
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.text.unknown_characters import corpus_without_unknown, report_dropped, require_known_characters
+from tinylm.text.vocabulary import corpus_without_unknown, report_dropped, require_known_characters
 
 
 @contextlib.contextmanager

@@ -24,11 +24,10 @@ from tinylm.reporter import Reporter
 from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch
 from tinylm.text.corpus import Corpus
+from tinylm.text.file_selection import TextSource
 from tinylm.text.parallel_encoding import TEXT_ENCODING, Encoding
-from tinylm.text.sharded_tokens import Tokens
-from tinylm.text.source import TextSource
 from tinylm.text.split import SplitCorpus
-from tinylm.text.token_files import TokenFolder
+from tinylm.text.token_files import TokenFolder, Tokens
 from tinylm.text.tokenizer import Tokenizer
 
 MarkedText = tuple[tuple[str, bool], ...]  # parts of a text in order, each scored or not

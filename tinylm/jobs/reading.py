@@ -10,18 +10,18 @@ from tinylm.errors import UsageError, concerning
 from tinylm.jobs.job import Reader, job_on
 from tinylm.reporter import Reporter
 from tinylm.system.files import resolve_links
-from tinylm.text.compression import STANDARD_INPUT
 from tinylm.text.corpus import Corpus, CorpusStats, as_corpus, find_corpus
 from tinylm.text.file_selection import (
     BAD,
     EXCLUDED,
+    TextSource,
     conversion_advice,
     describe_problems,
     describe_skipped,
     format_size,
     is_excluded,
 )
-from tinylm.text.source import TextSource
+from tinylm.text.files import STANDARD_INPUT
 from tinylm.text.split import SplitCorpus, split_corpus
 from tinylm.text.tokenizer import Tokenizer
 

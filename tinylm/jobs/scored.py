@@ -24,8 +24,7 @@ from tinylm.text.scored_tokens import (
     scored_evaluation_batches,
     worth_packing,
 )
-from tinylm.text.sharded_tokens import Tokens
-from tinylm.text.token_files import TokenFolder
+from tinylm.text.token_files import TokenFolder, Tokens
 from tinylm.text.tokenizer import Tokenizer
 
 

@@ -20,8 +20,8 @@ from tinylm.jobs.reading import ModelReader
 from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.kernels.process import keep_freed_blocks
 from tinylm.system.ranks import ONE_RANK, Ranks
-from tinylm.text.sharded_tokens import Tokens
-from tinylm.text.source import TextSource
+from tinylm.text.file_selection import TextSource
+from tinylm.text.token_files import Tokens
 from tinylm.transformer.architectures import Transformer
 
 

@@ -29,13 +29,13 @@ from tinylm.models.evaluation import EvaluatedModel
 from tinylm.reporter import counted
 from tinylm.text.answer_spans import chat_format
 from tinylm.text.tokenizer import MASK
-from tinylm.text.unknown_characters import without_unknown
+from tinylm.text.vocabulary import without_unknown
 from tinylm.transformer.architectures import Decoder, Encoder, EncoderDecoder, Transformer
 from tinylm.transformer.build import count_parameters
 
 if TYPE_CHECKING:
-    from tinylm.jobs.labels.classify import Classified
-    from tinylm.jobs.masked.fill_mask import FilledPrompt
+    from tinylm.jobs.labels.classifier import Classified
+    from tinylm.jobs.masked.job import FilledPrompt
 
 Ids = Sequence[Sequence[int]] | Tensor
 

@@ -28,7 +28,7 @@ from tinylm.machine.device import autocast, choose_device
 from tinylm.models.model import Model
 from tinylm.report.curves import number
 from tinylm.text.corpus import document_end
-from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.token_files import Tokens
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder, Encoder, EncoderDecoder
 from tinylm.transformer.attention import DotProduct, RelativeDotProduct, attention_weights

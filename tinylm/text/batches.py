@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tinylm.errors import TinyLMError
 from tinylm.system.ranks import ONE_RANK, Ranks
-from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.token_files import Tokens
 
 
 @dataclass(frozen=True)
@@ -244,15 +244,12 @@ class ShuffledBatches:
         self._seed = seed
         self._sort_keys = sort_keys
         self.batches_per_epoch = -(-len(examples) // batch_size)
-        self._epoch = -1
-        self._batches: list[np.ndarray] = []
+        self._epoch = functools.lru_cache(maxsize=1)(self._shuffled)
 
     def batch(self, number: int) -> Batch:
         """Batch number `number`: at most `batch_size` examples."""
         epoch, position = divmod(number, self.batches_per_epoch)
-        if epoch != self._epoch:
-            self._epoch, self._batches = epoch, self._shuffled(epoch)
-        return self._make_batch(self._batches[position])
+        return self._make_batch(self._epoch(epoch)[position])
 
     def _shuffled(self, epoch: int) -> list[np.ndarray]:
         """The examples of each batch of an epoch."""

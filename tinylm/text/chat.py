@@ -9,8 +9,7 @@ from typing import Any
 
 from tinylm.config.validation import describe_value
 from tinylm.errors import UsageError
-from tinylm.text.readers import require_encodable
-from tinylm.text.refused_keys import REFUSED_IN_CONVERSATIONS, REFUSED_IN_MESSAGES, refuse_keys
+from tinylm.text.readers import REFUSED_IN_CONVERSATIONS, REFUSED_IN_MESSAGES, refuse_keys, require_encodable
 
 ROLES = ("system", "user", "assistant", "tool")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}  # and ROLES

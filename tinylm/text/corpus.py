@@ -24,9 +24,8 @@ from tinylm.config.settings import FORMATS
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import BadFilesError, UsageError
 from tinylm.text.answer_spans import ChatFormat
-from tinylm.text.compression import STANDARD_INPUT, Progress, display_name, no_progress
-from tinylm.text.encodings import code_points
 from tinylm.text.file_selection import BAD, FileRules, SkippedFile, describe_problems, find_files
+from tinylm.text.files import STANDARD_INPUT, Progress, code_points, display_name, no_progress
 from tinylm.text.readers import (
     decoded_chunks,
     is_json_file,
@@ -35,10 +34,11 @@ from tinylm.text.readers import (
     numbered_lines,
     parquet_columns,
     records,
+    refuse_keys,
+    refused_in_texts,
     table_columns,
     text_of_record,
 )
-from tinylm.text.refused_keys import refuse_keys, refused_in_texts
 
 EXCERPT_CHARACTERS = 1 << 10  # length of an excerpt in `CorpusStats.sample`
 MAX_EXCERPTS = 1 << 7

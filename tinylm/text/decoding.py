@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from tinylm.text.corpus import Stream
-from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.token_files import Tokens
 from tinylm.text.tokenizer import TokenBytes, Tokenizer
 
 CHUNK_TOKENS = 1 << 20  # ids decoded at a time

@@ -22,8 +22,8 @@ import numpy as np
 
 from tinylm.errors import TinyLMError
 from tinylm.system.machine_profile import usable_cores
-from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Stream, rechunk
+from tinylm.text.files import Progress, no_progress
 from tinylm.text.tokenizer import Tokenizer
 
 MAX_CHUNK = 1 << 24  # characters; a longer chunk is encoded without waiting for a safe split point

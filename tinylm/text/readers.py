@@ -1,4 +1,9 @@
-"""Decode one file into text, lines, or the records of JSON or Parquet, in chunks of bounded size."""
+"""Decode one file into text, lines, or the records of JSON, Parquet, CSV or TSV, in chunks of bounded size.
+
+Records have keys to which other tools give a meaning that tinylm does not learn, and without which a record means
+something else: a bad answer would be learned as a good one. These are refused. Other keys that tinylm does not know,
+such as an identifier or a source, have no effect.
+"""
 
 import codecs
 import contextlib
@@ -6,23 +11,76 @@ import csv
 import itertools
 import json
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tinylm.errors import BadFilesError, UsageError
 from tinylm.system.files import unicode_path
-from tinylm.text.compression import (
+from tinylm.text.files import (
     CHUNK_BYTES,
     Progress,
     content_suffix,
     decompressed_chunks,
     display_name,
+    encoding_of,
     no_progress,
 )
-from tinylm.text.encodings import encoding_of
-from tinylm.text.refused_keys import REJECTED, refuse_keys
+
+_PREFERENCE = "for preferences, name the question 'prompt' and its two answers 'chosen' and 'rejected'"
+_GRADE = (
+    "it marks an answer as good or bad, and all answers would be learned as good ones; keep the good ones without this "
+    "key, or make preferences of 'prompt', 'chosen' and 'rejected'"
+)
+_MEDIA = "only texts are read; leave the record out, or the key if its text is complete without it"
+_TEXTS_ALONE = 'to read the texts alone, use `format="jsonl"`'
+
+# The worse of two answers. Argilla, NeMo, ms-swift; ms-swift; torchtune; OpenAI
+REJECTED = dict.fromkeys(
+    ("rejected_response", "rejected_messages", "rejected_conversations", "non_preferred_output"), _PREFERENCE
+)
+# Of conversations and preferences.
+REFUSED = {
+    "functions": "describe the functions under 'tools'",
+    "documents": "put the documents into a message",
+    "chat_template_kwargs": "write its values into a `chat_template`",
+    "history": "put the earlier questions and answers into 'messages'",
+    # LLaMA-Factory, ms-swift, trl: conversations with images and sounds
+    **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), _MEDIA),
+    **REJECTED,
+}
+# Of conversations. trl, axolotl, ms-swift: KTO, classifiers, and steps of an answer; LLaMA-Factory: KTO.
+REFUSED_IN_CONVERSATIONS = {**REFUSED, "rejected": _PREFERENCE, **dict.fromkeys(("label", "labels", "kto_tag"), _GRADE)}
+REFUSED_IN_MESSAGES = {
+    "function_call": "put the call into 'tool_calls'",
+    **dict.fromkeys(("train", "train_detail", "loss", "loss_mask", "train_on_turn"), "use 'weight', which is 0 or 1"),
+}
+# Of texts with labels or without, in addition to second texts. The name in batches of transformers.
+REFUSED_IN_TEXTS = {"labels": f"for a classifier, name the one label of a text 'label'; {_TEXTS_ALONE}"}
+# The second text of a record, by the key of the first, as in GLUE and sentence-transformers.
+SECOND_TEXTS = {
+    "text": ("text_pair", "text2"),
+    "text1": ("text2",),
+    "text_a": ("text_b",),
+    "sentence1": ("sentence2",),
+    "question1": ("question2",),
+    "premise": ("hypothesis",),
+}
+
+
+def refused_in_texts(text_key: str) -> dict[str, str]:
+    """The keys that are refused in records whose text is under `text_key`."""
+    advice = f"it is a second text, and one is read; join the two; {_TEXTS_ALONE}"
+    return {**REFUSED_IN_TEXTS, **dict.fromkeys(SECOND_TEXTS.get(text_key, ()), advice)}
+
+
+def refuse_keys(values: Mapping[str, Any], refused: Mapping[str, str], location: str) -> None:
+    """Raise UsageError, with the location and advice, for a key in `refused` that has a value."""
+    for key, advice in refused.items():
+        if values.get(key) not in (None, "", [], {}):
+            raise UsageError(f"{location}: {key!r} is not supported; {advice}.")
+
 
 SIGNATURE = b"PAR1"  # the first bytes of a file
 BATCH_ROWS = 256  # converted to Python values at a time
@@ -280,7 +338,7 @@ def _array_elements(chunks: Iterator[str], name: str) -> Iterator[tuple[str, Any
     at, number, expects_comma = 1, 0, False  # `at` is the position in `text`, after the opening bracket
 
     while True:
-        at = _BLANK.match(text, at).end()  # type: ignore[union-attr]  # matches the empty string
+        at = skip_blanks(text, at)
         if at == len(text):
             text, at = next(chunks, ""), 0
             if not text:
@@ -312,6 +370,11 @@ def _array_elements(chunks: Iterator[str], name: str) -> Iterator[tuple[str, Any
 
     if not all(rest.isspace() for rest in itertools.chain([text[at + 1 :] or " "], chunks)):
         raise BadFilesError(f"{name}: its JSON array is followed by other text; remove that, or put it into the array.")
+
+
+def skip_blanks(text: str, at: int) -> int:
+    """The index of the first character from `at` on that is not white space of JSON."""
+    return _BLANK.match(text, at).end()  # type: ignore[union-attr]  # matches the empty string
 
 
 def _extend(text: str, chunks: Iterator[str], location: str) -> str | None:

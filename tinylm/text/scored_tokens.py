@@ -14,7 +14,7 @@ import torch
 
 from tinylm.errors import TinyLMError
 from tinylm.text.batches import Batch, ShuffledBatches
-from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.token_files import Tokens
 
 CODES_PER_ID = 4
 SCORED, FIRST = 2, 1

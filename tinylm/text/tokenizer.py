@@ -23,10 +23,16 @@ from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.system.files import read_text
 from tinylm.system.process_signals import interruptible
-from tinylm.text.encodings import code_points
-from tinylm.text.gigatoken_bpe import GigatokenBPE, added_tokens_are_special, byte_alphabet, is_byte_level_bpe
-from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
+from tinylm.text.files import code_points
 from tinylm.text.tokenizer_file import TokenizerSpec, token_ids, validate_tokenizer
+from tinylm.text.tokenizer_libraries import (
+    GigatokenBPE,
+    TokenizerLibraryError,
+    added_tokens_are_special,
+    byte_alphabet,
+    is_byte_level_bpe,
+    wrap_library_errors,
+)
 
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<mask>"
@@ -553,12 +559,5 @@ def _always_splits(before: str, after: str) -> bool:
     """
     if after in " \n\t\r":
         return not before.isspace()
-    return (
-        _category(before) in ("L", "N")
-        and _category(after) in ("L", "N", "P", "S")
-        and _category(before) != _category(after)
-    )
-
-
-def _category(character: str) -> str:
-    return unicodedata.category(character)[0]
+    one, other = (unicodedata.category(character)[0] for character in (before, after))
+    return one in "LN" and other in "LNPS" and one != other

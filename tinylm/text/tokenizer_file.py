@@ -7,11 +7,11 @@ new file that contains only the checked values, without unknown or duplicate key
 
 import math
 import re
+import reprlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from tinylm.system.files import parse_unicode_json
-from tinylm.text.tokenizer_errors import short_repr
 
 MAX_IDS = 1 << 19  # published models have up to 262,400 tokens, which load in 5 s
 MAX_MERGES = 1 << 20  # Gemma 3 has 514,906
@@ -27,6 +27,9 @@ MAX_WORD = 1000  # characters; WordPiece takes quadratic time in the length of a
 TokenizerSpec = dict[str, Any]  # the content of a tokenizer.json
 Check = Callable[[Any], bool]
 Fields = dict[str, Check]  # the check of the value of each field of a step
+
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxstring = 3, 100
 
 
 def validate_tokenizer(text: str) -> TokenizerSpec:
@@ -65,6 +68,11 @@ def token_ids(spec: TokenizerSpec) -> dict[str, int]:
         {token: i for i, (token, _) in enumerate(model["vocab"])} if is_list else model["vocab"]
     )
     return vocabulary | {token["content"]: token["id"] for token in spec["added_tokens"]}
+
+
+def short_repr(value: Any) -> str:
+    """`repr(value)` for an error message: bounded in length and depth, without control characters."""
+    return _REPR.repr(value)
 
 
 # Checks of one field.

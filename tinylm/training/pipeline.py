@@ -15,10 +15,9 @@ from tinylm.config.run import Estimates, RunConfig, TokenizerConfig, new_run_id,
 from tinylm.config.settings import INTERVAL_NAMES, format_duration, format_duration_setting, names_of
 from tinylm.config.training import TIME_BUDGET, TrainingSettings
 from tinylm.errors import OtherRunKindError, TinyLMError, UsageError, concerning
-from tinylm.jobs.encoding import encode_text
 from tinylm.jobs.job import MarkedText, load_job
 from tinylm.jobs.reading import load_text
-from tinylm.jobs.run_tokens import encode_recorded_text, reopen_tokens
+from tinylm.jobs.run_tokens import encode_recorded_text, encode_text, reopen_tokens
 from tinylm.machine.device import choose_device, describe_device
 from tinylm.machine.measure import Machine, choose_machine
 from tinylm.models.by_digest import find_adapters, find_base_model, remember_base
@@ -37,7 +36,7 @@ from tinylm.system.files import resolve_links, temporary_folder
 from tinylm.system.ranks import Launch
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.text.unknown_characters import handle_unknown_characters
+from tinylm.text.vocabulary import handle_unknown_characters
 from tinylm.training.events import Examples, Planned
 from tinylm.training.parallel import rank_memory, rank_shard, restore_rows
 from tinylm.training.run import TrainingRun

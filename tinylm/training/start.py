@@ -20,10 +20,10 @@ from tinylm.run_directory.layout import CHECKPOINTS, newest_model
 from tinylm.run_directory.loading import LoadedModel
 from tinylm.system.files import resolve_links
 from tinylm.text.answer_spans import template_tokens
-from tinylm.text.compression import STANDARD_INPUT, content_stem
+from tinylm.text.files import STANDARD_INPUT, content_stem
 from tinylm.text.split import SplitCorpus
 from tinylm.text.tokenizer import END_OF_TEXT, MASK, Tokenizer, describe_characters
-from tinylm.text.tokenizer_choice import TRAINED, choose_tokenizer, load_tokenizer_file
+from tinylm.text.vocabulary import TRAINED, choose_tokenizer, load_tokenizer_file
 from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import build_model, extend_vocabulary, make_classifier

@@ -22,7 +22,7 @@ from tinylm.config.settings import (
 )
 from tinylm.config.training import Budget
 from tinylm.errors import UsageError
-from tinylm.text.source import TextSource
+from tinylm.text.file_selection import TextSource
 
 Files = str | Path | Sequence[str | Path]
 

@@ -19,8 +19,8 @@ from tinylm.jobs.scored import ScoredJob, ScoredSizes, ScoredTask, evaluation_ba
 from tinylm.objectives.loss import LanguageModel, Loss, Objective
 from tinylm.reporter import Reporter
 from tinylm.text.batches import Batch
-from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Corpus, CorpusStats, RecordCorpus, scan_stream
+from tinylm.text.files import Progress, no_progress
 from tinylm.text.parallel_encoding import Encoding, record_batches
 from tinylm.text.readers import records
 from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED, ScoredTokens

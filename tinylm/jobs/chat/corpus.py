@@ -13,8 +13,8 @@ import numpy as np
 from tinylm.errors import UsageError
 from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import KEYS, Conversation, parse_conversation
-from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import CorpusStats, RecordCorpus, Stream, scan_stream
+from tinylm.text.files import Progress, no_progress
 from tinylm.text.parallel_encoding import Encoding, record_batches
 from tinylm.text.readers import is_parquet, parquet_columns, records
 from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED, ScoredTokens

@@ -17,9 +17,8 @@ from tinylm.reporter import Reporter, counted
 from tinylm.text.answer_spans import chat_format, read_template
 from tinylm.text.chat_template import CHATML
 from tinylm.text.corpus import Corpus
-from tinylm.text.recognition import conversation_keys
+from tinylm.text.file_selection import TextSource, conversation_keys
 from tinylm.text.scored_tokens import ScoredTokens
-from tinylm.text.source import TextSource
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from tinylm.config.run import DataConfig, RunConfig
 from tinylm.config.training import TrainingConfig
-from tinylm.jobs.text.job import TextJob
-from tinylm.jobs.text.task import NextToken
+from tinylm.jobs.text.job import NextToken, TextJob
 from tinylm.objectives.loss import LanguageModel, Loss, Objective, in_chunks, routing_metrics
 from tinylm.text.batches import Batch
 from tinylm.transformer.layers import log_softmax

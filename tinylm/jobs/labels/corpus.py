@@ -17,9 +17,9 @@ import numpy as np
 from tinylm.config.model import MAX_LABEL, MAX_LABELS, check_labels
 from tinylm.config.validation import describe_value, require
 from tinylm.errors import BadFilesError, TinyLMError, UsageError
-from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import CorpusStats, RecordCorpus, Stream, scan_stream
-from tinylm.text.encodings import first_text
+from tinylm.text.file_selection import is_json
+from tinylm.text.files import Progress, first_text, no_progress
 from tinylm.text.parallel_encoding import Encoding, record_batches
 from tinylm.text.readers import (
     is_json_file,
@@ -31,7 +31,6 @@ from tinylm.text.readers import (
     table_columns,
     text_of_record,
 )
-from tinylm.text.recognition import is_json
 from tinylm.text.scored_tokens import CODES_PER_ID, FIRST, SCORED, ScoredTokens, ids_of
 from tinylm.text.tokenizer import Tokenizer
 

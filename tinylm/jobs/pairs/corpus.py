@@ -16,11 +16,11 @@ from torch import Tensor
 
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.batches import Batch, ShuffledBatches
-from tinylm.text.compression import Progress, display_name, no_progress
 from tinylm.text.corpus import Corpus
+from tinylm.text.file_selection import is_json
+from tinylm.text.files import Progress, display_name, no_progress
 from tinylm.text.readers import decoded_chunks, is_table, json_records, numbered_lines, records, require_encodable
-from tinylm.text.recognition import is_json
-from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.token_files import Tokens
 
 
 class Pair(NamedTuple):

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from tinylm.generation.prompts import Prompt, drop_unknown
 from tinylm.generation.sampler import Sampler
 from tinylm.generation.text_generator import Sample
 from tinylm.generation.torch_engine import generate
+from tinylm.jobs.pairs.corpus import pad_rows
 from tinylm.reporter import Reporter
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import EncoderDecoder
@@ -84,17 +86,11 @@ def encode_sources(
     model: EncoderDecoder, sources: Sequence[Sequence[int]], end_of_text_id: int, repeats: int = 1
 ) -> ConditionedDecoder:
     """Encode each source once. The returned decoder has `repeats` consecutive rows per source."""
-    (hidden, mask), _ = model.encode(*pad_sources(sources, end_of_text_id, model.device))
+    ids, lengths = pad_rows([np.array([*source, end_of_text_id]) for source in sources], end_of_text_id)  # (B, S), (B,)
+    (hidden, mask), _ = model.encode(ids.to(model.device), lengths.to(model.device))
     if mask is not None:
         mask = mask.repeat_interleave(repeats, dim=0)
     return ConditionedDecoder(model, Memory(hidden.repeat_interleave(repeats, dim=0), mask))
-
-
-def pad_sources(sources: Sequence[Sequence[int]], end_of_text_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Append the end-of-text token to each source and pad with it. Returns ids (B, S) and unpadded lengths (B,)."""
-    lengths = [len(source) + 1 for source in sources]
-    rows = [[*source, *[end_of_text_id] * (max(lengths) - len(source))] for source in sources]
-    return torch.tensor(rows, device=device), torch.tensor(lengths, device=device)
 
 
 class _Beam:

@@ -14,9 +14,9 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.jobs.chat.corpus import ChatCorpus
 from tinylm.text.batches import Batch
 from tinylm.text.chat import Conversation, parse_conversation, parse_message
-from tinylm.text.refused_keys import REFUSED, refuse_keys
+from tinylm.text.readers import REFUSED, refuse_keys
 from tinylm.text.scored_tokens import ScoredTokens
-from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.token_files import Tokens
 
 ANSWERS = ("chosen", "rejected")
 CHAT_KEYS = ("messages", "conversations", "completion", "instruction", "output")  # of conversations, without answers

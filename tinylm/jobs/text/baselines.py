@@ -7,8 +7,8 @@ import numpy as np
 
 from tinylm.reporter import Reporter
 from tinylm.system.process_signals import interruptible
-from tinylm.text.encodings import code_points
-from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.files import code_points
+from tinylm.text.token_files import Tokens
 from tinylm.text.tokenizer import Tokenizer
 
 SECONDS_PER_BYTE = 1.5e-6  # on one core, of the texts together

@@ -1,9 +1,10 @@
-"""Byte-level BPE encoded by gigatoken, with the same ids as the `tokenizers` library (decision 002).
+"""The libraries that tokenize: gigatoken for byte-level BPE, and the errors of all of them as one exception.
 
-gigatoken is optional. If it cannot be imported, raises an error or gives other ids, the caller uses the library
-(decision 021).
+gigatoken is optional, and gives the same ids as the `tokenizers` library (decision 002). If it cannot be imported,
+raises an error or gives other ids, the caller uses the library (decision 021).
 """
 
+import contextlib
 import importlib.metadata
 import json
 import threading
@@ -12,8 +13,30 @@ from typing import Any
 
 import numpy as np
 
-from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
-from tinylm.text.tokenizer_file import TokenizerSpec
+from tinylm.errors import TinyLMError
+from tinylm.text.tokenizer_file import TokenizerSpec, short_repr
+
+
+class TokenizerLibraryError(Exception):
+    """The `tokenizers` library or gigatoken raised an exception or panicked."""
+
+
+@contextlib.contextmanager
+def wrap_library_errors() -> Iterator[None]:
+    """Raise TokenizerLibraryError for exceptions and panics of a Rust library in the body.
+
+    A panic arrives as `pyo3_runtime.PanicException`, which is not a subclass of Exception and cannot be imported.
+    MemoryError, TinyLMError and exceptions such as KeyboardInterrupt and SystemExit pass through unchanged.
+    """
+    try:
+        yield
+    except (MemoryError, TinyLMError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise
+        raise TokenizerLibraryError(short_repr(str(error))) from error
+
 
 RESET_AFTER = 1 << 24  # characters encoded before the word cache of gigatoken is emptied
 

@@ -117,7 +117,7 @@ def prepare(name: str, kind: str, gguf: Path) -> Job:
     from tinylm.config.presets import make_model_config
     from tinylm.config.run import SpecialTokens
     from tinylm.formats.family import ForeignModel
-    from tinylm.formats.gguf_writer import write_gguf
+    from tinylm.formats.gguf_model import write_gguf
     from tinylm.models.open import open_model
     from tinylm.system.files import SETTLED_SECONDS
     from tinylm.text.tokenizer import train_char

@@ -23,8 +23,7 @@ from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SamplingConfig
 from tinylm.generation.graph_engine import GraphEngine
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import Sampler
-from tinylm.generation.torch_engine import TorchEngine, generate
+from tinylm.generation.torch_engine import Sampler, TorchEngine, generate
 from tinylm.kernels.graphs import Step, capture
 from tinylm.machine.device import autocast, choose_device
 from tinylm.objectives.loss import Loss, next_token

@@ -15,7 +15,7 @@ from tests.faults import forging
 from tests.faults.forging import INFINITY, NAN, VALUES, Forge, Forgery, write
 from tests.faults.process import Ran
 from tinylm.commands import streams
-from tinylm.formats import gguf_header
+from tinylm.formats.gguf_file import parse_header
 from tinylm.system import files
 
 FOLDERS = {  # name: case of tests/formats/peers.py
@@ -198,7 +198,7 @@ class Raw:
 
     def __init__(self, path: Path) -> None:
         data = path.read_bytes()
-        header = gguf_header.parse_header(data)
+        header = parse_header(data)
         self.pairs: list[tuple[Any, Value]] = [(key, typed(value)) for key, value in header.metadata.values.items()]
         self.version, self.counts, self.tensors, end = 3, (0, 0), list[list[Any]](), 0
         for info in header.tensors.values():

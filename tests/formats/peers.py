@@ -3,6 +3,7 @@ edits of the files that they are saved in.
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,15 @@ def load(model: ForeignModel) -> Decoder:
     decoder.load_state_dict(dict(model.tensors), assign=True)
     assert isinstance(decoder, Decoder)
     return decoder.eval()
+
+
+def in_hub(cache: Path, folder: Path, name: str) -> Path:
+    """Lay a model folder into a cache of huggingface_hub as OWNER/NAME; returns the folder of its snapshot."""
+    root = cache / f"models--{name.replace('/', '--')}"
+    (root / "refs").mkdir(parents=True)
+    (root / "refs/main").write_text("0123")
+    shutil.copytree(folder, root / "blobs")
+    (root / "snapshots/0123").mkdir(parents=True)
+    for file in folder.iterdir():
+        (root / "snapshots/0123" / file.name).symlink_to(Path("../../blobs") / file.name)
+    return root / "snapshots/0123"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.formats.gguf_files import save_peer
 from tests.formats.refusals import assert_refused
 from tinylm.errors import TinyLMError
-from tinylm.formats.gguf_header import parse_header
-from tinylm.formats.gguf_reader import read_gguf
+from tinylm.formats.gguf_file import parse_header
+from tinylm.formats.gguf_model import read_gguf
 
 LIMIT = 5.0  # seconds, on a busy machine
 

@@ -16,7 +16,7 @@ from tests.formats.gguf_files import CASES, peer_metadata, peer_tensors, save_pe
 from tests.formats.peers import CONTEXT, ids, load, make_peer
 from tests.formats.refusals import assert_refused
 from tinylm.config.run import SpecialTokens
-from tinylm.formats.gguf_reader import read_gguf
+from tinylm.formats.gguf_model import read_gguf
 
 TOLERANCE = 1e-4  # of logits whose standard deviation is about 1 to 10
 

@@ -18,7 +18,7 @@ from tests.formats.gguf_files import BOS, LETTERS, tokenizer_metadata, write_fil
 from tests.formats.refusals import assert_refused
 from tests.published import PATTERNS as PUBLISHED
 from tinylm.config.run import SpecialTokens
-from tinylm.formats.gguf_header import parse_header
+from tinylm.formats.gguf_file import parse_header
 from tinylm.formats.gguf_tokenizer import NO_TOKEN, PRE_TOKENIZERS, ReadTokenizer, read_tokenizer, write_tokenizer
 from tinylm.text.tokenizer import train_bpe, train_char
 from tinylm.text.tokenizer_file import validate_tokenizer

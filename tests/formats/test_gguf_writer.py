@@ -19,8 +19,8 @@ from tinylm.config.presets import make_model_config
 from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.family import ForeignModel
-from tinylm.formats.gguf_reader import open_gguf, read_gguf
-from tinylm.formats.gguf_writer import make_modelfile, modelfile_path, write_gguf
+from tinylm.formats.gguf_file import open_gguf
+from tinylm.formats.gguf_model import make_modelfile, modelfile_path, read_gguf, write_gguf
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model

@@ -14,9 +14,8 @@ from tests.formats.peers import load, make_peer
 from tests.formats.test_gguf_tokenizer import EXAMPLES, WITH_NFC, bpe_metadata, encoder, sentencepiece_metadata
 from tests.formats.test_gguf_writer import OWN, own_model
 from tests.shell import story
-from tinylm.formats.gguf_reader import read_gguf
+from tinylm.formats.gguf_model import read_gguf, write_gguf
 from tinylm.formats.gguf_tokenizer import PRE_TOKENIZERS
-from tinylm.formats.gguf_writer import write_gguf
 from tinylm.text.tokenizer import train_bpe, train_char
 from tinylm.transformer.architectures import Decoder
 

@@ -21,7 +21,7 @@ from tinylm.config.model import ModelConfig
 from tinylm.errors import TinyLMError
 from tinylm.formats import peft
 from tinylm.formats.families import FAMILIES
-from tinylm.formats.peft_config import Pattern
+from tinylm.formats.peft import Pattern
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -30,16 +30,15 @@ from tests.reference import softmax
 from tests.shell import CHILD_LIMIT, assert_error, environment, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.formats.gguf_writer import write_gguf
-from tinylm.generation import converted, llama_cpp
+from tinylm.formats.gguf_model import write_gguf
+from tinylm.generation import converted
 from tinylm.generation.converted import conversion_key, open_converted
 from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
-from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, import_llama_cpp
+from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, free_cores, import_llama_cpp
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import keep_min_p, keep_top_k, keep_top_p
 from tinylm.generation.text_generator import Continuation
-from tinylm.generation.torch_engine import TorchEngine
+from tinylm.generation.torch_engine import TorchEngine, keep_min_p, keep_top_k, keep_top_p
 from tinylm.models import engine as model_engine
 from tinylm.models import load as loading
 from tinylm.models.engine import ModelEngine
@@ -537,11 +536,8 @@ def test_a_file_that_cannot_be_opened_is_deleted_and_other_threads_are_refused(t
     assert "main thread" in str(errors[0])
 
 
-def test_threads_are_those_that_other_processes_leave_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_cpp, "usable_cores", lambda: 4)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    for running, expected in ((1, 4), (5, 4), (6, 3), (9, 1), (50, 1)):
-        monkeypatch.setattr(Path, "read_text", lambda self, n=running: f"0.5 0.4 0.3 {n}/200 1234")
-        assert llama_cpp.free_cores() == expected
-    monkeypatch.setattr(Path, "read_text", lambda self: "?")
-    assert llama_cpp.free_cores() == 4
+def test_threads_are_those_that_other_processes_leave_idle(tmp_path: Path) -> None:
+    assert free_cores(4, 8, tmp_path / "missing") == 4
+    for running, expected in ((1, 4), (5, 4), (6, 3), (9, 1), (50, 1), ("?", 4)):
+        (tmp_path / "loadavg").write_text(f"0.5 0.4 0.3 {running}/200 1234")
+        assert free_cores(4, 8, tmp_path / "loadavg") == expected

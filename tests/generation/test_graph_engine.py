@@ -19,8 +19,7 @@ from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SamplingConfig
 from tinylm.generation.graph_engine import GraphEngine, has_fixed_shapes
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import Sampler
-from tinylm.generation.torch_engine import TorchEngine
+from tinylm.generation.torch_engine import Sampler, TorchEngine
 from tinylm.kernels.graphs import Step
 from tinylm.models.model import Model
 from tinylm.text.tokenizer import train_char

@@ -13,8 +13,7 @@ from tinylm.config.model import ModelConfig
 from tinylm.generation.engine import window_start
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import Sampler
-from tinylm.generation.torch_engine import TorchEngine, generate
+from tinylm.generation.torch_engine import Sampler, TorchEngine, generate
 from tinylm.text.tokenizer import train_char
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model

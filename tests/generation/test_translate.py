@@ -10,8 +10,7 @@ import torch
 from tests import reference_parts
 from tests.variants import randomised, small
 from tinylm.generation.generation_config import SamplingConfig
-from tinylm.generation.sampler import Sampler
-from tinylm.generation.torch_engine import generate
+from tinylm.generation.torch_engine import Sampler, generate
 from tinylm.jobs.pairs.translate import BeamSearchConfig, beam_search, encode_sources
 from tinylm.transformer.architectures import EncoderDecoder
 from tinylm.transformer.attention import Cache

@@ -20,7 +20,7 @@ from tinylm.errors import TinyLMError
 from tinylm.kernels import process
 from tinylm.kernels.process import FOLDERS, prepare_compiler, use_private_folders
 from tinylm.machine.device import can_compile
-from tinylm.models import evaluation
+from tinylm.models import model as evaluated
 
 PROGRAM = """
 import resource
@@ -71,7 +71,7 @@ def test_a_c_library_without_the_settings_is_left_as_it_is(monkeypatch: pytest.M
 
 def test_training_evaluation_and_comparison_keep_freed_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    for module in (tinylm.training.run, evaluation, comparison):
+    for module in (tinylm.training.run, evaluated, comparison):
         monkeypatch.setattr(module, "keep_freed_blocks", lambda name=module.__name__: calls.append(name))
     (tmp_path / "text").write_text("It was cold by the sea, and the old man said so. " * 100)
     settings = {"layers": 1, "heads": 1, "width": 16, "context": 16, "device": "cpu"}
@@ -80,7 +80,7 @@ def test_training_evaluation_and_comparison_keep_freed_blocks(tmp_path: Path, mo
     model = tinylm.load(tmp_path / "run", device="cpu")
     model.evaluate(text="It was cold.")
     comparison.compare_models(model, model)
-    assert calls[1:] == ["tinylm.models.evaluation", "tinylm.analysis.comparison"]
+    assert calls[1:] == ["tinylm.models.model", "tinylm.analysis.comparison"]
 
 
 # A process that compiles layers and prints the paths of all files that it opened for writing, folders

@@ -25,8 +25,7 @@ from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.llama_cpp import MAX_ROWS
 from tinylm.jobs.pairs import job as translation
 from tinylm.jobs.pairs.corpus import pair_evaluation_batches
-from tinylm.models.evaluation import ReadingSettings
-from tinylm.models.model import Model
+from tinylm.models.model import Model, ReadingSettings
 from tinylm.run_directory.loading import load_model
 
 PROMPT = "the old man"

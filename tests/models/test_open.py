@@ -6,9 +6,7 @@ import logging
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
-import huggingface_hub
 import pytest
 import safetensors.torch
 import tokenizers
@@ -16,7 +14,7 @@ import torch
 import transformers
 
 import tinylm
-from tests.formats.peers import EOS, SMALL, VOCABULARY, save_peer, save_tokenizer
+from tests.formats.peers import EOS, SMALL, VOCABULARY, in_hub, save_peer, save_tokenizer
 from tests.published import published
 from tests.shell import story
 from tinylm.errors import TinyLMError, UsageError
@@ -133,10 +131,15 @@ def test_a_wrong_import_is_not_kept(halved: tuple[Any, Path], tmp_path: Path, mo
     ("named", "expected"), [("hf:someone/Some-Model@main", "Some-Model"), ("llama-7b", "llama-7b"), (".", "llama-7b")]
 )
 def test_an_adapter_has_the_name_of_its_foreign_base(
-    named: str, expected: str, saved: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    named: str,
+    expected: str,
+    saved: tuple[Any, Path],
+    offline_hub: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = shutil.copytree(saved[1], tmp_path / "cache" / ("0123abcd" if "hf" in named else "llama-7b"))
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(model))
+    cached = in_hub(offline_hub, saved[1], "someone/Some-Model")
+    model = cached if "hf" in named else shutil.copytree(saved[1], tmp_path / "cache/llama-7b")
     monkeypatch.chdir(model if named == "." else model.parent)
     (tmp_path / "corpus.txt").write_text(TEXT * 3)
     trained = tinylm.finetune_lora(tmp_path / "corpus.txt", model=named, steps=1)
@@ -145,9 +148,9 @@ def test_an_adapter_has_the_name_of_its_foreign_base(
 
 
 def test_a_model_of_the_hub_is_reported_and_its_adapter_is_resumed(
-    saved: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    saved: tuple[Any, Path], offline_hub: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(saved[1]))
+    in_hub(offline_hub, saved[1], "someone/Some-Model")
     with caplog.at_level(logging.INFO, "tinylm"):
         import_model("hf:someone/Some-Model", tmp_path / "run", reporter=LogReporter())
     note = "Using hf:someone/Some-Model from the cache of the Hugging Face hub, or downloading it."
@@ -158,8 +161,9 @@ def test_a_model_of_the_hub_is_reported_and_its_adapter_is_resumed(
     assert tinylm.finetune_lora(model="hf:someone/Some-Model", resume=run.run, steps=2).step == 2
 
 
-def test_settings_are_checked_before_a_model_of_the_hub_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=AssertionError))
+@pytest.mark.usefixtures("offline_hub")
+def test_settings_are_checked_before_a_model_of_the_hub_is_downloaded() -> None:
+    """The download would fail with another error."""
     wrong: tuple[dict[str, Any], ...] = ({"dtype": "fp61"}, {"quantize": "int7"}, {"device": "tpu"})
     for settings in wrong:
         with pytest.raises(UsageError, match=next(iter(settings))):

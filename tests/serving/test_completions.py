@@ -12,7 +12,7 @@ from tests.formats.test_gguf_writer import own_model
 from tests.published import published
 from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.formats.gguf_writer import write_gguf
+from tinylm.formats.gguf_model import write_gguf
 from tinylm.generation.llama_cpp import LlamaCpp
 from tinylm.generation.prompts import Prompt, encode_prompt
 from tinylm.generation.torch_engine import TorchEngine

@@ -101,13 +101,6 @@ class Memorisation:
         return [{**dataclasses.asdict(source), "min_match": self.min_match} for source in self.sources]
 
 
-class Passage(NamedTuple):
-    """A passage of a text: a prompt for the model, and the text that follows the prompt."""
-
-    prefix: str
-    continuation: str
-
-
 def measure_memorisation(
     model: Model,
     held_out: TextSource | None = None,
@@ -143,7 +136,7 @@ def measure_memorisation(
             _passages(text, name, config, model.reporter)
             for name, text in (("training", training_text), ("held-out", held_out_text))
         )
-        prefixes = [[""] * config.num_samples, *([passage.prefix for passage in part] for part in (trained, unseen))]
+        prefixes = [[""] * config.num_samples, *([prefix for prefix, _ in part] for part in (trained, unseen))]
         with model.reporter.counting("sampling", sum(map(len, prefixes)), "texts") as advance:
             samples = _continue(model, [prefix for group in prefixes for prefix in group], config, advance)
         ends = itertools.accumulate(map(len, prefixes))
@@ -151,12 +144,12 @@ def measure_memorisation(
             source: samples[end - len(group) : end]
             for source, group, end in zip((SAMPLES, AFTER_TRAINING, AFTER_HELD_OUT), prefixes, ends, strict=True)
         }
-        texts[HELD_OUT] = [passage.continuation for passage in unseen]
+        texts[HELD_OUT] = [continuation for _, continuation in unseen]
         with model.reporter.counting("searching", training_text.size, training_text.unit) as advance:
             return measure_copied(texts, training_text, config.min_match, advance)
 
 
-def _passages(documents: Documents, name: str, config: MemorisationConfig, reporter: Reporter) -> list[Passage]:
+def _passages(documents: Documents, name: str, config: MemorisationConfig, reporter: Reporter) -> list[tuple[str, str]]:
     with reporter.counting(f"reading {name} text", documents.size, documents.unit) as advance:
         passages = draw_passages(documents, config, advance)
     if not passages:
@@ -212,8 +205,11 @@ def _documents(model: Model, source: TextSource | None, part: str) -> Iterator[D
     yield Documents(stream, None, "characters")
 
 
-def draw_passages(documents: Documents, config: MemorisationConfig, progress: Progress = no_progress) -> list[Passage]:
-    """Up to `num_samples` passages, drawn without replacement, in the order of the text.
+def draw_passages(
+    documents: Documents, config: MemorisationConfig, progress: Progress = no_progress
+) -> list[tuple[str, str]]:
+    """Up to `num_samples` passages, drawn without replacement, in the order of the text: pairs of a prompt and the
+    text that follows it.
 
     Each document is divided into passages of `prefix_length` + `sample_length` characters that do not overlap. The
     last may be shorter, but not below `prefix_length` + `min_match`. The text is read once
@@ -236,11 +232,10 @@ def draw_passages(documents: Documents, config: MemorisationConfig, progress: Pr
             count += 1
         rest = rest[stop:]
     passages = [text for _, text in sorted(drawn.values())]
-    return [Passage(text[: config.prefix_length], text[config.prefix_length :]) for text in passages]
+    return [(text[: config.prefix_length], text[config.prefix_length :]) for text in passages]
 
 
 def _with_end(stream: Any) -> Any:
-    """The stream with `None` at its end, so that `None` ends each document."""
     yield from stream
     yield None
 

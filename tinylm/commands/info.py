@@ -125,9 +125,8 @@ def info(
     plot of the validation losses. For a model of another tool, its family and dtypes are shown as well; for an adapter
     of PEFT, its settings and dtypes.
     """
-    from tinylm.formats.foreign import is_foreign
     from tinylm.formats.peft import is_adapter_folder
-    from tinylm.models.open import find_model
+    from tinylm.models.open import find_model, is_foreign
 
     console = output.console()
     names = list(dict.fromkeys(runs or ()))
@@ -252,9 +251,10 @@ def _print_comparison(console: Console, runs: list[_Described]) -> None:
 def _describe_run(path: Path) -> _Described:
     from tinylm.report.curves import read_curves, read_samples
     from tinylm.run_directory.loading import read_config, read_tokenizer, summarise
-    from tinylm.run_directory.metrics_log import read_curve
+    from tinylm.run_directory.metrics_log import iterate_metrics
 
-    config, summary, curve = read_config(path), summarise(path), read_curve(path)
+    config, summary = read_config(path), summarise(path)
+    curve = [point for point in iterate_metrics(path) if point.get("val_loss") is not None]
     tokenizer = read_tokenizer(path, config)
     curves = read_curves(path, POINTS, None)
     speeds = [speed for speed in curves["train"].get("tokens_per_second", ()) if speed is not None]
@@ -330,8 +330,7 @@ def _points(columns: dict[str, Any], name: str) -> Points:
 
 def _describe_foreign(path: Path) -> _Described:
     """The data of a Hugging Face folder or a GGUF file. Reads no weights."""
-    from tinylm.formats.foreign import read_foreign
-    from tinylm.models.open import run_config
+    from tinylm.models.open import read_foreign, run_config
 
     foreign = read_foreign(path)
     config, tokenizer = run_config(foreign, path)

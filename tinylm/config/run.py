@@ -33,7 +33,7 @@ from tinylm.config.validation import (
 )
 from tinylm.errors import NotTrainedError, TinyLMError, UsageError
 
-ADAPTER_KINDS = {  # with the class that trains and saves the weights of each (see `tinylm.models.trained_weights`)
+ADAPTER_KINDS = {  # with the class that trains and saves the weights of each (see `TrainedWeights`)
     "lora": "tinylm.models.adapter_kinds:LoRAWeights",
     "bottleneck": "tinylm.models.adapter_kinds:BottleneckWeights",
 }

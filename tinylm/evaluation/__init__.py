@@ -1,3 +1,1 @@
-"""Evaluation of trained models, with one file per task: text and chat (decoders), masked (encoders), pairs
-(encoder-decoders).
-"""
+"""Evaluation: its settings, the loop over batches, and its results with confidence intervals."""

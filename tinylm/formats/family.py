@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,21 +27,13 @@ DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # of transformers, which does
 
 
 class LazyTensor(Protocol):
-    """A tensor in a file, which `load` reads."""
+    """A tensor in a file, which `load` reads or dequantizes. dtype: `None` if that in the file is not supported."""
 
     @property
-    def shape(self) -> Sequence[int]:
-        """The shape of the loaded tensor."""
-        ...
-
+    def shape(self) -> Sequence[int]: ...
     @property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of the loaded tensor; `None` if the dtype in the file is not supported."""
-        ...
-
-    def load(self) -> Tensor:
-        """Read or dequantize the tensor."""
-        ...
+    def dtype(self) -> torch.dtype | None: ...
+    def load(self) -> Tensor: ...
 
 
 Source = Mapping[str, Tensor | LazyTensor]
@@ -87,16 +79,10 @@ class Rule:
         return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]
 
 
-class StackedExperts(NamedTuple):
-    """The names, with {layer}, of a router and of the module that has all experts of a layer in transformers 5, which
-    stacks them in memory; files store them separately.
-    """
-
-    router: str
-    experts: str
-
-
-# The parameters of StackedExperts.experts in definition order, each (E, out, in), with the projections that it fuses.
+# The modules of a mixture of experts in transformers 5, which stacks the experts of a layer in memory; files store them
+# separately.
+STACKED_ROUTER, STACKED_EXPERTS = "model.layers.{layer}.mlp.gate", "model.layers.{layer}.mlp.experts"
+# The parameters of STACKED_EXPERTS in definition order, each (E, out, in), with the projections that it fuses.
 STACKED_PARAMETERS = (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",)))
 
 
@@ -112,7 +98,7 @@ class Family:
     prefix: of the names of the base model's tensors; absent in files saved from the base class.
     without_effect: fields of its config that do not change the logits.
     unused_tensors: regular expressions of the names of stored buffers that are computed from the config.
-    stacked: the names of experts and router in adapters that were trained with transformers 5.
+    stacked: whether adapters that were trained with transformers 5 name STACKED_ROUTER and STACKED_EXPERTS.
     renamed: names of modules in files, with their names in recent versions of transformers where those differ.
     """
 
@@ -124,7 +110,7 @@ class Family:
     prefix: str = "model."
     without_effect: frozenset[str] = frozenset()
     unused_tensors: tuple[str, ...] = (r".*\.rotary_emb\.inv_freq",)
-    stacked: StackedExperts | None = None
+    stacked: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
     classifier: str = ""
 
@@ -212,11 +198,26 @@ class Parameter:
     shape: tuple[int, ...]
 
 
-class ConvertedTensors(Mapping[str, Tensor]):
+class _LazyMapping(Mapping[str, Tensor]):
+    """Tensors by name, each made from the entry of its name in `_sources` whenever it is looked up."""
+
+    _sources: Mapping[str, Any]
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own would make the tensor
+        return name in self._sources
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
+class ConvertedTensors(_LazyMapping):
     """Tensors under tinylm's names, each converted from its source whenever it is looked up."""
 
     def __init__(self, parameters: Sequence[tuple[Parameter, Tensor | LazyTensor]], heads: int) -> None:
-        self._sources = {
+        self._sources: dict[str, tuple[Rule, int, Tensor | LazyTensor]] = {
             name: (parameter.rule, index, source)
             for parameter, source in parameters
             for index, name in enumerate(parameter.ours)
@@ -226,15 +227,6 @@ class ConvertedTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         rule, index, source = self._sources[name]
         return rule.split(_load(source), self._heads)[index]
-
-    def __contains__(self, name: object) -> bool:  # Mapping's own would load the tensor
-        return name in self._sources
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sources)
-
-    def __len__(self) -> int:
-        return len(self._sources)
 
     def dtype(self, name: str) -> torch.dtype:
         """The dtype of a tensor, without loading it."""
@@ -301,40 +293,31 @@ def _without_tied_output(family: Family, sources: Source, unknown: list[str]) ->
     return [name for name in unknown if name != output]
 
 
-class ExportedTensors(Mapping[str, Tensor]):
+class ExportedTensors(_LazyMapping):
     """Tensors under a family's names, each built from tensors under tinylm's names whenever it is looked up.
 
     Raises ValueError if the family has no tensor for one of the parameters.
     """
 
     def __init__(self, family: Family, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
-        self._parameters = {parameter.foreign: parameter for parameter in family.parameters(config)}
+        self._sources: dict[str, Parameter] = {parameter.foreign: parameter for parameter in family.parameters(config)}
         self._tensors = tensors
         self._heads = config.heads
 
     def __getitem__(self, name: str) -> Tensor:
-        parameter = self._parameters[name]
+        parameter = self._sources[name]
         return parameter.rule.join([self._tensors[ours].detach() for ours in parameter.ours], self._heads)
-
-    def __contains__(self, name: object) -> bool:  # Mapping's own would build the tensor
-        return name in self._parameters
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
-
-    def __len__(self) -> int:
-        return len(self._parameters)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, without building it."""
-        return self._parameters[name].shape
+        return self._sources[name].shape
 
     def dtype(self, name: str) -> torch.dtype:
         """The dtype of a tensor, without building it."""
         tensors = self._tensors
         own = (
             tensors.dtype(ours) if isinstance(tensors, ConvertedTensors) else tensors[ours].dtype
-            for ours in self._parameters[name].ours
+            for ours in self._sources[name].ours
         )
         return functools.reduce(torch.promote_types, own)
 

@@ -23,15 +23,8 @@ FINITE = Range(-MAX_COUNT, MAX_COUNT)  # also excludes larger numbers, which no 
 WITHOUT_EFFECT = frozenset(
     {
         # Bookkeeping. The ids of BOS, EOS and padding are read with the tokenizer.
-        *(
-            "model_type",
-            "dtype",
-            "torch_dtype",
-            "transformers_version",
-            "_name_or_path",
-            "name_or_path",
-            "_commit_hash",
-        ),
+        *("model_type", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "name_or_path"),
+        "_commit_hash",
         *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"),
         *("tokenizer_class", "task_specific_params", "finetuning_task", "transformers.js_config", "is_llama_config"),
         *("unsloth_version", "unsloth_fixed", "prefix", "id2label", "label2id", "num_labels", "_num_labels"),

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tinylm.config.model import ModelConfig, RopeScaling
 from tinylm.errors import UsageError
-from tinylm.formats.gguf_header import Metadata, TensorInfo
-from tinylm.formats.gguf_tensors import TENSOR_RULES, TensorPlace
+from tinylm.formats.gguf_file import Metadata, TensorInfo
+from tinylm.formats.gguf_tensors import TENSOR_RULES, TensorRule
 
 MAX_LAYERS = 1 << 14
 DEFAULT_THETA = 10_000.0  # RoPE base of files without rope.freq_base
@@ -77,13 +77,13 @@ class Architecture:
     def write_metadata(self, config: ModelConfig) -> Values:
         """The metadata of a resolved configuration (`families.resolve`), by keys with this architecture's prefix.
 
-        Settings that the metadata cannot represent are lost; gguf_writer.py reads the metadata again to detect them.
+        Settings that the metadata cannot represent are lost; gguf_model.py reads the metadata again to detect them.
         """
         values = _common_metadata(config) | self.extra_metadata(config)
         return {f"{self.name}.{key}": value for key, value in values.items()}
 
-    def places(self, layers: int, experts: int) -> Iterator[TensorPlace]:
-        """Yield the place of each tensor that a model with this number of layers and experts may have.
+    def places(self, layers: int, experts: int) -> Iterator[TensorRule]:
+        """Yield the rule of each tensor that a model with this number of layers and experts may have.
 
         experts: 0 for models without experts.
         """
@@ -95,7 +95,7 @@ class Architecture:
             )
             for kind, layer, expert in indices:
                 stored, foreign = (f"{name.format(layer=layer, expert=expert)}.{kind}" for name in rule[:2])
-                yield TensorPlace(stored, foreign, rule.change, expert)
+                yield TensorRule(stored, foreign, rule.change, expert)
 
 
 class ConfigReader(Metadata):
@@ -197,10 +197,6 @@ def _llama(reader: ConfigReader) -> dict[str, Any]:
 
 def _qwen2(reader: ConfigReader) -> dict[str, Any]:
     return _decoder(reader) | _feedforward(reader) | {"model_type": "qwen2", "use_sliding_window": False}
-
-
-def _qwen3(reader: ConfigReader) -> dict[str, Any]:
-    return _qwen2(reader) | {"model_type": "qwen3", "attention_bias": reader.any_tensor(".attn_q.bias")}
 
 
 def _qwen3moe(reader: ConfigReader) -> dict[str, Any]:
@@ -432,7 +428,13 @@ def _scaling_metadata(scaling: RopeScaling | None) -> Values:
 _TABLE = (
     Architecture(name="llama", families=("llama", "mistral", "mixtral"), read_config=_llama, ignores_windows=True),
     Architecture(name="qwen2", families=("qwen2",), read_config=_qwen2),
-    Architecture(name="qwen3", families=("qwen3",), read_config=_qwen3),
+    Architecture(
+        name="qwen3",
+        families=("qwen3",),
+        read_config=lambda reader: (
+            _qwen2(reader) | {"model_type": "qwen3", "attention_bias": reader.any_tensor(".attn_q.bias")}
+        ),
+    ),
     Architecture(name="qwen3moe", families=("qwen3_moe",), read_config=_qwen3moe),
     Architecture(name="gpt2", families=("gpt2",), read_config=_gpt2),
     Architecture(

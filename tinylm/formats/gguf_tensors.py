@@ -1,12 +1,21 @@
-"""The names and layouts of the tensors in GGUF files, and their correspondence to those of Hugging Face models.
+"""The tensors in GGUF files, read, and how their names and layouts correspond to those of Hugging Face models.
 
 Shape letters: see `tinylm.transformer`.
 """
 
+import mmap
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from tinylm.formats.gguf_file import TensorInfo
+from tinylm.run_directory.tensor_file import DTYPES
+from tinylm.text.tokenizer_file import short_repr
+
+CHUNK = 1 << 22  # numbers that are dequantized or quantized at a time
 
 
 class Change(NamedTuple):
@@ -25,9 +34,8 @@ class Change(NamedTuple):
 
 
 SAME = Change(lambda tensor, _: tensor, lambda tensor, _: tensor)
-TRANSPOSED = Change(
-    lambda tensor, _: tensor.t(), lambda tensor, _: tensor.t(), transposes=True
-)  # a bias stays as it is
+# A bias stays as it is.
+TRANSPOSED = Change(lambda tensor, _: tensor.t(), lambda tensor, _: tensor.t(), transposes=True)
 UNIT_OFFSET = Change(lambda tensor, _: tensor - 1, lambda tensor, _: tensor.float() + 1)
 # In Llama files, RoPE rotates pairs of adjacent features; in Hugging Face's models, feature i and feature i + W/2.
 QUERY = Change(
@@ -49,28 +57,16 @@ def _exchange(tensor: Tensor, heads: int, rows: int, columns: int) -> Tensor:
 
 
 class TensorRule(NamedTuple):
-    """A module's names in GGUF files (stored) and Hugging Face models (foreign), and the conversion of its tensors.
+    """The names of a module or a tensor in GGUF files (stored) and Hugging Face models (foreign), and its conversion.
 
-    The names may contain {layer}, and the foreign name {expert}: the stored tensor then holds the tensors of all
-    experts, (E, rows, columns).
+    The names of modules may contain {layer}, and the foreign name {expert}: the stored tensor then holds the tensors of
+    all experts, (E, rows, columns). expert: the index of a tensor in such a one.
     """
 
     stored: str
     foreign: str
     change: Change
-
-
-class TensorPlace(NamedTuple):
-    """A tensor of Hugging Face's model, and its place in a GGUF file.
-
-    stored, foreign: the names of the tensor, without placeholders.
-    expert: index in a tensor of all experts; `None` for other tensors.
-    """
-
-    stored: str
-    foreign: str
-    change: Change
-    expert: int | None
+    expert: int | None = None
 
 
 def _rules(
@@ -161,3 +157,62 @@ TENSOR_RULES: dict[str, tuple[TensorRule, ...]] = {
     "gemma": _rules(_OUTSIDE, _NORMS | _ATTENTION | _DENSE, _GEMMA_CHANGES),
     "gemma3": _rules(_OUTSIDE, _GEMMA3_NORMS | _ATTENTION | _DENSE, _GEMMA_CHANGES),
 }
+
+
+class GGUFTensor:
+    """A LazyTensor in a mapped file, with Hugging Face's layout.
+
+    heads: argument of `change`; 0 if it needs none. expert: index in a tensor of all experts; `None` for other tensors.
+    """
+
+    def __init__(
+        self, data: mmap.mmap | bytes, info: TensorInfo, change: Change, heads: int, expert: int | None
+    ) -> None:
+        self._data, self._info, self._change, self._heads, self._expert = data, info, change, heads, expert
+        shape = info.shape if expert is None else info.shape[1:]
+        self.shape = shape[::-1] if change.transposes else shape
+        self.dtype = DTYPES.get(info.type.name, torch.float32)
+
+    def check(self, experts: int) -> None:
+        """Raise ValueError for a shape that `change` cannot convert, or that does not hold this number of experts."""
+        name, shape = short_repr(self._info.name), self._info.shape
+        if self._expert is not None and (len(shape) != 3 or shape[0] != experts):
+            raise ValueError(f"its tensor {name} has the shape {list(shape)}; it must hold {experts} matrices")
+        multiple = 3 * self._heads if self._change.fused else 2 * self._heads
+        if self._heads and shape[0] % multiple:
+            raise ValueError(f"its tensor {name} has {shape[0]} rows, which {self._heads} heads cannot share")
+
+    def load(self) -> Tensor:
+        """The tensor: a view of the mapped file if it is not quantized and its layout needs no copy."""
+        return self._change.read(load_tensor(self._data, self._info, self._expert), self._heads)
+
+
+def load_tensor(data: mmap.mmap | bytes, info: TensorInfo, index: int | None = None) -> Tensor:
+    """A tensor in the layout of the file; with `index`, only that entry of its first dimension.
+
+    Floating-point tensors are views of `data`; quantized tensors become float32.
+    """
+    shape, offset, size = info.shape, info.offset, info.size
+    if index is not None:
+        size //= shape[0]
+        shape, offset = shape[1:], offset + index * size
+    if info.type.name in DTYPES:
+        dtype = DTYPES[info.type.name]
+        return torch.frombuffer(data, dtype=dtype, count=size // dtype.itemsize, offset=offset).view(shape)
+    row_size = shape[-1] // info.type.elements * info.type.size
+    rows = np.frombuffer(data, dtype=np.uint8, count=size, offset=offset).reshape(-1, row_size)
+    return _dequantize(rows, info).view(shape)
+
+
+def _dequantize(rows: np.ndarray, info: TensorInfo) -> Tensor:
+    """Dequantize rows (rows, bytes per row) to a float32 matrix (rows, numbers per row)."""
+    import gguf  # takes a tenth of a second
+
+    kind = gguf.GGMLQuantizationType[info.type.name]
+    numbers = torch.empty(len(rows), info.shape[-1])
+    step = max(1, CHUNK // info.shape[-1])
+    with np.errstate(all="ignore"):  # a forged scale may be infinite; the weights are checked where they are used
+        for start in range(0, len(rows), step):
+            part = gguf.quants.dequantize(rows[start : start + step], kind)
+            numbers[start : start + step] = torch.from_numpy(part)
+    return numbers

@@ -15,7 +15,7 @@ import numpy as np
 
 from tinylm.config.run import SpecialTokens
 from tinylm.formats.foreign_config import refused
-from tinylm.formats.gguf_header import Metadata
+from tinylm.formats.gguf_file import Metadata
 from tinylm.text.tokenizer_file import MAX_MERGES, TokenizerSpec, short_repr, token_ids, validate_tokenizer
 from tinylm.text.tokenizer_libraries import byte_alphabet
 

@@ -1,6 +1,7 @@
 """Models of the Hugging Face hub: `hf:OWNER/NAME[@REVISION]` becomes a folder in the cache of huggingface_hub."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from tinylm.errors import TinyLMError, UsageError
@@ -28,8 +29,10 @@ def is_reference(text: str) -> bool:
     return text.startswith(PREFIX)
 
 
-def download(reference: str) -> Path:
+def download(reference: str, snapshot_download: Callable[..., str] | None = None) -> Path:
     """The folder of a model of the hub, downloaded unless it is in the cache. Respects HF_HUB_OFFLINE and HF_TOKEN.
+
+    snapshot_download: by default that of huggingface_hub.
 
     Raises UsageError for a reference that is not `hf:OWNER/NAME[@REVISION]` or without the package huggingface_hub,
     and TinyLMError for a failed download.
@@ -42,13 +45,10 @@ def download(reference: str) -> Path:
         import huggingface_hub  # 0.3 s; only needed here
     except ImportError as error:
         raise UsageError(f"{reference} needs the package huggingface_hub: pip install huggingface_hub") from error
+    fetch = snapshot_download or huggingface_hub.snapshot_download
     try:
-        return Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=list(FILES)))
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # errors of the network and of the hub
+        return Path(fetch(repository, revision=revision, allow_patterns=list(FILES)))
+    except (OSError, ValueError, RuntimeError) as error:  # errors of the network and of the hub
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise TinyLMError(
             f"Cannot download {reference}: {reason[0][:300]} A folder downloaded elsewhere can be used as well."

@@ -14,8 +14,15 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig
 from tinylm.errors import UsageError
 from tinylm.formats.family import STACKED_PARAMETERS, Family, Rule
-from tinylm.formats.peft import ADAPTER_WEIGHTS, EMBEDDING, EMBEDDING_PARTS, LINEAR_PARTS, OUTPUT, PREFIX
-from tinylm.formats.peft_config import ADAPTER_CONFIG
+from tinylm.formats.peft import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    EMBEDDING,
+    EMBEDDING_PARTS,
+    LINEAR_PARTS,
+    OUTPUT,
+    PREFIX,
+)
 from tinylm.formats.safetensors_files import write_file
 from tinylm.system.files import is_unicode, write_text
 
@@ -40,7 +47,7 @@ def convert_adapter(
     missing = factors.keys() - {name for _, _, ours in modules for name in ours}
     if missing:
         raise UsageError(f"PEFT cannot adapt {min(missing)}, since {family.architecture} has no such module.")
-    if family.stacked is not None:
+    if family.stacked:
         _check_experts(factors)
         if any(name.endswith(".router") or ".experts." in name for name in factors):
             adapter = replace(adapter, dropout=0.0)  # PEFT has none for stacked experts

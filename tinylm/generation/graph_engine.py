@@ -18,8 +18,7 @@ from tinylm.errors import first_line
 from tinylm.generation.engine import Engine, Token, window_start
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig, SamplingConfig
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import Sampler, require_finite
-from tinylm.generation.torch_engine import left_padded
+from tinylm.generation.torch_engine import Sampler, left_padded, require_finite
 from tinylm.kernels.graphs import Step
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.text.tokenizer import Tokenizer

@@ -277,7 +277,6 @@ class LlamaCpp(Engine):
             raise TinyLMError("the model's logits are not finite numbers")
 
     def _start(self, samples: int, slots: int) -> Any:
-        """A server of llama.cpp. Raises RuntimeError if it cannot open the file."""
         library = import_llama_cpp()
         parameters = library.CommonParams()
         parameters.model.path = str(self.file)
@@ -286,7 +285,7 @@ class LlamaCpp(Engine):
         parameters.n_ctx = samples * -(-slots // SLOT_UNIT) * SLOT_UNIT
         parameters.n_ubatch = MICRO_BATCH
         parameters.cache_ram_mib = parameters.n_ctx_checkpoints = 0  # of earlier requests, up to 8 GiB
-        cores = free_cores()
+        cores = free_cores(usable_cores(), os.cpu_count() or 1)
         parameters.cpuparams.n_threads = 1 if self.file.stat().st_size < SMALL_FILE else cores
         parameters.cpuparams_batch.n_threads = cores  # of several tokens at a time
         parameters.n_gpu_layers = 0
@@ -373,22 +372,19 @@ def kept_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def free_cores() -> int:
+def free_cores(usable: int, cores: int, load: Path = Path("/proc/loadavg")) -> int:
     """Number of cores that this process may use and that are idle on Linux; at least 1.
+
+    usable, cores: of this process, and of the machine. load: names the running threads; all cores are idle without it.
 
     llama.cpp's threads wait for each other by spinning: if one of two has no core, a token takes up to 100 times as
     long. The number changes the speed only, since llama.cpp computes the same logits with each.
     """
-    return max(1, min(usable_cores(), (os.cpu_count() or 1) - _running_threads()))
-
-
-def _running_threads() -> int:
-    """Number of threads of other processes that are running now; 0 where it is unknown."""
-    counts = []
+    others = []  # running threads of other processes
     try:
         for _ in range(3):  # the least, since some run only for an instant
-            counts.append(int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1)
+            others.append(int(load.read_text().split()[3].partition("/")[0]) - 1)
             time.sleep(0.002)
     except (OSError, ValueError, IndexError):
-        return 0
-    return max(0, min(counts))
+        others = [0]
+    return max(1, min(usable, cores - max(0, min(others))))

@@ -264,7 +264,6 @@ def _parse_line(line: str, location: str, config: GenerationConfig) -> Prompt:
 
 
 def _parse_setting(key: str, value: Any, type_: Any, location: str) -> Any:
-    """A JSON value as a setting. Raises UsageError for a value of another type or out of range."""
     subject = f"{location}: {key!r}"
     if type_ == tuple[str, ...]:
         strings = tuple(value) if isinstance(value, list) else (value,)

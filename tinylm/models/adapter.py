@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tinylm.adapters.adapter import Adapter, Replacement, add_head, load_adapter_tensors, trained_dtype, unwrapped_name
 from tinylm.adapters.bottleneck import add_bottlenecks
 from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, add_lora
-from tinylm.config.run import AdapterConfig, DataConfig, RunConfig, run_of
+from tinylm.config.run import AdapterConfig, RunConfig, run_of
 from tinylm.config.validation import describe_value
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.families import FAMILIES, choose_family
@@ -82,22 +82,19 @@ class LoadedAdapter:
     """An adapter on its base model.
 
     path: as in AdapterSpec. layers: its layers by name. scale: as in AdapterSpec.
-    data, objective, dtype: description of the text it was trained on, the objective and the number format; `None` for
-        a PEFT adapter.
-    labels: of the output layer that it adds.
-    chat_template: Jinja source of its chat template.
-    note: a notice for the user.
+    config: of its run; `None` for a PEFT adapter. note: a notice for the user.
     """
 
     path: Path
     layers: dict[str, Adapter] = field(repr=False)
     scale: float
-    data: DataConfig | None = field(repr=False)
-    objective: str | None = None
-    dtype: str | None = None
-    chat_template: str | None = field(default=None, repr=False)
-    labels: tuple[str, ...] = ()
+    config: RunConfig | None = field(repr=False)
     note: str | None = None
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source of its chat template; `None` without one."""
+        return None if self.config is None else self.config.tokenizer.chat_template
 
 
 def add_adapter(model: Transformer, config: AdapterConfig, seed: int = 0) -> dict[str, Adapter]:
@@ -171,7 +168,7 @@ def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> Load
             f"{spec.path} is a PEFT adapter, which records no digest of its base model{named}: only names and shapes "
             "were compared with this model."
         )
-        loaded = LoadedAdapter(spec.path, layers, spec.scale, None, note=note)
+        loaded = LoadedAdapter(spec.path, layers, spec.scale, None, note)
     else:
         config, adapter = read_adapter_config(spec.path)
         weights = read_weights(spec.path, config)
@@ -180,9 +177,7 @@ def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> Load
             raise _not_combinable(spec.path)
         layers = add_adapter(model, adapter)
         load_adapter_tensors(layers, weights.tensors, spec.path)
-        dtype = None if config.runtime is None else config.runtime.dtype
-        trained = (config.data, config.objective, dtype, config.tokenizer.chat_template, adapter.labels)
-        loaded = LoadedAdapter(spec.path, layers, spec.scale, *trained)
+        loaded = LoadedAdapter(spec.path, layers, spec.scale, config)
     set_adapter_scale(loaded.layers, spec.scale)
     return loaded
 
@@ -209,13 +204,12 @@ def load_adapted_model(
     loaded = [load_adapter(base, spec, config) for spec in specs]
     if base.output is not None and config.model.tie:  # a PEFT adapter has untied the output layer
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, tie=False))
-    classifiers = [adapter for adapter in loaded if adapter.labels]
-    if classifiers and (len(loaded) > 1 or classifiers[0].scale != 1.0):
-        raise UsageError(
-            f"{classifiers[0].path} makes a classifier of its base; it is not combined with others, nor scaled."
-        )
-    if classifiers:
-        model_config = dataclasses.replace(config.model, labels=classifiers[0].labels, tie=False)
+    for path, adapter in zip(runs, adapters, strict=True):
+        if not adapter.labels:
+            continue
+        if len(loaded) > 1 or loaded[0].scale != 1.0:
+            raise UsageError(f"{path} makes a classifier of its base; it is not combined with others, nor scaled.")
+        model_config = dataclasses.replace(config.model, labels=adapter.labels, tie=False)
         config = dataclasses.replace(config, model=model_config, training=None)  # that of the base has no labels
     return base.eval(), config, tokenizer, loaded
 
@@ -317,7 +311,6 @@ def _not_combinable(path: Path) -> UsageError:
 
 
 def _check_stored(model: Transformer, adapter: ForeignAdapter, path: Path) -> None:
-    """Raise TinyLMError if the base weights that PEFT saved with an adapter differ from those of the model."""
     for name, stored in adapter.stored.items():
         module = name.rpartition(".")[0]
         tied = module == OUTPUT and model.output is None

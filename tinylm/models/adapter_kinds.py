@@ -15,8 +15,7 @@ from tinylm.errors import UsageError
 from tinylm.models.adapter import add_adapter, load_base_model
 from tinylm.models.by_digest import remember_base
 from tinylm.models.exporting import write_peft_copy
-from tinylm.models.trained_weights import TrainedWeights
-from tinylm.run_directory.loading import LoadedModel
+from tinylm.run_directory.loading import LoadedModel, TrainedWeights
 from tinylm.system.files import resolve_links
 from tinylm.transformer.architectures import Transformer
 

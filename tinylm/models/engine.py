@@ -17,9 +17,8 @@ from tinylm.config.run import RunConfig
 from tinylm.config.validation import require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.family import ForeignModel
-from tinylm.formats.foreign import is_gguf
-from tinylm.formats.gguf_reader import open_gguf
-from tinylm.formats.gguf_writer import write_gguf
+from tinylm.formats.gguf_file import open_gguf
+from tinylm.formats.gguf_model import write_gguf
 from tinylm.generation.converted import CHECKSUMS, GGUF_FOLDER, LAYOUT, record_checksums, take_cached
 from tinylm.generation.engine import Engine, Token
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
@@ -30,6 +29,7 @@ from tinylm.generation.torch_engine import TorchEngine
 from tinylm.kernels.graphs import capture
 from tinylm.machine.device import DTYPES
 from tinylm.models.adapter import LoadedAdapter, set_adapter_scale
+from tinylm.models.open import is_gguf
 from tinylm.reporter import Reporter
 from tinylm.run_directory.weights import digest
 from tinylm.system.files import private_folder

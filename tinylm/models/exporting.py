@@ -14,8 +14,8 @@ from tinylm.config.run import AdapterConfig, RunConfig, run_of
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import TinyLMError, UsageError, concerning
 from tinylm.formats.family import ForeignModel
-from tinylm.formats.gguf_header import MAGIC
-from tinylm.formats.gguf_writer import SAMPLES, check_name, from_line, make_modelfile, modelfile_path, write_gguf
+from tinylm.formats.gguf_file import MAGIC
+from tinylm.formats.gguf_model import SAMPLES, check_name, from_line, make_modelfile, modelfile_path, write_gguf
 from tinylm.formats.huggingface import (
     FOLDER_FILES,
     check_folder_free,
@@ -23,11 +23,10 @@ from tinylm.formats.huggingface import (
     replacing_folder,
     write_folder,
 )
-from tinylm.formats.peft import ADAPTER_WEIGHTS, EMBEDDING_PARTS, LINEAR_PARTS, is_adapter_folder
-from tinylm.formats.peft_config import ADAPTER_CONFIG
+from tinylm.formats.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS, EMBEDDING_PARTS, LINEAR_PARTS, is_adapter_folder
 from tinylm.formats.peft_writer import convert_adapter, write_adapter
 from tinylm.models.adapter import AdapterSpec, family_of, load_adapter, load_base_model, set_adapter_scale
-from tinylm.models.logits import logit_difference, probe_logits, require_equal_logits
+from tinylm.models.merge import logit_difference, probe_logits, require_equal_logits
 from tinylm.models.open import find_model, open_model
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory import tensor_file

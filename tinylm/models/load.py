@@ -108,8 +108,8 @@ def _load(
     stored = weights_dtype(network)
     generation_dtype = loss_dtype = choose_generation_dtype(dtype, chosen_device.value, stored)
     if not only_generates:
-        of_base = None if config.runtime is None else config.runtime.dtype
-        recorded = loaded[0].dtype if loaded else of_base
+        trained = loaded[0].config if loaded else config
+        recorded = None if trained is None or trained.runtime is None else trained.runtime.dtype
         loss_dtype = choose_loss_dtype(dtype, chosen_device.value, stored, recorded, reporter)
     note = (
         f"On {describe_device(chosen_device.value)}: {chosen_device.reason}; {loss_dtype.value}: {loss_dtype.reason}."

@@ -4,14 +4,14 @@ import copy
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from tinylm.adapters.adapter import Replacement
 from tinylm.adapters.lora import merge_lora
-from tinylm.config.run import AdapterConfig, DataConfig, RunConfig, RuntimeConfig
+from tinylm.config.run import RunConfig
 from tinylm.config.validation import check_choice
 from tinylm.errors import NotMergeableError, TinyLMError, UsageError, concerning
 from tinylm.formats.peft import adapter_digest, is_adapter_folder
@@ -24,7 +24,6 @@ from tinylm.models.adapter import (
     read_adapter_config,
 )
 from tinylm.models.by_digest import find_base_model
-from tinylm.models.logits import logit_difference, probe_logits, require_equal_logits
 from tinylm.models.open import find_model, open_model
 from tinylm.reporter import Reporter
 from tinylm.run_directory.directory import RunDirectory
@@ -85,7 +84,7 @@ def merge_adapter(
         raise UsageError(f"{out} is one of the models to merge, which are never overwritten; choose another `out`.")
     with reserve(out, force) as staging:
         # The merged weights
-        source = _Source.of(adapter, config)
+        source = _Source.of(adapter)
         merged = _subtract(source, model) if undo else _add(source, model)
         tensors, dtypes = merged.tensors, merged.base_dtypes
         if dtype == "auto":  # an untied output layer has the dtype of the embedding
@@ -131,25 +130,24 @@ def _check_rounding(tensors: dict[str, Tensor], difference: float, change: float
 
 @dataclass(frozen=True)
 class _Source:
-    """An adapter to merge. config, runtime: `None` for a PEFT adapter, which records no step and no validation loss."""
+    """An adapter to merge. config: of its run; `None` for a PEFT adapter, which records no step and no loss."""
 
     path: Path
-    config: AdapterConfig | None
+    config: RunConfig | None
     digest: str
-    runtime: RuntimeConfig | None = None
     step: int | None = None
     val_loss: float | None = None
 
     @classmethod
-    def of(cls, path: Path, config: AdapterConfig | None) -> Self:
+    def of(cls, path: Path) -> Self:
         """The adapter at a path, with its digest. Raises NotMergeableError for an adapter that is not a LoRA."""
-        if config is None:
+        if is_adapter_folder(path):
             return cls(path, None, adapter_digest(path))
-        if config.kind != "lora":
-            raise NotMergeableError(path, config.kind)
-        run = read_adapter_config(path)[0]
-        saved = read_weights(path, run)
-        return cls(path, config, saved.digest, run.runtime, saved.step, saved.val_loss)
+        config, adapter = read_adapter_config(path)
+        if adapter.kind != "lora":
+            raise NotMergeableError(path, adapter.kind)
+        saved = read_weights(path, config)
+        return cls(path, config, saved.digest, saved.step, saved.val_loss)
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -
 
 def _add(source: _Source, model: Path | None) -> _Merged:
     # The base, and two copies of it with the adapter, of which one is merged
-    spec, adapter = [AdapterSpec(source.path)], source.config
+    spec, adapter = [AdapterSpec(source.path)], None if source.config is None else source.config.adapter
     base, base_config, tokenizer, weights = load_base_model(source.path, adapter, model, "cpu")
     adapted, config, _, (loaded,) = load_adapted_model(spec, model, "cpu")
     merged, _, _, _ = load_adapted_model(spec, model, "cpu")
@@ -216,7 +214,14 @@ def _add(source: _Source, model: Path | None) -> _Merged:
     return _Merged(
         tensors=merged.state_dict(),
         base_dtypes=weights.dtypes,
-        config=_new_config(config, source, digests, steps, unmerged_digest, loaded.data),
+        config=_new_config(
+            config,
+            source,
+            data=None if source.config is None else source.config.data,
+            merged=digests,
+            merged_steps=steps,
+            unmerged_digest=unmerged_digest,
+        ),
         tokenizer=tokenizer,
         step=step,
         val_loss=source.val_loss,
@@ -247,7 +252,7 @@ def _subtract(source: _Source, model: Path | None) -> _Merged:
     return _Merged(
         tensors=base.state_dict(),
         base_dtypes=weights.dtypes,
-        config=_new_config(config, source, digests, steps, config.unmerged_digest, None),
+        config=_new_config(config, source, merged=digests, merged_steps=steps, unmerged_digest=config.unmerged_digest),
         tokenizer=tokenizer,
         step=steps[-1] if steps else 0,
         val_loss=None,
@@ -265,22 +270,37 @@ def _merged_steps(config: RunConfig, step: int) -> tuple[int, ...]:
     return steps if len(steps) == len(config.merged) + 1 else ()
 
 
-def _new_config(
-    base: RunConfig,
-    source: _Source,
-    digests: tuple[str, ...],
-    steps: tuple[int, ...],
-    unmerged_digest: str | None,
-    data: DataConfig | None,
-) -> RunConfig:
-    """The configuration of the new run. digests, steps, unmerged_digest: fields about merges"""
-    return RunConfig.new(
-        model=base.model,
-        tokenizer=base.tokenizer,
-        family=base.family,
-        data=data,
-        merged=digests,
-        merged_steps=steps,
-        runtime=source.runtime or base.runtime,
-        unmerged_digest=unmerged_digest,
-    )
+def _new_config(base: RunConfig, source: _Source, **merges: Any) -> RunConfig:
+    """The configuration of the new run. merges: its fields about merges, and `data`"""
+    runtime = base.runtime if source.config is None else source.config.runtime or base.runtime
+    return RunConfig.new(model=base.model, tokenizer=base.tokenizer, family=base.family, runtime=runtime, **merges)
+
+
+# Relative to the largest absolute logit, or to 1 if that is larger. A merged or exported model adds the same fp32
+# products in another order, which moves logits by about 1e-6 of the largest one; a wrong matrix moves them far more.
+TOLERANCE = 1e-4
+
+
+@torch.inference_mode()
+def probe_logits(model: Transformer) -> Tensor:
+    """The logits (B, T, V) of a fixed batch of random tokens. Switches the model to evaluation mode."""
+    model.eval()
+    rng = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.vocab_size, (4, min(64, model.context)), generator=rng)
+    return model.logits(model.probe(ids).hidden)
+
+
+def logit_difference(logits: Tensor, expected: Tensor) -> float:
+    """The largest absolute difference between two models' logits; NaN if one of them is."""
+    return (logits - expected).abs().max().item()
+
+
+def require_equal_logits(logits: Tensor, expected: Tensor, what: str, undone: str) -> float:
+    """The `logit_difference`. Raises TinyLMError for one above TOLERANCE or NaN.
+
+    what: whose logits they are, for the message. undone: what has not been done then, such as "written"
+    """
+    difference = logit_difference(logits, expected)
+    if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
+        raise TinyLMError(f"The logits of {what} differ by {difference:.2e}; nothing was {undone}.")
+    return difference

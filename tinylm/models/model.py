@@ -6,12 +6,17 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from tinylm.config.jobs import JOBS, JobRow, applicable, changed_settings, data_kinds, objective_for, rows_on
 from tinylm.config.run import RunConfig
+from tinylm.config.settings import ChatSettings, TextFileSettings, UnknownCharacterSettings
 from tinylm.config.validation import check_choice, describe_value, require
-from tinylm.errors import UsageError
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.evaluation.result import Evaluation
 from tinylm.generation.converted import Conversion
 from tinylm.generation.generation_config import (
     GenerationConfig,
@@ -20,14 +25,20 @@ from tinylm.generation.generation_config import (
     settings_without_effect,
 )
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
-from tinylm.generation.text_generator import Continuation, Sample
-from tinylm.jobs.job import Job, load_job
+from tinylm.generation.text_generator import Continuation, Sample, TextGenerator
+from tinylm.jobs.evaluated_text import evaluation_source, evaluation_tokens
+from tinylm.jobs.job import EvaluationTokens, Job, Scoring, load_job
+from tinylm.jobs.reading import ModelReader
+from tinylm.jobs.run_tokens import reopen_ids
+from tinylm.kernels.process import keep_freed_blocks
 from tinylm.machine.device import autocast
 from tinylm.models.adapter import LoadedAdapter
 from tinylm.models.engine import ModelEngine
-from tinylm.models.evaluation import EvaluatedModel
 from tinylm.reporter import counted
+from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.answer_spans import chat_format
+from tinylm.text.file_selection import TextSource
+from tinylm.text.token_files import Tokens
 from tinylm.text.tokenizer import MASK
 from tinylm.text.vocabulary import without_unknown
 from tinylm.transformer.architectures import Decoder, Encoder, EncoderDecoder, Transformer
@@ -40,8 +51,13 @@ if TYPE_CHECKING:
 Ids = Sequence[Sequence[int]] | Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReadingSettings(TextFileSettings, ChatSettings, UnknownCharacterSettings):
+    """How the text of an evaluation is read; see TextSource."""
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
-class Model(EvaluatedModel):
+class Model(TextGenerator):
     """A trained model with its tokenizer and adapters. Made by `load`.
 
     path: run directory, Hugging Face folder or GGUF file of the model; with adapters, path of the first adapter.
@@ -61,7 +77,7 @@ class Model(EvaluatedModel):
     objective: str | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._describe_training(self.adapters[0] if self.adapters else self.config)
+        self._describe_training(self.adapters[0].config if self.adapters else self.config)
 
     def __repr__(self) -> str:
         model, quantize = self.config.model, self.engine.quantize
@@ -86,10 +102,10 @@ class Model(EvaluatedModel):
     def select_adapter(self, index: int | None) -> None:
         """Apply only the adapter with this index in `adapters`, from 0, or none (`None`)."""
         self.engine.select(index)
-        self._describe_training(self.config if index is None else self.adapters[index])
+        self._describe_training(self.config if index is None else self.adapters[index].config)
 
-    def _describe_training(self, trained: RunConfig | LoadedAdapter) -> None:
-        self.data, self.objective = trained.data, trained.objective
+    def _describe_training(self, trained: RunConfig | None) -> None:
+        self.data, self.objective = (None, None) if trained is None else (trained.data, trained.objective)
 
     def logits(self, ids: Ids, source: Ids | None = None) -> Tensor:
         """The logits for token ids: (B, T) -> (B, T, V), in fp32.
@@ -153,7 +169,6 @@ class Model(EvaluatedModel):
         return texts if config.num_samples > 1 else texts[0]
 
     def _text_chunks(self, prompt: Prompt) -> Iterator[tuple[int, str]]:
-        """The text of all samples in chunks, each with the index of its sample."""
         match self.network:
             case Decoder():
                 yield from self.continue_prompt(prompt)
@@ -214,6 +229,99 @@ class Model(EvaluatedModel):
         network = self.engine.torch_network
         assert isinstance(network, EncoderDecoder)
         return self._job.translate(network, self.tokenizer, prompt, self.reporter, first_stream)
+
+    def evaluate(
+        self,
+        files: str | Path | Sequence[str | Path] | TextSource | None = None,
+        *,
+        text: str | None = None,
+        ranks: Ranks = ONE_RANK,
+        **settings: Any,
+    ) -> Evaluation:
+        """Loss, perplexity and further metrics on a text, or on the answers of conversations; for an encoder-decoder,
+        on pairs.
+
+        files: files, folders, glob patterns, or - for standard input; or a TextSource, which also sets how they are
+            read. Default: the validation text of the run.
+        text: the text itself, in place of files (pairs: a source, a tab and a target per line).
+        ranks: from `tinylm.distributed.ranks.join_ranks`. Each rank has the model and calls this method with the same
+            arguments. The ranks share the work and get the same result. Only rank 0 reads files.
+        settings: fields of EvaluationConfig, such as `stride`, and of ReadingSettings, which apply to `files` by name.
+
+        The loss is computed under autocast to `dtype`, from fp32 weights if the model has them.
+
+        Raises UsageError for a setting, a text or a file that cannot be used, TypeError for unknown settings, and
+        TinyLMError for damaged data.
+        """
+        names = {field.name for field in fields(EvaluationConfig)}
+        config = EvaluationConfig(**{name: value for name, value in settings.items() if name in names})
+        reading = ReadingSettings(**{name: value for name, value in settings.items() if name not in names})
+        given = changed_settings(config)
+        applicable(EvaluationConfig, given, self.rows)
+
+        # Read and encode the text, on all ranks
+        with evaluation_source(files, text, self.data_kinds[0], vars(reading)) as source:
+            tokens = self._shared_tokens(source, ranks)
+        objective = self.objective_on(tokens.kind)
+        applicable(EvaluationConfig, given, (JOBS[objective],))
+
+        # Evaluate, and compare with baselines
+        torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
+        keep_freed_blocks()
+        job = load_job(objective)
+        result = job.evaluate(Scoring(self.network, self.tokenizer, tokens, config, self.dtype, self.reporter, ranks))
+        if result.confusion is not None:
+            return replace(result, labels=self.labels)
+        if not config.baselines or job.baselines is None:
+            return result
+        scores = None
+        if ranks.is_first:
+            scores = job.baselines(self.tokenizer, tokens.codes, self._training_tokens(), self.reporter)
+        return replace(result, baselines=ranks.first(scores))
+
+    def objective_on(self, data: str) -> str:
+        """The objective for a kind of data: that of training if it fits, else the default for the architecture.
+
+        Raises UsageError if the architecture has none for this kind.
+        """
+        return objective_for(self.architecture, data, self.objective)
+
+    @property
+    def rows(self) -> tuple[JobRow, ...]:
+        """The jobs that the model can be evaluated on."""
+        rows = (row for kind in self.data_kinds for row in rows_on(kind))
+        return tuple(row for row in rows if self.architecture in row.architectures)
+
+    @property
+    def data_kinds(self) -> tuple[str, ...]:
+        """The kinds of data that the model can be evaluated on, the default first."""
+        return data_kinds(self.architecture, self.objective, has_labels=bool(self.labels))
+
+    def _shared_tokens(self, source: TextSource | None, ranks: Ranks) -> EvaluationTokens:
+        ranks.require_device(self.network.device.type)
+        if not ranks.is_first:
+            ranks.wait()
+            kind, document_end = ranks.first(None)
+            return EvaluationTokens(kind, ranks.broadcast({})["codes"].numpy(), document_end)
+        reader = ModelReader(self.data_kinds, self.labels, self.tokenizer, self.chat_template)
+        text = evaluation_tokens(source, self.path, self.data, self.tokenizer, reader, self.reporter)
+        ranks.announce()
+        if ranks.size > 1:
+            ranks.first([text.kind, text.document_end])
+            ranks.broadcast({"codes": torch.from_numpy(np.array(text.codes))})
+        return text
+
+    def _training_tokens(self) -> Tokens | None:
+        if self.data is None:
+            self.reporter.warn(f"{self.path} has no training text of its own, so baselines that need it are left out.")
+            return None
+        try:
+            tokens = reopen_ids(self.path, self.data, self.tokenizer, "train")
+            tokens[:1]  # checks the first token file; the baselines read no other
+            return tokens
+        except TinyLMError as error:
+            self.reporter.warn(f"Baselines that need the training text are left out: {error}")
+            return None
 
     def conversion_record(self, file: Path) -> Conversion:
         """The record of the file to which the engine has converted the model, with its tokenizer and chat template."""

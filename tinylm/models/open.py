@@ -3,14 +3,17 @@
 Also the import of a foreign model as a run.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from tinylm.config.run import RunConfig, TokenizerConfig
 from tinylm.errors import AdapterNotModelError, TinyLMError, UsageError
 from tinylm.formats.family import ForeignModel
-from tinylm.formats.foreign import foreign_name, is_foreign, read_foreign
+from tinylm.formats.gguf_file import MAGIC
+from tinylm.formats.gguf_model import read_gguf
 from tinylm.formats.hub import download, is_reference
+from tinylm.formats.huggingface import is_model_folder, read_folder
 from tinylm.formats.peft import is_adapter_folder
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.directory import RunDirectory
@@ -18,9 +21,11 @@ from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE, find_run
 from tinylm.run_directory.loading import LoadedModel, load_model, restore_model
 from tinylm.run_directory.lock_and_commit import reserve
 from tinylm.run_directory.weights import Weights, check_weights_file
-from tinylm.system.files import resolve_links
+from tinylm.system.files import open_regular, resolve_links
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.build import count_parameters
+
+GGUF_SUFFIX = ".gguf"
 
 
 def find_model(name: Path, reporter: Reporter) -> Path:
@@ -35,9 +40,35 @@ def find_model(name: Path, reporter: Reporter) -> Path:
     return find_run(name, reporter)
 
 
-def is_run(path: Path) -> bool:
-    """Whether a path that `find_model` returned is that of a run, not of a model of another tool."""
-    return not is_foreign(path)
+def is_foreign(path: Path) -> bool:
+    """Whether there is a GGUF file at `path`, or a Hugging Face model folder (see `is_model_folder`)."""
+    return is_gguf(path) or is_model_folder(path)
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins as GGUF files do, or its name ends in .gguf. A link is followed."""
+    try:
+        with open_regular(resolve_links(path)) as file:
+            return file.read(len(MAGIC)) == MAGIC or _has_suffix(path)
+    except OSError:  # `open_gguf` says why a .gguf cannot be opened
+        return _has_suffix(path) and os.path.lexists(path) and not path.is_dir()
+
+
+def _has_suffix(path: Path) -> bool:
+    return path.suffix.lower() == GGUF_SUFFIX
+
+
+def read_foreign(path: Path) -> ForeignModel:
+    """The model at a path for which `is_foreign` is true. Raises TinyLMError as `read_gguf` and `read_folder` do."""
+    return read_gguf(path) if is_gguf(path) else read_folder(path)
+
+
+def foreign_name(source: Path) -> str:
+    """The last part of a path or of a hub reference, without `@...` and .gguf; `imported` if that is empty."""
+    if is_reference(str(source)):
+        source = Path(str(source).partition("@")[0])  # a revision may contain slashes
+    name = Path(source.name.partition("@")[0])
+    return (name.stem if _has_suffix(name) else name.name) or "imported"
 
 
 def imported_run(name: Path) -> Path:

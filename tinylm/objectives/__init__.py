@@ -1,1 +1,1 @@
-"""Training objectives, which are functions (model, batch) -> Loss, and tasks, which combine them with datasets."""
+"""The losses of scored tokens: functions (model, batch) -> Loss."""

@@ -321,5 +321,4 @@ class ShardOnlyRun(RunDirectory):
 
 
 def _shard_files(folder: Path, config: RunConfig, shard: Shard) -> tuple[Path, Path]:
-    """The files in which a rank saves its rows of the weights and of the optimizer's state."""
     return folder / shard.file_name(weights_file(config)), folder / shard.file_name(OPTIMIZER_FILE)

@@ -1,20 +1,23 @@
-"""Reading and verifying a run, which may be damaged or made by an attacker.
+"""Reading and verifying a run, which may be damaged or made by an attacker, and the weights that a run trains.
 
 The functions raise UsageError for a path that is not a run, and TinyLMError for a file of a run that is damaged, does
 not belong to the other files, or has the format of another version.
 """
 
 import hashlib
+import importlib
 import json
 import math
 import operator
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tinylm.config.run import LAST, TRAINED_SECONDS, RunConfig, run_of
+from tinylm.config.run import ADAPTER_KINDS, LAST, TRAINED_SECONDS, AdapterConfig, RunConfig, run_of
 from tinylm.config.validation import COUNT_FROM_0
 from tinylm.errors import AdapterNotModelError, NoRunError, TinyLMError, UsageError
 from tinylm.run_directory.layout import ADAPTER_FILE, PEFT_WEIGHTS, weights_file
@@ -186,3 +189,40 @@ def summarise(path: Path) -> dict[str, Any]:
         "saved": saved,
         "seconds": seconds,
     }
+
+
+class TrainedWeights:
+    """The weights that a run trains and saves. The methods here are those for all weights of a model."""
+
+    def add(self, model: Transformer, seed: int = 0) -> None:
+        """Add what is trained to the model, in place, and freeze the rest. Its outputs do not change yet."""
+
+    def tensors(self, model: Transformer) -> dict[str, Tensor]:
+        """The tensors that are saved, by name."""
+        return dict(model.state_dict())
+
+    def restore(self, run: Path, config: RunConfig, tensors: dict[str, Tensor], base: Path | None) -> Transformer:
+        """The model of a run with these tensors, on the CPU. base: the frozen model that an adapter was trained on
+
+        Raises TinyLMError if the tensors do not fit, and UsageError for a base that is missing or another one.
+        """
+        return restore_model(config, tensors, run)
+
+    @contextmanager
+    def disabled(self, model: Transformer) -> Iterator[None]:
+        """Context manager in which the layers that were added to the model have no effect."""
+        yield
+
+    def write_copy(self, folder: Path, config: RunConfig, tensors: dict[str, Tensor]) -> None:
+        """Write the saved tensors again in the format of another tool, if there is one for them. Raises OSError."""
+
+
+def trained_weights(adapter: AdapterConfig | None) -> TrainedWeights:
+    """What is trained by a run with this adapter, or without one."""
+    return TrainedWeights() if adapter is None else adapter_kind(adapter.kind)(adapter)
+
+
+def adapter_kind(kind: str) -> Any:
+    """The subclass of TrainedWeights of a kind of adapter, with its `configure`, whose code is imported now."""
+    module, name = ADAPTER_KINDS[kind].split(":")
+    return getattr(importlib.import_module(module), name)

@@ -74,11 +74,6 @@ def truncate_metrics(directory: Path, step: int, last_eval_step: int) -> None:
             write_text(directory / file, "".join(json.dumps(record) + "\n" for record in kept))
 
 
-def read_curve(directory: Path) -> list[dict[str, Any]]:
-    """The records that have a validation loss. Raises TinyLMError as `iterate_metrics` does."""
-    return [record for record in iterate_metrics(directory) if record.get("val_loss") is not None]
-
-
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
     """The records of metrics.jsonl. Raises TinyLMError as `iterate_metrics` does."""
     return list(iterate_metrics(directory))

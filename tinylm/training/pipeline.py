@@ -20,16 +20,14 @@ from tinylm.jobs.reading import load_text
 from tinylm.jobs.run_tokens import encode_recorded_text, encode_text, reopen_tokens
 from tinylm.machine.device import choose_device, describe_device
 from tinylm.machine.measure import Machine, choose_machine
-from tinylm.models.by_digest import find_adapters, find_base_model, remember_base
+from tinylm.models.by_digest import find_adapters, find_base_model, find_teachers, remember_base, require_fitting
 from tinylm.models.open import find_model
-from tinylm.models.teachers import find_teachers, require_fitting
-from tinylm.models.trained_weights import trained_weights
 from tinylm.planning.plan import Plan, plan_resumed, plan_training
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.reporter import Reporter, counted
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.layout import find_run
-from tinylm.run_directory.loading import read_config, read_tokenizer
+from tinylm.run_directory.loading import read_config, read_tokenizer, trained_weights
 from tinylm.run_directory.lock_and_commit import lock_run, recover_last, recover_run, reserve
 from tinylm.run_directory.weights import WHOLE
 from tinylm.system.files import resolve_links, temporary_folder

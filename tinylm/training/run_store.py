@@ -15,9 +15,9 @@ from torch import Tensor
 from tinylm.config.run import RunConfig
 from tinylm.errors import memory_errors
 from tinylm.machine.device import free_memory
-from tinylm.models.trained_weights import trained_weights
 from tinylm.planning import recipes
 from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.loading import trained_weights
 from tinylm.run_directory.weights import WHOLE, Shard
 from tinylm.system.ranks import Ranks
 from tinylm.training.parallel import full_tensors, local

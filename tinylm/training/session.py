@@ -18,10 +18,10 @@ from tinylm.config.run import RunConfig
 from tinylm.errors import InterruptedRunError
 from tinylm.jobs.run_tokens import open_folder
 from tinylm.machine.measure import LoadMeter, LoadNotes
-from tinylm.models.teachers import open_teacher
-from tinylm.models.trained_weights import trained_weights
+from tinylm.models.by_digest import open_teacher
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.directory import LastSave, ShardOnlyRun
+from tinylm.run_directory.loading import trained_weights
 from tinylm.run_directory.metrics_log import History
 from tinylm.run_directory.weights import WHOLE
 from tinylm.system.process_signals import catchable_signals

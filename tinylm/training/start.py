@@ -12,12 +12,11 @@ from tinylm.config.run import AdapterConfig, run_of
 from tinylm.config.settings import MODEL_NAMES, TrainSettings
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import UsageError, concerning
-from tinylm.models.open import find_model, imported_run, is_run, open_model
-from tinylm.models.teachers import Teacher, open_teachers
-from tinylm.models.trained_weights import adapter_kind, trained_weights
+from tinylm.models.by_digest import Teacher, open_teachers
+from tinylm.models.open import find_model, imported_run, is_foreign, open_model
 from tinylm.reporter import Reporter
 from tinylm.run_directory.layout import CHECKPOINTS, newest_model
-from tinylm.run_directory.loading import LoadedModel
+from tinylm.run_directory.loading import LoadedModel, adapter_kind, trained_weights
 from tinylm.system.files import resolve_links
 from tinylm.text.answer_spans import template_tokens
 from tinylm.text.files import STANDARD_INPUT, content_stem
@@ -87,7 +86,7 @@ class Start:
         """Peak memory for reading the weights of the base, including the mapped file."""
         if self.base is None or self.source is None:
             return 0
-        copies = 2 if is_run(self.source) else 1  # the weights of a run are copied from the mapped file
+        copies = 1 if is_foreign(self.source) else 2  # the weights of a run are copied from the mapped file
         return copies * sum(tensor.nbytes for tensor in self.base.weights.tensors.values())
 
     def with_labels(self, labels: tuple[str, ...], architecture: str) -> Self:
@@ -229,7 +228,7 @@ def default_out(request: TrainingRequest, source: Path | None) -> Path:
     """
     if request.adapter_kind is None or source is None:
         return CHECKPOINTS / default_run_name(request.paths[0])
-    if is_run(source):
+    if not is_foreign(source):
         run = run_of(source)
     else:  # not beside the base, which may be in the Hugging Face cache
         run = imported_run(source if request.model is None or not request.model.name else request.model)

@@ -13,8 +13,7 @@ from tinylm.errors import DivergedError, TinyLMError, memory_errors
 from tinylm.evaluation.loop import EvaluationLoss, default_batch_size, evaluate_loss
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.prompts import start_tokens
-from tinylm.generation.sampler import Sampler
-from tinylm.generation.torch_engine import generate
+from tinylm.generation.torch_engine import Sampler, generate
 from tinylm.jobs.job import Task
 from tinylm.kernels.graphs import force_eager
 from tinylm.machine.device import autocast

@@ -75,8 +75,6 @@ BLOCKS: dict[tuple[str, bool, bool], type[PreNormBlock]] = {
 
 
 class _Rotation(NamedTuple):
-    """RoPE frequencies and the factor of the rotated features, both arguments of `RotaryPosition`."""
-
     frequencies: Tensor
     magnitude: float = 1.0
 
@@ -162,8 +160,6 @@ def build_model(config: ModelConfig, seed: int = 0) -> Transformer:
 
 
 class _Parts:
-    """Builds the parts of one model."""
-
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
 

@@ -7,6 +7,7 @@ R rotated features per head, others in `tinylm.transformer`.
 
 import math
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -138,16 +139,8 @@ class RotaryPosition(Position):
 class LocalRotaryPosition(RotaryPosition):
     """RoPE in which the layers `local_layers`, numbered from 0, use the frequencies of `local` (Gemma 3)."""
 
-    def __init__(
-        self,
-        context: int,
-        frequencies: Tensor,
-        magnitude: float = 1.0,
-        *,
-        local: RotaryPosition,
-        local_layers: Collection[int],
-    ) -> None:
-        super().__init__(context, frequencies, magnitude)
+    def __init__(self, *args: Any, local: RotaryPosition, local_layers: Collection[int]) -> None:
+        super().__init__(*args)
         self.local = local
         self.local_layers = local_layers
 

@@ -189,22 +189,11 @@ _SCALINGS: dict[str, Callable[[_Parameters, int], RopeScaling | None]] = {
     "llama3": _llama3,
     "yarn": _yarn,
 }
-# For each kind: names of the scaling parameters in transformers, and the fields of RopeScaling.
-_NAMES: dict[str, dict[str, str]] = {
-    "linear": {"factor": "factor"},
-    "llama3": {
-        "factor": "factor",
-        "original_max_position_embeddings": "original_context",
-        "low_freq_factor": "low_freq_factor",
-        "high_freq_factor": "high_freq_factor",
-    },
-    "yarn": {
-        "factor": "factor",
-        "original_max_position_embeddings": "original_context",
-        "beta_fast": "beta_fast",
-        "beta_slow": "beta_slow",
-        "attention_factor": "attention_factor",
-    },
+_ORIGINAL = "original_max_position_embeddings"  # `original_context` of RopeScaling, whose other fields have equal names
+_NAMES = {  # of the scaling parameters of each kind in transformers
+    "linear": ("factor",),
+    "llama3": ("factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", _ORIGINAL, "beta_fast", "beta_slow", "attention_factor"),
 }
 _OLD_GEMMA3_FIELDS = ("rope_type", "type", "factor")  # older Gemma 3 files have these next to the layer types
 
@@ -212,7 +201,10 @@ _OLD_GEMMA3_FIELDS = ("rope_type", "type", "factor")  # older Gemma 3 files have
 def _write_scaling(scaling: RopeScaling | None) -> dict[str, Any]:
     if scaling is None:
         return {}
-    return {"rope_type": scaling.kind, **{name: getattr(scaling, ours) for name, ours in _NAMES[scaling.kind].items()}}
+    fields = {
+        name: getattr(scaling, "original_context" if name == _ORIGINAL else name) for name in _NAMES[scaling.kind]
+    }
+    return {"rope_type": scaling.kind, **fields}
 
 
 # tinylm's activations by their names in transformers. All names in _TANH_GELU stand for the tanh approximation, which

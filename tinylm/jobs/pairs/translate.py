@@ -13,9 +13,8 @@ from tinylm.errors import UsageError
 from tinylm.generation.engine import sample_seed
 from tinylm.generation.generation_config import BeamSearchConfig, GenerationConfig, is_sampled
 from tinylm.generation.prompts import Prompt, drop_unknown
-from tinylm.generation.sampler import Sampler
 from tinylm.generation.text_generator import Sample
-from tinylm.generation.torch_engine import generate
+from tinylm.generation.torch_engine import Sampler, generate
 from tinylm.jobs.pairs.corpus import pad_rows
 from tinylm.reporter import Reporter
 from tinylm.text.tokenizer import Tokenizer

@@ -9,11 +9,12 @@ import math
 import mmap
 import struct
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tinylm.system.files import PLACEHOLDER_BYTES, describe_placeholder
+from tinylm.system.files import PLACEHOLDER_BYTES, describe_placeholder, open_regular, resolve_links
 from tinylm.text.tokenizer_file import short_repr
 
 MAGIC = b"GGUF"
@@ -315,3 +316,17 @@ def _read_tensor(cursor: _Cursor, alignment: int) -> TensorInfo:
     if offset % alignment:
         raise ValueError(f"its tensor {name} begins at an offset that is not a multiple of {alignment}")
     return TensorInfo(full_name, shape, kind, offset)
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Map a GGUF file and check its header. The mapping is private: writing to a tensor does not change the file.
+
+    A link is followed: the path is one that the user named, such as one in the cache of the hub. Raises OSError for a
+    file that cannot be opened, and ValueError for a file that is damaged.
+    """
+    with open_regular(resolve_links(path)) as file:
+        try:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except ValueError:
+            raise ValueError("it is empty") from None
+    return parse_header(data)

@@ -1,6 +1,7 @@
-"""Write GGUF files for llama.cpp, and Modelfiles for ollama.
+"""Read GGUF files as models, write them for llama.cpp, and Modelfiles for ollama.
 
-A file is written under a temporary name, read again, compared with the model, and only then renamed.
+A file that is read is untrusted; its header is checked before anything else is read (gguf_file.py). A file is written
+under a temporary name, read again, compared with the model, and only then renamed.
 """
 
 import json
@@ -14,18 +15,24 @@ import tokenizers
 import torch
 from torch import Tensor
 
-from tinylm.config.model import ModelConfig
+from tinylm.config.model import MAX_BLOCKS, ModelConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.formats.families import choose_family, differing_fields, find_family, resolve
-from tinylm.formats.family import ExportedTensors, ForeignModel, convert_tensors
-from tinylm.formats.gguf_architectures import BY_FAMILY, ROPE_FACTORS, Architecture, llama3_factors
-from tinylm.formats.gguf_header import TENSOR_TYPES, GGUFFile, Metadata, TensorInfo
-from tinylm.formats.gguf_reader import open_gguf, read_config, read_model
-from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
+from tinylm.formats.families import choose_family, convert, differing_fields, find_family, resolve
+from tinylm.formats.family import ExportedTensors, ForeignModel, convert_tensors, rank_dtypes
+from tinylm.formats.gguf_architectures import (
+    ARCHITECTURES,
+    BY_FAMILY,
+    ROPE_FACTORS,
+    Architecture,
+    ConfigReader,
+    llama3_factors,
+)
+from tinylm.formats.gguf_file import TENSOR_TYPES, GGUFFile, Metadata, TensorInfo, open_gguf
+from tinylm.formats.gguf_tensors import CHUNK, SAME, Change, GGUFTensor, TensorRule, load_tensor
 from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_numbers, write_tokenizer
 from tinylm.run_directory.tensor_file import DTYPES
 from tinylm.system.files import flush_folder, is_unicode, replacing
-from tinylm.text.tokenizer_file import token_ids, validate_tokenizer
+from tinylm.text.tokenizer_file import short_repr, token_ids, validate_tokenizer
 from tinylm.text.tokenizer_libraries import TokenizerLibraryError, wrap_library_errors
 
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama_ftype of llama.cpp
@@ -47,8 +54,74 @@ SAMPLES = (  # texts on which tokenizers are compared
     "<|endoftext|><|im_start|>user",
     "I'LL we've IT'S",
 )
-CHUNK = 1 << 22  # numbers that are quantized at a time
 TOLERANCE = 1e-6  # relative, of settings that a file stores in 32 bits
+
+
+def read_gguf(path: Path) -> ForeignModel:
+    """Open the model in a GGUF file. Its tensors are mapped; quantized tensors become float32 when they are looked up.
+
+    Raises TinyLMError for a file that is damaged, or whose architecture, tensor types, tokenizer or any other setting
+    is not supported.
+    """
+    try:
+        file = open_gguf(path)
+        values, tensors = read_model(file)
+        family, config, converted = convert(values, tensors, "metadata")
+        tokenizer = read_tokenizer(file.metadata, values["model_type"], config.vocab_size)
+    except OSError as error:
+        raise TinyLMError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise TinyLMError(f"Cannot read {path} as GGUF: {error}.") from error
+    dtypes = rank_dtypes((info.type.name, info.elements) for info in file.tensors.values())
+    return ForeignModel(family, config, converted, tokenizer.text, tokenizer.special, tokenizer.chat_template, dtypes)
+
+
+def read_model(file: GGUFFile) -> tuple[dict[str, Any], dict[str, "GGUFTensor"]]:
+    """The fields of a Hugging Face config.json, and the tensors under Hugging Face's names.
+
+    Raises ValueError for metadata that is missing or not supported, and for tensors that are unknown or do not fit.
+    """
+    metadata, infos, data = file
+    metadata.require("general.type", "model")
+    if metadata.integer("split.count", 0, low=0) > 1:
+        raise ValueError("it is a part of a model; join the parts first, by llama-gguf-split")
+    name = metadata.text("general.architecture")
+    if name not in ARCHITECTURES:
+        raise ValueError(f"its architecture is {short_repr(name)}; tinylm reads {', '.join(sorted(ARCHITECTURES))}")
+    architecture = ARCHITECTURES[name]
+    values = read_config(architecture, metadata, infos, lambda name: load_tensor(data, infos[name]))
+    experts = values.get("num_experts", values.get("num_local_experts", 0))
+    layers = values.get("num_hidden_layers", values.get("n_layer", 0))
+    if layers > len(infos) or layers * experts > MAX_BLOCKS:
+        of_experts = f" of {experts:,} experts" if experts else ""
+        raise ValueError(f"it claims {layers:,} layers{of_experts} and has {len(infos):,} tensors")
+    tensors: dict[str, GGUFTensor] = {}
+    unknown = set(infos) - {ROPE_FACTORS}
+    for place in architecture.places(layers, experts):
+        if place.stored in infos:
+            heads = values[place.change.heads] if place.change.heads else 0
+            tensors[place.foreign] = GGUFTensor(data, infos[place.stored], place.change, heads, place.expert)
+            tensors[place.foreign].check(experts)
+            unknown.discard(place.stored)
+    if unknown:
+        raise ValueError(f"it has the tensor {short_repr(min(unknown))}, which its architecture does not have")
+    return values, tensors
+
+
+def read_config(
+    architecture: Architecture, metadata: Metadata, tensors: Mapping[str, TensorInfo], load: Any
+) -> dict[str, Any]:
+    """The fields of a Hugging Face config.json. load: reads the tensor of a name in the file.
+
+    Raises ValueError for metadata that is missing or not supported.
+    """
+    reader = ConfigReader(metadata, architecture.name, tensors, load)
+    values = architecture.read_config(reader)
+    reader.check_all_read()
+    return values
+
+
+# Writing.
 
 
 @dataclass(frozen=True)
@@ -158,7 +231,7 @@ def _plan_tensors(
     architecture: Architecture, config: ModelConfig, tensors: ExportedTensors, dtype: str, quantized: GGUFFile | None
 ) -> Iterator[_Planned]:
     heads = {"num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads, "": 0}
-    places: dict[str, list[TensorPlace]] = {}
+    places: dict[str, list[TensorRule]] = {}
     for place in architecture.places(config.layers, config.experts):
         if place.foreign in tensors:
             places.setdefault(place.stored, []).append(place)
@@ -186,7 +259,6 @@ def _plan_tensors(
 
 
 def _check_expressible(plan: _Plan) -> None:
-    """Raise UsageError for settings that the metadata cannot represent or that llama.cpp ignores."""
     window, context = plan.config.local_window, plan.config.context
     if plan.architecture.ignores_windows and window is not None and window < context:
         raise UsageError(
@@ -210,7 +282,6 @@ def _check_expressible(plan: _Plan) -> None:
 
 
 def _write(plan: _Plan, path: Path) -> None:
-    """Write the file. Raises OSError, and UsageError for numbers that a tensor's type cannot represent."""
     import gguf
 
     kinds = gguf.GGUFValueType

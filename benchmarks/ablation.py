@@ -18,7 +18,7 @@ from pathlib import Path
 from measure import LIMIT, describe_machine, run_tinylm, table, tinylm_command
 
 from tinylm.errors import DivergedError
-from tinylm.planning.cost import training_flops
+from tinylm.planning.plan_request import training_flops
 from tinylm.run_directory.loading import read_config
 from tinylm.transformer.build import count_parameters
 

@@ -47,7 +47,7 @@ from tinylm.kernels.graphs import capture
 from tinylm.machine.device import DTYPES, choose_device, describe_device
 from tinylm.machine.measure import choose_machine
 from tinylm.objectives.loss import next_token
-from tinylm.planning.cost import training_flops
+from tinylm.planning.plan_request import training_flops
 from tinylm.text.batches import Batch
 from tinylm.training.execution import capture_graphs, compile_layers
 from tinylm.transformer.architectures import Decoder

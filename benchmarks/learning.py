@@ -25,7 +25,7 @@ from ablation import format_losses
 from measure import describe_machine, run_tinylm, table
 
 from tinylm.config.training import MUON_OPTIMIZERS, mean_share
-from tinylm.planning.cost import muon_flops, training_flops
+from tinylm.planning.plan_request import muon_flops, training_flops
 from tinylm.run_directory.loading import read_config, summarise
 
 

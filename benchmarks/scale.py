@@ -48,8 +48,7 @@ from tinylm.config.model import ModelConfig
 from tinylm.distributed.ranks import join_ranks
 from tinylm.machine.device import autocast
 from tinylm.objectives.loss import next_token
-from tinylm.system.launch import Launch
-from tinylm.system.ranks import ONE_RANK, Ranks
+from tinylm.system.ranks import ONE_RANK, Launch, Ranks
 from tinylm.text.batches import Batch
 from tinylm.training.parallel import full, shard_model, sum_gradients
 from tinylm.transformer.architectures import Decoder

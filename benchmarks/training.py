@@ -39,13 +39,13 @@ from tinylm.config.run import SpecialTokens
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.formats.family import ForeignModel
 from tinylm.formats.huggingface import write_folder
-from tinylm.kernels.cpu_features import computes_bf16
+from tinylm.kernels.cpu import computes_bf16
 from tinylm.kernels.layers import linear
 from tinylm.kernels.process import keep_freed_blocks, set_thresholds
 from tinylm.machine.device import DTYPES, autocast
 from tinylm.machine.measure import choose_machine
 from tinylm.objectives.loss import next_token
-from tinylm.planning.cost import training_flops
+from tinylm.planning.plan_request import training_flops
 from tinylm.text.batches import Batch
 from tinylm.text.tokenizer import train_char
 from tinylm.training.execution import GraphedModel

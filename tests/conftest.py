@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.machines import AUTO_DTYPE, write_profile
 from tests.trained_runs import adapter, bpe_run, encoder, run, shelf, shelf_cache, translator  # noqa: F401, fixtures
-from tinylm.kernels.cpu_features import computes_bf16
+from tinylm.kernels.cpu import computes_bf16
 from tinylm.machine import measure as machine
 
 # The same examples in every run, so that a failure is due to a change; --hypothesis-profile explore draws others. No

@@ -23,7 +23,7 @@ def machine(device: str = "cpu", **properties: Any) -> Machine:
 
 def pretend_bf16(monkeypatch: pytest.MonkeyPatch, has_instructions: bool) -> None:
     """A processor with or without instructions for bf16."""
-    monkeypatch.setattr("tinylm.kernels.cpu_features.computes_bf16", lambda: has_instructions)
+    monkeypatch.setattr("tinylm.kernels.cpu.computes_bf16", lambda: has_instructions)
 
 
 def write_profile(cache: Path) -> None:

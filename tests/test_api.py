@@ -25,7 +25,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.kernels.process import SPIN_COUNT
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.system.ranks import Ranks
-from tinylm.training import resume
+from tinylm.training import pipeline
 from tinylm.training.events import Evaluated, Event, Logged, Planned, Started, Stepped
 
 TINY: dict[str, Any] = {"layers": 1, "heads": 2, "width": 16, "context": 16, "batch_size": 4}
@@ -191,7 +191,7 @@ def test_a_resumed_run_measures_memory_before_it_loads_its_save(here: Path, monk
 
     free = [1 << 40, 1000]
     monkeypatch.setattr(RunDirectory, "load_last", load)
-    monkeypatch.setattr(resume, "rank_memory", measure)
+    monkeypatch.setattr(pipeline, "rank_memory", measure)
     with pytest.raises(TinyLMError, match=r"about .* are free\. Free memory, or resume in several") as error:
         tinylm.train(resume="run", steps=5)
     assert error.value.exit_code == 1 and snapshot(here) == before

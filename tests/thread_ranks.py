@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinylm.system.launch import Launch
-from tinylm.system.ranks import AnyBatch, Ranks
+from tinylm.system.ranks import AnyBatch, Launch, Ranks
 
 LIMIT = 60.0  # seconds that a rank may take between two exchanges
 

@@ -54,7 +54,7 @@ def _main() -> None:
 def _is_first_rank() -> bool:
     """Whether this process is rank 0. True for an invalid environment, so that the command prints the error."""
     from tinylm.errors import UsageError
-    from tinylm.system.launch import Launch
+    from tinylm.system.ranks import Launch
 
     try:
         return Launch.of(os.environ).rank == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.shell import assert_error, records, run_ok, tinylm
-from tinylm.system.cache_directory import SUBFOLDERS
+from tinylm.system.files import SUBFOLDERS
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from tests.commands.test_foreign_runs import set_state
 from tests.shell import TINY, assert_error, copied, edit_config, run_ok, snapshot, story, tinylm
-from tinylm.config.duration import parse_duration
+from tinylm.config.settings import parse_duration
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import tinylm as tinylm_package
 from tests.shell import TINY, assert_error, records, run_ok, snapshot, story, tinylm
 from tests.trained_runs import BOTH, REVERSED, pairs_file
 from tinylm.run_directory.loading import read_config
-from tinylm.system.cache_directory import cache_root
+from tinylm.system.files import cache_root
 from tinylm.text import corpus as corpus_module
 from tinylm.text.tokenizer import Tokenizer
 

@@ -17,7 +17,7 @@ import torch
 from tests.machines import pretend_bf16
 from tests.shell import FILES, TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
 from tinylm.run_directory.loading import load_model, read_config, summarise
-from tinylm.training.graceful_stop import StopRequest
+from tinylm.training.session import StopRequest
 
 LAST_RECORD = {"run", "step", "val_loss", "val_bits_per_byte", "best_step", "best_val_loss", "best_val_bits_per_byte"}
 LAST_RECORD |= {"parameters", "seconds", "stopped_by"}

@@ -21,13 +21,12 @@ from tinylm.config.run import DataConfig, RunConfig, TokenizerConfig
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import TinyLMError
 from tinylm.reporter import counted
-from tinylm.system.launch import Launch
 from tinylm.system.process_signals import Interrupted
-from tinylm.system.ranks import Ranks
+from tinylm.system.ranks import Launch, Ranks
 from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Evaluated, Logged, Sampled, Started, Stepped
-from tinylm.training.samples import generate_sample
 from tinylm.training.session import TrainingResult
+from tinylm.training.validation import generate_sample
 from tinylm.transformer.build import build_model
 
 

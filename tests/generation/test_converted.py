@@ -45,7 +45,7 @@ from tinylm.models.engine import ModelEngine
 from tinylm.models.model import Model
 from tinylm.reporter import SilentReporter
 from tinylm.system import files
-from tinylm.system.cache_directory import private_folder
+from tinylm.system.files import private_folder
 from tinylm.text.tokenizer import Tokenizer
 
 CONTEXT = 48  # of the models

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from tests.kernels.absent import NamespaceWithout, loaded_again
-from tinylm.kernels import cpu_features
+from tinylm.kernels import cpu
 from tinylm.kernels import layers as module
 from tinylm.kernels.layers import MIN_ROWS, is_mkl_faster
 from tinylm.transformer.layers import Linear
@@ -107,7 +107,7 @@ def test_other_number_formats_few_rows_and_processors_with_a_faster_library_use_
 @needs_onednn
 def test_processors_on_which_mkl_is_faster_keep_it_if_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [is_mkl_faster(*row) for row in itertools.product((True, False), repeat=2)] == [True, True, False, True]
-    faster = is_mkl_faster(cpu_features.is_intel(), cpu_features.has_avx512())
+    faster = is_mkl_faster(cpu.is_intel(), cpu.has_avx512())
     for has_mkl in (True, False):
         monkeypatch.setattr(torch.backends.mkl, "is_available", lambda found=has_mkl: found)
         assert loaded_again(module).prefers_onednn() == (not has_mkl or not faster)

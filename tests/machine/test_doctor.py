@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from tests.kernels.test_thread_placement import two_cores
+from tests.kernels.test_cpu import two_cores
 from tests.machines import LAYER_SECONDS, MATMUL_RATE, pretend_bf16
 from tests.shell import ROOT
 from tinylm.errors import UsageError
@@ -21,7 +21,7 @@ from tinylm.machine.doctor import OPTIONAL_PACKAGES, computation_error, diagnose
 from tinylm.machine.measure import COMPARED_DTYPES, layer_seconds_entry, matmul_rates_entry
 from tinylm.planning.plan import largest_models
 from tinylm.reporter import LogReporter
-from tinylm.system.cache_directory import SUBFOLDERS
+from tinylm.system.files import SUBFOLDERS
 from tinylm.system.machine_profile import usable_cores
 
 

@@ -23,10 +23,8 @@ from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.jobs.scored import ScoredSizes
 from tinylm.planning import recipes
-from tinylm.planning.cost import matrix_parameters
 from tinylm.planning.hyperparameters import choose_learning_rate, choose_weight_decay, evaluation_speed
-from tinylm.planning.plan_request import PlanRequest
-from tinylm.planning.sizes import Sizes
+from tinylm.planning.plan_request import PlanRequest, Sizes, matrix_parameters
 from tinylm.training.optimizer import learning_rate
 
 

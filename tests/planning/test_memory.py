@@ -17,10 +17,9 @@ from tinylm.machine.device import autocast
 from tinylm.machine.measure import Machine
 from tinylm.objectives.loss import MAX_FROZEN_LOGITS, MAX_LOGITS, MIN_CUDA_LOGITS, max_logits
 from tinylm.planning import recipes
-from tinylm.planning.cost import block_parameters
 from tinylm.planning.memory import TrainingMemory, activation_bytes, layer_bytes, training_memory
 from tinylm.planning.plan import Plan
-from tinylm.planning.plan_request import PlanRequest
+from tinylm.planning.plan_request import PlanRequest, block_parameters
 from tinylm.system.ranks import MAX_SUM_BYTES
 from tinylm.transformer.build import build_model, count_parameters
 

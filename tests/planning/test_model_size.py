@@ -15,9 +15,8 @@ from tinylm.config.training import Budget
 from tinylm.errors import UsageError
 from tinylm.jobs.pairs.job import PairSizes
 from tinylm.planning import recipes
-from tinylm.planning.cost import matrix_parameters
 from tinylm.planning.plan import choose_dropout, choose_sizes, training_tokens
-from tinylm.planning.plan_request import PlanRequest
+from tinylm.planning.plan_request import PlanRequest, matrix_parameters
 
 
 @given(st.floats(1, 1e5), st.integers(1000, 10**9))

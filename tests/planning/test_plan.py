@@ -16,8 +16,7 @@ from tinylm.config.presets import PRESETS, SIZES
 from tinylm.config.training import Budget
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
-from tinylm.planning.cost import training_step_seconds
-from tinylm.planning.plan_request import PlanRequest
+from tinylm.planning.plan_request import PlanRequest, training_step_seconds
 from tinylm.planning.recipes import MUON_TARGET_STEPS, TARGET_STEPS, TOKENS_PER_STEP
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tinylm.errors import TinyLMError
 from tinylm.system import files
-from tinylm.system.cache_directory import cache_root, is_private, private_folder
+from tinylm.system.files import cache_root, is_private, private_folder
 
 
 @pytest.fixture

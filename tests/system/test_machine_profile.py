@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from tinylm.system import machine_profile as module
-from tinylm.system.cache_directory import private_folder
+from tinylm.system.files import private_folder
 from tinylm.system.machine_profile import Measurement, identify_processor, physical_cores, usable_cores
 
 BOUNDS = {"fast": (1.0, 1e6), "slow": (0.0, 10.0)}

@@ -22,7 +22,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.jobs.reading import ModelReader, load_text
 from tinylm.jobs.run_tokens import encode_recorded_text, encode_split, encode_text, reopen_tokens
 from tinylm.reporter import LogReporter, SilentReporter
-from tinylm.system.cache_directory import cache_root
+from tinylm.system.files import cache_root
 from tinylm.text.answer_spans import template_tokens
 from tinylm.text.chat_template import CHATML
 from tinylm.text.corpus import Corpus, find_corpus

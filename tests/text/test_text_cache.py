@@ -11,7 +11,7 @@ import pytest
 from tests.text.corpora import split_of, write_file, write_pairs
 from tinylm.jobs.run_tokens import encode_split
 from tinylm.system import files
-from tinylm.system.cache_directory import cache_root
+from tinylm.system.files import cache_root
 from tinylm.text import split
 from tinylm.text.corpus import Corpus, CorpusStats, find_corpus
 from tinylm.text.split import scan_or_recall

@@ -28,7 +28,7 @@ from tests.text.corpora import split_of, write_file
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.jobs.run_tokens import encode_text
 from tinylm.reporter import LogReporter
-from tinylm.system.cache_directory import private_folder
+from tinylm.system.files import private_folder
 from tinylm.text import parallel_encoding, token_files
 from tinylm.text.parallel_encoding import TEXT_ENCODING, TextBatch, encode_batches, encode_in_memory, text_batches
 from tinylm.text.split import SplitCorpus

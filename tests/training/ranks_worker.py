@@ -16,8 +16,7 @@ import torch
 from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
 from tinylm.distributed.ranks import join_ranks
 from tinylm.reporter import LogReporter
-from tinylm.system.launch import Launch
-from tinylm.system.ranks import Ranks
+from tinylm.system.ranks import Launch, Ranks
 from tinylm.training.events import Event, Stepped
 from tinylm.training.pipeline import start_run
 from tinylm.training.session import Session

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tinylm.training.graceful_stop import DUPLICATE_SECONDS, stop_on_signals
+from tinylm.training.session import DUPLICATE_SECONDS, stop_on_signals
 from tinylm.training.trainer import StopTraining
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]

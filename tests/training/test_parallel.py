@@ -15,16 +15,14 @@ from torch import Tensor
 from tests.shell import run_child
 from tests.training.trainer_bench import random_batch
 from tinylm.distributed import ranks
-from tinylm.distributed.ranks import ProcessRanks, machine_threads
-from tinylm.distributed.rendezvous import Rendezvous
+from tinylm.distributed.ranks import ProcessRanks, Rendezvous, machine_threads
 from tinylm.errors import DivergedError, PeerError, UsageError
-from tinylm.system.launch import Launch
 from tinylm.system.process_signals import Interrupted
-from tinylm.system.ranks import Ranks
+from tinylm.system.ranks import Launch, Ranks
 from tinylm.text.batches import Batch, load_ahead, prefetch
 from tinylm.training import parallel
-from tinylm.training.graceful_stop import SHARED_DUPLICATE_SECONDS, StopRequest
 from tinylm.training.parallel import sum_gradients
+from tinylm.training.session import SHARED_DUPLICATE_SECONDS, StopRequest
 from tinylm.training.trainer import StopTraining
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import tinylm
-from tests.kernels.test_thread_placement import two_cores
+from tests.kernels.test_cpu import two_cores
 from tests.shell import snapshot, story
 from tests.training.conftest import Begin
 from tests.training.run_sessions import SHAPE, TOKENIZER, Killed, RunSession, adapter_for, config_of, contents
@@ -29,7 +29,7 @@ from tinylm.config.settings import TrainSettings
 from tinylm.config.training import Budget
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.loop import evaluate_loss
-from tinylm.kernels import thread_placement
+from tinylm.kernels import cpu
 from tinylm.machine.device import DTYPES, autocast, weights_dtype
 from tinylm.machine.measure import LoadMeter
 from tinylm.models.adapter import add_adapter
@@ -170,8 +170,8 @@ def test_weights_do_not_depend_on_where_threads_run_beside_busy_processes(
 
     try:
         alone = begin("alone", config)
-        monkeypatch.setattr(thread_placement, "INTERVAL", 0.0)
-        monkeypatch.setattr(thread_placement, "HOLD", 1)
+        monkeypatch.setattr(cpu, "INTERVAL", 0.0)
+        monkeypatch.setattr(cpu, "HOLD", 1)
         monkeypatch.setattr(LoadMeter, "read", watched)
         beside = begin("beside", config)
     finally:

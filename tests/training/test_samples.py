@@ -16,17 +16,17 @@ from tinylm.config.training import Budget, TrainingConfig
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import read_config
 from tinylm.text.tokenizer import train_char
-from tinylm.training import samples
+from tinylm.training import validation
 from tinylm.training.events import Evaluated
 from tinylm.transformer.build import build_model
 
 
-def new_sampler(training: TrainingConfig | None = None, **parts: Any) -> samples.RunSampler:
+def new_sampler(training: TrainingConfig | None = None, **parts: Any) -> validation.RunSampler:
     tokenizer = train_char("abc")
     shape = small(vocab_size=tokenizer.vocab_size)
     config = RunConfig.new(model=shape, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256))
     model = randomised(build_model(shape))
-    return samples.RunSampler(model, tokenizer, replace(config, training=training), **parts)
+    return validation.RunSampler(model, tokenizer, replace(config, training=training), **parts)
 
 
 def test_samples_take_at_most_their_share_of_the_time_and_grow_rarer() -> None:
@@ -41,8 +41,8 @@ def test_samples_take_at_most_their_share_of_the_time_and_grow_rarer() -> None:
         time.spend(3.0)
         if sampler.sample_if_due(Evaluated(1, 1.0, True, seconds + 3)):
             drawn.append(time.now - 1000)
-    assert drawn[0] >= samples.MIN_SECONDS
-    assert all(0.5 * (n - 1) <= samples.MAX_SHARE * t for n, t in enumerate(drawn, start=1))
+    assert drawn[0] >= validation.MIN_SECONDS
+    assert all(0.5 * (n - 1) <= validation.MAX_SHARE * t for n, t in enumerate(drawn, start=1))
     assert len(drawn) < 300
 
 
@@ -60,7 +60,7 @@ def test_a_run_stores_its_samples_and_a_resumed_one_draws_those_after_its_save_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"MIN_SECONDS": 0.0, "SECONDS_PER_PARAMETER": 0.0, "MAX_SHARE": 1e9, "MIN_GROWTH": 0.0}.items():
-        monkeypatch.setattr(samples, name, value)
+        monkeypatch.setattr(validation, name, value)
     (tmp_path / "text").write_text(story(3000))
     out = tmp_path / "run"
 

@@ -229,7 +229,7 @@ class AheadTrainer(Trainer):
 
     def __init__(self, reads: list[int], **parts: Any) -> None:
         self.reads = reads
-        super().__init__(**parts, runs_ahead=lambda device: True)
+        super().__init__(**parts, mark=lambda device: lambda: None)
 
     def _read_losses(self) -> None:
         self.reads.append(len(self._unread))

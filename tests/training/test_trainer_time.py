@@ -9,9 +9,8 @@ import torch
 
 from tests.training.trainer_bench import Bench, FakeTime, assert_same, values
 from tinylm.config.training import Budget
-from tinylm.training.clock import EXIT_SECONDS, Clock, StoppingRule
 from tinylm.training.events import Evaluated, Logged, Stepped
-from tinylm.training.state import TrainerState
+from tinylm.training.state import EXIT_SECONDS, Clock, StoppingRule, TrainerState
 from tinylm.training.trainer import StopTraining, Trainer
 
 # Stopping.
@@ -190,7 +189,9 @@ class Queue:
                 queue.wait_until(queue.ends)
                 super()._read_losses()
 
-        return QueueTrainer(**parts, runs_ahead=lambda device: True, mark=self.mark)
+        trainer = QueueTrainer(**parts, mark=self.mark)
+        self.ends = self.clock.now  # the trainer has asked for a mark, and no step has been started
+        return trainer
 
 
 @pytest.mark.parametrize("log_every", [1, 10, 1000])

@@ -9,7 +9,7 @@ from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
 from tinylm.config.validation import Panel, Setting
 from tinylm.errors import UsageError
-from tinylm.system.cache_directory import SUBFOLDERS, cache_root, clear_cache, measure_usage
+from tinylm.system.files import SUBFOLDERS, cache_root, clear_cache, measure_usage
 
 KEPT = "machine"  # cleared only by name, since the plans of later runs depend on the measurements
 

@@ -12,7 +12,7 @@ from tinylm.config.settings import DeviceSettings, TextFileSettings, UnknownChar
 from tinylm.config.training import BATCH
 from tinylm.config.validation import Setting
 from tinylm.errors import UsageError
-from tinylm.system.launch import Launch
+from tinylm.system.ranks import Launch
 
 if TYPE_CHECKING:
     from tinylm.analysis.comparison import Comparison

@@ -15,7 +15,7 @@ from tinylm.config.jobs import applicable, changed_settings
 from tinylm.config.settings import ChatSettings, DeviceSettings, TextFileSettings, UnknownCharacterSettings
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.system.launch import Launch
+from tinylm.system.ranks import Launch
 
 if TYPE_CHECKING:
     from tinylm.evaluation.result import Evaluation

@@ -18,8 +18,8 @@ from tinylm.commands.console import Console, terminal_columns
 from tinylm.commands.next_steps import shell_quote, use_commands
 from tinylm.commands.option_groups import complete_runs, with_option_groups
 from tinylm.commands.options import OutputOptions, print_fields
-from tinylm.config.duration import format_duration
 from tinylm.config.run import RunConfig
+from tinylm.config.settings import format_duration
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.report.curves import MAX_NUMBER
 from tinylm.reporter import counted

@@ -20,7 +20,7 @@ from tinylm.errors import SETTING, TinyLMError, UsageError
 
 MAX_CONFIG_BYTES = 1 << 16
 VARIABLES_WITHOUT_OPTION = (
-    "TINYLM_CACHE",  # see `tinylm.system.cache_directory`
+    "TINYLM_CACHE",  # see `tinylm.system.files.cache_root`
     "TINYLM_VERSION",  # tinylm does not read it, but container images often set a variable PROGRAM_VERSION
 )
 

@@ -9,8 +9,8 @@ import typer
 from tinylm.commands.console import shorten_number
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
-from tinylm.config.duration import format_duration
 from tinylm.config.presets import find_preset
+from tinylm.config.settings import format_duration
 from tinylm.config.validation import Setting, describe_value
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.run_directory.layout import CHECKPOINTS, run_directories

@@ -16,8 +16,8 @@ from tinylm.commands.training_display import TrainingDisplay, show_examples, sho
 from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings, reject_fixed_settings
 from tinylm.config.validation import Panel, Setting
 from tinylm.errors import UsageError, concerning
-from tinylm.system.launch import Launch
 from tinylm.system.process_signals import TERMINATION_SIGNALS
+from tinylm.system.ranks import Launch
 
 if TYPE_CHECKING:
     from tinylm.commands.console import Console
@@ -155,8 +155,7 @@ def run_training(
     import torch
 
     from tinylm.distributed.ranks import join_ranks, machine_threads
-    from tinylm.training.pipeline import start_run
-    from tinylm.training.prepare import plan_run
+    from tinylm.training.pipeline import plan_run, start_run
     from tinylm.training.session import Session
 
     # The plan alone

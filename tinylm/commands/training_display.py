@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tinylm.commands.console import Console, shorten_number
 from tinylm.commands.next_steps import shell_quote, use_commands
-from tinylm.config.duration import format_duration
 from tinylm.config.run import LAST, RunConfig
+from tinylm.config.settings import format_duration
 from tinylm.config.training import SEQUENCE_GROWTHS
 from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError
 from tinylm.reporter import counted

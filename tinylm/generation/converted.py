@@ -27,8 +27,16 @@ from tinylm.generation.generation_config import SpeedConfig
 from tinylm.generation.llama_cpp import LlamaCpp, reason_against
 from tinylm.generation.text_generator import TextGenerator
 from tinylm.reporter import Reporter
-from tinylm.system.cache_directory import is_private, private_folder
-from tinylm.system.files import check_regular, file_state, is_settled, read_json, resolve_links, write_text
+from tinylm.system.files import (
+    check_regular,
+    file_state,
+    is_private,
+    is_settled,
+    private_folder,
+    read_json,
+    resolve_links,
+    write_text,
+)
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.text.tokenizer_libraries import TokenizerLibraryError, wrap_library_errors
 

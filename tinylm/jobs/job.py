@@ -19,7 +19,7 @@ from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import TextLosses, default_batch_size, text_losses, token_losses
 from tinylm.evaluation.result import Evaluation, token_excerpt
 from tinylm.objectives.loss import Objective
-from tinylm.planning.sizes import Sizes
+from tinylm.planning.plan_request import Sizes
 from tinylm.reporter import Reporter
 from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch

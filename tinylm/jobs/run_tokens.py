@@ -14,7 +14,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.jobs.job import job_on
 from tinylm.jobs.reading import ModelReader
 from tinylm.reporter import Reporter, counted
-from tinylm.system.cache_directory import private_folder
+from tinylm.system.files import private_folder
 from tinylm.text.corpus import Corpus, find_corpus
 from tinylm.text.file_selection import TextSource
 from tinylm.text.files import SPOOL_FILE, STANDARD_INPUT, Progress, no_progress

@@ -13,7 +13,7 @@ from tinylm.config.training import TrainingConfig
 from tinylm.evaluation.result import token_excerpt
 from tinylm.jobs.job import Job, MakeTask, Scoring, Task
 from tinylm.objectives.loss import Objective, next_token
-from tinylm.planning.sizes import PARTS, Rows, Sizes, fitting_context
+from tinylm.planning.plan_request import PARTS, Rows, Sizes, fitting_context
 from tinylm.text.batches import Batch
 from tinylm.text.corpus import Corpus
 from tinylm.text.scored_tokens import (

@@ -24,8 +24,10 @@ graphs, compiler   | wrappers of `torch.optim` methods that    | first loss afte
                    | `inspect.unwrap` removes;                 | 3.9 s (018)                        | their wrappers;
                    | `Module._compiled_call_impl`, to discard  |                                    | compiled code runs
                    | compiled code                             |                                    | eagerly
-cpu_features       | `torch.cpu.get_capabilities`, or in older | fp32 on CPUs where bf16 has 0.55   | fp32; Intel CPUs
+cpu, features      | `torch.cpu.get_capabilities`, or in older | fp32 on CPUs where bf16 has 0.55   | fp32; Intel CPUs
                    | versions `torch.cpu._is_*_supported`      | of its speed; MKL on Intel's (015) | by /proc/cpuinfo
+cpu, placement     | Linux, GNU libgomp                        | 4,000 -> 12,000 tokens/s beside a  | all cores
+                   |                                           | busy process (042)                 |
 process, OpenMP    | Linux, GNU libgomp                        | 10,000 -> 17,600 tokens/s where    | no spinning
                    |                                           | wake-ups are slow (015)            |
 process, malloc    | Linux, glibc's `mallopt`                  | short runs take 0.8 to 0.95 times  | the C library's
@@ -33,6 +35,4 @@ process, malloc    | Linux, glibc's `mallopt`                  | short runs take
                    |                                           | needs less than a replica (028)    |
 process, caches    | `torch._inductor.codecache._HEADER_DIR`,  | security: other users cannot write | no precompiled
                    | `_HEADER_LOCK_DIR`                        | to the compilers' caches (020)     | headers
-thread_placement   | Linux, GNU libgomp                        | 4,000 -> 12,000 tokens/s beside a  | all cores
-                   |                                           | busy process (042)                 |
 """

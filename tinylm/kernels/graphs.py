@@ -18,11 +18,6 @@ from torch import nn
 Step = Callable[[], None]  # reads and writes tensors that stay in place
 
 
-def can_capture(device: torch.device) -> bool:
-    """Whether graphs of this device can be captured."""
-    return device.type == "cuda"
-
-
 @contextlib.contextmanager
 def restored_after_failure() -> Iterator[None]:
     """Context manager for a capture. If it raises, the stream and the random number generator can be used again.

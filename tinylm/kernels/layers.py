@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tinylm.kernels import cpu_features
+from tinylm.kernels import cpu
 
 MIN_ROWS = 32  # with fewer rows, converting the weight takes longer than a faster product gains
 
@@ -35,13 +35,11 @@ def is_mkl_faster(is_intel: bool, has_avx512: bool) -> bool:
     return is_intel or not has_avx512
 
 
-_PREFERRED = _AVAILABLE and not (
-    torch.backends.mkl.is_available() and is_mkl_faster(cpu_features.is_intel(), cpu_features.has_avx512())
-)
+_PREFERRED = _AVAILABLE and not (torch.backends.mkl.is_available() and is_mkl_faster(cpu.is_intel(), cpu.has_avx512()))
 # Whether the processor has instructions for a 16-bit format
 HAS_INSTRUCTIONS = {
-    torch.bfloat16: not cpu_features.is_x86() or cpu_features.computes_bf16(),
-    torch.float16: not cpu_features.is_x86() or cpu_features.computes_fp16(),
+    torch.bfloat16: not cpu.is_x86() or cpu.computes_bf16(),
+    torch.float16: not cpu.is_x86() or cpu.computes_fp16(),
 }
 
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tinylm.system.cache_directory import private_folder
+from tinylm.system.files import private_folder
 
 SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # values that the user has set are kept
 SPIN_COUNT = 10_000  # polls, a fraction of a millisecond (decision 015)

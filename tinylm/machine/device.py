@@ -14,7 +14,7 @@ from torch import nn
 
 from tinylm.config.validation import check_choice
 from tinylm.errors import UsageError
-from tinylm.kernels import cpu_features
+from tinylm.kernels import cpu
 from tinylm.reporter import counted
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -102,7 +102,7 @@ def computes_bf16(device: str) -> bool:
     """
     if device == "cuda":
         return torch.cuda.get_device_capability() >= (8, 0)
-    return device == "cpu" and cpu_features.computes_bf16()
+    return device == "cpu" and cpu.computes_bf16()
 
 
 def computes(device: str, dtype: str) -> bool:
@@ -119,7 +119,7 @@ def must_compare_bf16(device: str) -> bool:
 
 def identify_device(device: str) -> dict[str, Any]:
     """Key of a speed measurement on a device, as JSON values: processor, device, libraries, threads."""
-    return {**cpu_features.identify_torch(), "device": torch.cuda.get_device_name() if device == "cuda" else device}
+    return {**cpu.identify_torch(), "device": torch.cuda.get_device_name() if device == "cuda" else device}
 
 
 def autocast(device: str, dtype: str) -> AbstractContextManager[object]:
@@ -148,14 +148,11 @@ def describe_device(device: str) -> str:
     return device
 
 
-def runs_ahead(device: torch.device) -> bool:
-    """Whether Python can start operations on the device before earlier ones have ended."""
-    return device.type == "cuda"
-
-
-def mark(device: torch.device) -> Callable[[], None]:
-    """A function that waits until the device has done what was started so far."""
-    return torch.cuda.current_stream(device).record_event().synchronize if device.type == "cuda" else lambda: None
+def mark(device: torch.device) -> Callable[[], None] | None:
+    """A function that waits until the device has done what was started so far; `None` if an operation on the device
+    ends before Python starts the next one.
+    """
+    return torch.cuda.current_stream(device).record_event().synchronize if device.type == "cuda" else None
 
 
 def empty_cache(device: torch.device) -> None:

@@ -40,7 +40,7 @@ from tinylm.machine.measure import (
     slows_training,
 )
 from tinylm.reporter import Reporter, counted
-from tinylm.system.cache_directory import SUBFOLDERS, cache_root, measure_usage, private_folder
+from tinylm.system.files import SUBFOLDERS, cache_root, measure_usage, private_folder
 from tinylm.system.machine_profile import identify_processor, usable_cores
 from tinylm.transformer.build import build_model
 

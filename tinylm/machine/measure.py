@@ -15,10 +15,10 @@ from typing import Self
 
 import torch
 
-from tinylm.config.duration import format_duration
 from tinylm.config.model import ModelConfig
 from tinylm.config.presets import make_model_config
 from tinylm.config.run import RuntimeConfig
+from tinylm.config.settings import format_duration
 from tinylm.kernels.layers import linear, max_unfused_keys, prefers_onednn
 from tinylm.machine.device import (
     DTYPES,

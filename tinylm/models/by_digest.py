@@ -16,8 +16,15 @@ from tinylm.reporter import Reporter
 from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE
 from tinylm.run_directory.loading import read_config
 from tinylm.run_directory.weights import read_header
-from tinylm.system.cache_directory import cache_root, is_private_entry, private_folder
-from tinylm.system.files import is_link, read_bytes, replacing, resolve_links
+from tinylm.system.files import (
+    cache_root,
+    is_link,
+    is_private_entry,
+    private_folder,
+    read_bytes,
+    replacing,
+    resolve_links,
+)
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import count_parameters

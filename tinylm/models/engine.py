@@ -26,13 +26,13 @@ from tinylm.generation.graph_engine import GraphEngine, has_fixed_shapes
 from tinylm.generation.llama_cpp import LlamaCpp, reason_against
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.torch_engine import TorchEngine
-from tinylm.kernels.graphs import can_capture, capture
+from tinylm.kernels.graphs import capture
 from tinylm.machine.device import DTYPES
 from tinylm.models.adapter import LoadedAdapter, set_adapter_scale
 from tinylm.models.open import is_gguf
 from tinylm.reporter import Reporter
 from tinylm.run_directory.weights import digest
-from tinylm.system.cache_directory import private_folder
+from tinylm.system.files import private_folder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Decoder, Transformer
 
@@ -138,7 +138,7 @@ class ModelEngine(Engine):
         """Torch, with CUDA graphs on a GPU."""
         decoder = self.torch_network
         assert isinstance(decoder, Decoder)
-        if can_capture(decoder.device) and has_fixed_shapes(self.config.model):
+        if decoder.device.type == "cuda" and has_fixed_shapes(self.config.model):
             return TorchEngine(decoder, self.tokenizer, GraphEngine(decoder, self.tokenizer, capture, self.reporter))
         return TorchEngine(decoder, self.tokenizer)
 

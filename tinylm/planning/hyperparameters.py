@@ -11,8 +11,7 @@ from tinylm.config.run import AdapterConfig
 from tinylm.config.training import MUON_OPTIMIZERS, TrainingSettings
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
-from tinylm.planning.cost import training_speed, training_step_seconds
-from tinylm.planning.plan_request import PlanRequest
+from tinylm.planning.plan_request import PlanRequest, training_speed, training_step_seconds
 from tinylm.reporter import counted
 from tinylm.transformer.build import count_parameters
 
@@ -82,17 +81,7 @@ def choose_weight_decay(epochs: float, parameters_per_token: float) -> float:
     return float(f"{min(max(recipes.WEIGHT_DECAY_PER_EPOCH * epochs, recipes.MIN_WEIGHT_DECAY), limit):.2g}")
 
 
-def choose_mtp_weight(request: PlanRequest, config: ModelConfig) -> float:
-    """The weight of multi-token prediction: the chosen one, or in new modern decoders of plain text with a small
-    vocabulary, MTP_WEIGHT (decision 039).
-    """
-    if "mtp_weight" in request.training:
-        return request.training["mtp_weight"]
-    is_small = request.vocab_size <= recipes.MTP_MAX_VOCABULARY
-    return recipes.MTP_WEIGHT if request.is_new_modern and request.objective == "next-token" and is_small else 0.0
-
-
-def choose_bpe_dropout(request: PlanRequest, config: ModelConfig, length: RunLength) -> float:
+def choose_bpe_dropout(request: PlanRequest, length: RunLength) -> float:
     """The chosen probability, or BPE_DROPOUT in new modern decoders of plain text that see it often (decision 044)."""
     is_often = length.epochs >= recipes.BPE_DROPOUT_MIN_EPOCHS and not request.data.by_heart
     helps = request.is_new_modern and request.objective == "next-token" and is_often
@@ -191,8 +180,9 @@ def choose_settings(
         "objective": request.objective,
         "lr": float(f"{lr:.2g}"),
         "label_smoothing": 0.0,
-        "mtp_weight": choose_mtp_weight(request, config),
-        "bpe_dropout": choose_bpe_dropout(request, config, length),
+        "sequence_growth": request.sequence_growth(config),
+        "mtp_weight": request.mtp_weight,
+        "bpe_dropout": choose_bpe_dropout(request, length),
         "patience": recipes.DEFAULT_PATIENCE if relies_on_validation else None,
         "keep": request.keep,
         **choose_intervals(machine, request, config, length),

@@ -15,7 +15,8 @@ from tinylm.errors import UsageError
 from tinylm.machine.measure import Machine
 from tinylm.objectives.loss import max_logits
 from tinylm.planning import recipes
-from tinylm.planning.cost import (
+from tinylm.planning.plan_request import (
+    PlanRequest,
     block_parameters,
     device_class,
     layer_matrices,
@@ -23,8 +24,6 @@ from tinylm.planning.cost import (
     training_speed,
     training_step_seconds,
 )
-from tinylm.planning.hyperparameters import choose_mtp_weight
-from tinylm.planning.plan_request import PlanRequest
 from tinylm.system.ranks import MAX_SUM_BYTES
 
 
@@ -125,7 +124,7 @@ def training_memory(
     others += parameters if request.keeps_first_weights else 0
     # A frozen embedding stays fp32 (see `set_weights_dtype`), unless the base has 16 bits, which is not known here.
     wide = (4 - size) * config.vocab_size * config.width if frozen or request.keeps_first_weights else 0
-    losses = 1 if choose_mtp_weight(request, config) == 0 else 2
+    losses = 1 if request.mtp_weight == 0 else 2
     logit_bytes = recipes.LOGIT_BYTES + (losses - 1) * recipes.LOGIT_GRADIENT_BYTES
     moments, update = 8 * trained, 0  # fp32: two moments of Adam
     if request.optimizer in MUON_OPTIMIZERS and request.adapter is None:

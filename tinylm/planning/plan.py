@@ -10,11 +10,10 @@ from typing import Any
 from tinylm.config.model import ModelConfig
 from tinylm.config.presets import SIZES, check_options_have_effect, make_model_config
 from tinylm.config.run import DataConfig, RunConfig, RuntimeConfig, TrainingParts
-from tinylm.config.training import SEQUENCE_GROWTHS, Budget, TrainingConfig, check_sequence_growth
+from tinylm.config.training import Budget, TrainingConfig, check_sequence_growth
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
-from tinylm.planning.cost import matrix_parameters, training_step_seconds
 from tinylm.planning.hyperparameters import (
     RunLength,
     choose_compile,
@@ -30,8 +29,7 @@ from tinylm.planning.memory import (
     max_tokens_per_step,
     plan_memory,
 )
-from tinylm.planning.plan_request import PlanRequest
-from tinylm.planning.sizes import Sizes
+from tinylm.planning.plan_request import PlanRequest, Sizes, matrix_parameters, training_step_seconds
 from tinylm.transformer.build import count_parameters
 
 
@@ -83,8 +81,7 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
     # The context and the size of the model, and how the lengths of sequences grow
     sequence_length = choose_sequence_length(request, notices)
     config = choose_model(request, size, sequence_length, notices)
-    request = with_sequence_growth(request, config)
-    check_sequence_growth(request.sequence_growth, config.context, is_plain_text=request.data.is_plain_text)
+    check_sequence_growth(request.sequence_growth(config), config.context, is_plain_text=request.data.is_plain_text)
 
     # The batch, the number of steps, and what depends on the number of epochs
     batch_size = choose_batch_size(machine, request, config)
@@ -203,22 +200,6 @@ def choose_sequence_length(request: PlanRequest, notices: list[str]) -> int | No
     return length
 
 
-def with_sequence_growth(request: PlanRequest, config: ModelConfig) -> PlanRequest:
-    """The request with a choice of `sequence_growth`: the user's, or else the planned one (decision 037).
-
-    Sequences of new modern decoders with RoPE grow on plain text, as far as the shortest have at least
-    MIN_GROWING_LENGTH tokens.
-    """
-    if "sequence_growth" in request.training:
-        return request
-    growth, context = 1, config.context
-    is_decoder = config.architecture == "decoder" and config.position == "rope"
-    if request.is_new_modern and is_decoder and request.data.is_plain_text:
-        fitting = [n for n in SEQUENCE_GROWTHS if context % n == 0 and context // n >= recipes.MIN_GROWING_LENGTH]
-        growth = max(fitting, default=1)
-    return request.with_training(sequence_growth=growth)
-
-
 def choose_model(request: PlanRequest, size: str, sequence_length: int | None, notices: list[str]) -> ModelConfig:
     """The base model with the length of its training sequences as context, or a new model of this size.
 
@@ -270,9 +251,10 @@ def choose_sizes(machine: Machine, request: PlanRequest) -> list[str]:
 
 def training_tokens(machine: Machine, request: PlanRequest, config: ModelConfig) -> float:
     """Tokens that a model is trained on in `request.seconds`, at most MAX_USEFUL_EPOCHS of the training data."""
-    length = with_sequence_growth(request, config).mean_length(config)
     per_step = max_tokens_per_step(machine, config.width, request.optimizer)
-    steps = request.seconds / training_step_seconds(machine, config, per_step, request.optimizer, length)
+    steps = request.seconds / training_step_seconds(
+        machine, config, per_step, request.optimizer, request.mean_length(config)
+    )
     return min(steps * per_step, recipes.MAX_USEFUL_EPOCHS * request.data.train_tokens)
 
 
@@ -310,10 +292,6 @@ VOCABULARY, TOKENS = 8192, 10**11  # a text so long that only the time limits th
 
 def largest_models(machine: Machine) -> dict[str, dict[str, Any]]:
     """The planned model by the name of the time: its size, the tokens that it is trained on, and memory."""
-    return {name: _largest_model(machine, seconds) for name, seconds in SECONDS.items()}
-
-
-def _largest_model(machine: Machine, seconds: float) -> dict[str, Any]:
     data = DataConfig(
         corpus=(),
         train_characters=4 * TOKENS,
@@ -324,13 +302,16 @@ def _largest_model(machine: Machine, seconds: float) -> dict[str, Any]:
         train_tokens=TOKENS,
         val_tokens=TOKENS // 10,
     )
-    plan = plan_training(
-        machine, PlanRequest(objective="next-token", data=data, vocab_size=VOCABULARY, budget=Budget(time=seconds))
-    )
-    return {
-        "layers": plan.model.layers,
-        "width": plan.model.width,
-        "parameters": plan.parameters,
-        "tokens": plan.steps * plan.training.batch_size * plan.model.context,
-        "memory_gb": round(plan.memory / 1e9, 1),
-    }
+    models = {}
+    for name, seconds in SECONDS.items():
+        budget = Budget(time=seconds)
+        request = PlanRequest(objective="next-token", data=data, vocab_size=VOCABULARY, budget=budget)
+        plan = plan_training(machine, request)
+        models[name] = {
+            "layers": plan.model.layers,
+            "width": plan.model.width,
+            "parameters": plan.parameters,
+            "tokens": plan.steps * plan.training.batch_size * plan.model.context,
+            "memory_gb": round(plan.memory / 1e9, 1),
+        }
+    return models

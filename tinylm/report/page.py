@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tinylm import __version__
-from tinylm.config.duration import format_duration
 from tinylm.config.run import RunConfig
+from tinylm.config.settings import format_duration
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.models.load import load
 from tinylm.report.curves import number, read_curves, read_samples

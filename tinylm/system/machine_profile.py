@@ -16,8 +16,7 @@ from typing import Any
 
 from tinylm.errors import TinyLMError
 from tinylm.reporter import Reporter
-from tinylm.system.cache_directory import is_private, private_folder
-from tinylm.system.files import is_system_failure, read_json, write_text
+from tinylm.system.files import is_private, is_system_failure, private_folder, read_json, write_text
 
 FORMAT = 1  # of the profile; increase it when a measurement or its method changes
 MAX_BYTES = 1 << 16

@@ -1,6 +1,6 @@
 """Signal handlers of the process: Ctrl-C, SIGTERM and a closed terminal end it after cleanup, without a traceback.
 
-During training, `tinylm.training.graceful_stop` replaces these handlers: a signal then saves the run first.
+During training, `tinylm.training.session` replaces these handlers: a signal then saves the run first.
 """
 
 import contextlib

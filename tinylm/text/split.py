@@ -26,8 +26,7 @@ from tinylm.config.run import MAX_SHORT_TEXT, SpecialTokens
 from tinylm.config.settings import TextSettings
 from tinylm.config.validation import check_settings, from_json
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.system.cache_directory import private_folder
-from tinylm.system.files import file_state, is_settled, read_json, write_text
+from tinylm.system.files import file_state, is_settled, private_folder, read_json, write_text
 from tinylm.text.corpus import Corpus, CorpusStats, RecordCorpus, Stream, joined, slice_stream
 from tinylm.text.files import STANDARD_INPUT, Progress, no_progress
 from tinylm.text.tokenizer import Tokenizer

@@ -23,11 +23,11 @@ import numpy as np
 
 from tinylm import __version__
 from tinylm.errors import DamagedError, TinyLMError
-from tinylm.system.cache_directory import is_private_entry
 from tinylm.system.files import (
     FolderHandle,
     check_folder,
     file_state,
+    is_private_entry,
     is_system_failure,
     open_regular,
     read_json,

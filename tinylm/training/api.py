@@ -15,7 +15,7 @@ from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
 from tinylm.distributed.ranks import join_ranks
 from tinylm.errors import InterruptedRunError
 from tinylm.reporter import LogReporter, Reporter
-from tinylm.system.launch import Launch
+from tinylm.system.ranks import Launch
 from tinylm.training.pipeline import start_run
 from tinylm.training.session import EventCallback, Session, TrainingResult
 from tinylm.training.training_request import Files, TrainingRequest

@@ -16,9 +16,9 @@ from tinylm.config.run import RunConfig, RuntimeConfig
 from tinylm.config.training import SEQUENCE_GROWTHS, TrainingConfig
 from tinylm.evaluation.loop import evaluation_mode
 from tinylm.jobs.job import Task, load_job
+from tinylm.kernels.cpu import ThreadPlacement, can_place_threads
 from tinylm.kernels.graphs import discard_compiled, force_eager
 from tinylm.kernels.process import keep_freed_blocks
-from tinylm.kernels.thread_placement import ThreadPlacement, can_place_threads
 from tinylm.machine.device import DTYPES, weights_dtype
 from tinylm.machine.measure import LoadMeter, slows_training
 from tinylm.models.by_digest import Teacher
@@ -37,9 +37,9 @@ from tinylm.training.execution import GraphedModel, capture_graphs, checkpoint_a
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.parallel import load_shards, rank_shard, shard_model
 from tinylm.training.run_store import open_store
-from tinylm.training.samples import RunSampler
 from tinylm.training.state import TrainerState, restore_optimizer
 from tinylm.training.trainer import Trainer
+from tinylm.training.validation import RunSampler
 from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import count_parameters
 from tinylm.transformer.layers import Dropout

@@ -17,16 +17,15 @@ from tinylm.errors import DivergedError, TinyLMError, memory_errors
 from tinylm.evaluation.loop import EvaluationLoss, batch_losses
 from tinylm.jobs.job import Task
 from tinylm.kernels.graphs import force_eager
-from tinylm.machine.device import autocast, empty_cache, mark, runs_ahead
+from tinylm.machine.device import autocast, empty_cache, mark
 from tinylm.planning.recipes import MAX_EVALUATION_SHARE
 from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import prefetch
-from tinylm.training.clock import Clock, StoppingRule
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
 from tinylm.training.execution import GraphedModel
 from tinylm.training.optimizer import WeightAverage, allocate_state, learning_rate
 from tinylm.training.parallel import full, is_sharded, micro_batches, release_gathered, sum_gradients, weights_finite
-from tinylm.training.state import Sums, TrainerState, add_metrics, capture_rng, restore_rng
+from tinylm.training.state import Clock, StoppingRule, Sums, TrainerState, add_metrics, capture_rng, restore_rng
 from tinylm.training.validation import Validation
 from tinylm.transformer.architectures import Transformer
 
@@ -77,7 +76,7 @@ class Trainer:
     report: receives every event
     check_stop: called between steps and between evaluation batches; raises StopTraining to end training
     step_done: called after each step with its tokens and its duration in seconds
-    runs_ahead, mark: see `tinylm.machine.device`
+    mark: see `tinylm.machine.device`
     """
 
     model: Transformer
@@ -94,8 +93,7 @@ class Trainer:
     check_stop: Callable[[], None] = lambda: None
     step_done: Callable[[int, float], None] = lambda tokens, seconds: None
     now: Callable[[], float] = time.monotonic
-    runs_ahead: Callable[[torch.device], bool] = runs_ahead
-    mark: Callable[[torch.device], Callable[[], None]] = mark
+    mark: Callable[[torch.device], Callable[[], None] | None] = mark
 
     def __post_init__(self) -> None:
         config, state = self.config, self.state
@@ -116,7 +114,7 @@ class Trainer:
         self._begun_save = (state.step, state.last_eval_step) if state.step else (-1, -1)
         # Without loss scaling, which needs each gradient norm, losses and norms stay on a GPU until a log line, an
         # evaluation or a save, and up to STEPS_AHEAD steps are started ahead.
-        self._runs_ahead = self.runs_ahead(self.device) and self.ranks.size == 1 and not self._scaler.is_enabled()
+        self._runs_ahead = self.mark(self.device) is not None and self.ranks.size == 1 and not self._scaler.is_enabled()
         self._started_steps: deque[Callable[[], None]] = deque()  # each waits for the end of a step
         self._unread: list[tuple[int, tuple[Tensor, Tensor]]] = []  # number, and loss and gradient norm, of steps
         self._norm = 0.0  # of the gradient of the last step that was read, before clipping
@@ -152,8 +150,12 @@ class Trainer:
                 self._evaluate_untrained()
             elif state.step % config.eval_every == 0 and state.last_eval_step != state.step:
                 self._evaluate()
-            if state.step and self._save_is_due():
-                self._save()
+            if state.step:  # also after the first step: a save makes the run, which has no untrained weights
+                is_first = self._begun_save[0] < 0 and self._clock.progress() < 1
+                is_due = is_first or state.step % config.save_every == 0
+                # None that would not be written before a time budget ends: the last save would have to wait for it
+                if is_due and not self._clock.ends_within(state.save_seconds):
+                    self._save()
 
             # End the run
             if self._rule.patience_exhausted(state):
@@ -231,8 +233,8 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             if self._average is not None and math.isfinite(self._norm):  # else fp16 has skipped it
                 self._average.update(state.step + 1)
-        if self._runs_ahead:
-            self._started_steps.append(self.mark(self.device))
+        if self._runs_ahead and (end_of_step := self.mark(self.device)) is not None:
+            self._started_steps.append(end_of_step)
             if len(self._started_steps) > STEPS_AHEAD:
                 self._started_steps.popleft()()  # wait until it has ended
 
@@ -414,15 +416,6 @@ class Trainer:
             state.best_loss, state.best_step = state.val_loss, state.step
 
     # Saves
-
-    def _save_is_due(self) -> bool:
-        """Whether a save is due; also after the first step, since it makes the run, which has no untrained weights.
-
-        None is due that would not be written before a time budget ends: the last save would have to wait for it.
-        """
-        is_first = self._begun_save[0] < 0 and self._clock.progress() < 1
-        is_due = is_first or self.state.step % self.config.save_every == 0
-        return is_due and not self._clock.ends_within(self.state.save_seconds)
 
     def _save(self) -> None:
         """Save the last step and its evaluation, unless they are saved."""

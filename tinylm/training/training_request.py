@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tinylm.config.duration import parse_duration
 from tinylm.config.jobs import JOBS
 from tinylm.config.settings import (
     MODEL_NAMES,
@@ -18,6 +17,7 @@ from tinylm.config.settings import (
     TrainSettings,
     given_settings,
     names_of,
+    parse_duration,
     reject_fixed_settings,
 )
 from tinylm.config.training import Budget

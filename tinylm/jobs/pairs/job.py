@@ -21,8 +21,8 @@ from tinylm.jobs.pairs.corpus import PairCorpus, PairTokens, pair_evaluation_bat
 from tinylm.jobs.pairs.translate import SOURCES_PER_BATCH, search_targets, translate
 from tinylm.machine.device import DTYPES
 from tinylm.objectives.loss import LanguageModel, Loss, Objective, scored_loss, target_losses
+from tinylm.planning.plan_request import PARTS, Rows, Sizes, fitting_context
 from tinylm.planning.recipes import DropoutRule
-from tinylm.planning.sizes import PARTS, Rows, Sizes, fitting_context
 from tinylm.reporter import Reporter, counted
 from tinylm.text.batches import Batch
 from tinylm.text.corpus import Corpus

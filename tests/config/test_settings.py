@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinylm.config.duration import format_duration, format_duration_setting, parse_duration
+from tinylm.config.settings import format_duration, format_duration_setting, parse_duration
 from tinylm.errors import UsageError
 
 

@@ -1,12 +1,11 @@
 """The variables of torchrun, and the rendezvous of ranks, which are threads here, with its store."""
 
-import itertools
+import functools
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -16,9 +15,9 @@ import pytest
 import torch
 
 from tests.shell import child_process, environment, run_child
-from tinylm.distributed.rendezvous import TIMEOUT, Rendezvous, meet
+from tinylm.distributed.ranks import QUIET_SECONDS, Rendezvous, meet
 from tinylm.errors import JoinError, UsageError
-from tinylm.system.launch import Launch
+from tinylm.system.ranks import Launch
 
 TORCHRUN = {"MASTER_ADDR": "node-1", "MASTER_PORT": "29500", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 TORCHRUN |= {"LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "job-7"}
@@ -47,19 +46,22 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="to
 SIZE = 3
 
 
+# The server looks up the name of each client before it answers: 10 s and more where no DNS server answers.
+PATIENT = timedelta(seconds=60)
+
+
 @pytest.fixture
-def store() -> Iterator[Any]:
-    yield torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+def store() -> Any:
+    return torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
 
 def start(store: Any, *run_ids: str) -> list[Rendezvous]:
     """The rendezvous of each rank of each job, in processes that have just started."""
-    numbers = itertools.count()
     jobs = run_ids or ("",)
     shared: dict[str, Any] = {"size": SIZE, "port": store.port, "has_store": True}
     launches = [Launch(rank=rank, run_id=job, **shared) for job in jobs for rank in reversed(range(SIZE))]
     with ThreadPoolExecutor(len(launches)) as pool:
-        return list(pool.map(lambda launch: meet(launch, print, numbers=numbers), launches))
+        return list(pool.map(lambda launch: meet(launch, print, 0, PATIENT), launches))
 
 
 def test_jobs_of_one_store_and_ranks_after_a_restart_see_no_others(store: Any) -> None:
@@ -81,34 +83,32 @@ def test_the_job_stays_and_restarts_are_counted(store: Any) -> None:
 
 
 def test_the_second_rendezvous_of_a_process_is_no_restart(store: Any) -> None:
-    launch, numbers = Launch(port=store.port, has_store=True), itertools.count()
-    found = [meet(launch, print, numbers=numbers) for _ in range(2)]
+    launch = Launch(port=store.port, has_store=True)
+    found = [meet(launch, print, number, PATIENT) for number in range(2)]
     assert [meeting.restarts for meeting in found] == [0, 0]
     assert found[0].job != found[1].job, "a restart of the first call must not resume the run of the second"
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
-    alone = meet(Launch(port=port), print)
+    alone = meet(Launch(port=port), print, 0, PATIENT)
     assert (alone.job, alone.restarts) == (None, 0), "without torchrun there is no job"
 
 
 def test_missing_ranks_are_reported_and_named_in_the_error(store: Any) -> None:
-    """By a clock whose readings are six seconds apart."""
     notes: list[str] = []
-    readings = itertools.count(step=6)
+    launch = Launch(size=3, port=store.port, has_store=True)
+    readings = iter([0.0, QUIET_SECONDS + 1, PATIENT.seconds + 1.0])
     with pytest.raises(JoinError, match=r"2 of 3 processes .*ranks 1, 2.* unset MASTER_ADDR, RANK and WORLD_SIZE"):
-        meet(Launch(size=3, port=store.port, has_store=True), notes.append, now=lambda: next(readings))
+        meet(launch, notes.append, 0, PATIENT, now=functools.partial(next, readings))
     assert notes == ["Waiting for 2 of 3 processes (ranks 1, 2)..."]
-    assert next(readings) == 6 * (int(TIMEOUT.total_seconds()) // 6 + 2)
     with pytest.raises(JoinError, match=f"Rank 1 of 2 found no rank 0 at localhost:{store.port}"):
-        meet(Launch(rank=1, size=2, port=store.port, has_store=True), print, timeout=timedelta(seconds=0.5))
+        meet(Launch(rank=1, size=2, port=store.port, has_store=True), print, 0, timedelta(seconds=0.5))
 
 
 IMPATIENT = """
 import functools, sys
 from datetime import timedelta
-from tinylm.distributed import ranks, rendezvous
-rendezvous.QUIET_SECONDS = 0
-ranks.meet = functools.partial(rendezvous.meet, timeout=timedelta(seconds={limit}))
+from tinylm.distributed import ranks
+ranks.MEETING_TIMEOUT, ranks.QUIET_SECONDS = timedelta(seconds={limit}), 0
 from tinylm.__main__ import main
 sys.argv = ["tinylm", *{arguments!r}]
 main()
@@ -160,7 +160,7 @@ DIVERGED = """
 import os, sys, time
 from tinylm.distributed import ranks
 from tinylm.errors import DivergedError, PeerError
-from tinylm.system.launch import Launch
+from tinylm.system.ranks import Launch
 ranks.LINGER_SECONDS = 60
 try:
     with ranks.join_ranks(Launch.of(os.environ)) as joined:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tinylm.kernels import cpu
 from tinylm.kernels.cpu import HOLD, INTERVAL, TASKS, SecondTeam, ThreadPlacement, Threads
 
 TOKENS = 1000

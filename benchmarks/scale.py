@@ -278,7 +278,7 @@ def prepare(corpus: Path) -> None:
     from tinylm.text.corpus import find_corpus
     from tinylm.text.split import split_corpus
     from tinylm.text.token_files import open_part, token_key
-    from tinylm.text.vocabulary import choose_tokenizer
+    from tinylm.text.tokenizer_choice import choose_tokenizer
 
     phases = {}
     clock = time.monotonic()

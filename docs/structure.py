@@ -70,8 +70,8 @@ def code_lines(source: str, tree: ast.AST) -> int:
 FEATURES = {
     "labels": (r"label(?!_smoothing)|classif", "jobs/labels commands/classify text/labels generation/classify"),
     "preferences": (r"preference|dpo_|\"dpo", "jobs/preferences text/preferences"),
-    "distillation": (r"distil|teacher", "jobs/distillation models/teachers models/by_digest objectives/distillation"),
-    "chat": ("chat|conversation", "jobs/chat text/chat text/answer_spans text/template_worker commands/chat"),
+    "distillation": (r"distil|teacher", "jobs/distillation models/teachers models/find_base objectives/distillation"),
+    "chat": ("chat|conversation", "jobs/chat text/chat text/chat_format text/template_worker commands/chat"),
     "pairs": (
         r"encoder.?decoder|sequence.to.sequence|bleu|chrf|[\"' ]pairs\b|_pairs\b|Pair[A-Z]",
         "jobs/pairs text/pairs evaluation/translation generation/translate",

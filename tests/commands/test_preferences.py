@@ -16,7 +16,7 @@ from tinylm.jobs.preferences.corpus import parse_preference
 from tinylm.run_directory.loading import read_config
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.run_directory.weights import write_weights
-from tinylm.text.answer_spans import chat_format
+from tinylm.text.chat_format import chat_format
 
 FIXED = ("--steps", 8, "--eval-every", 4, "--save-every", 4, "--log-every", 1, "--batch-size", 4, "--lr", 0.003)
 FIXED += ("--schedule", "constant", "--warmup-steps", 0)

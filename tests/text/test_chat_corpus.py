@@ -24,14 +24,14 @@ from tinylm.jobs.chat.job import JOB
 from tinylm.jobs.reading import ModelReader, load_text
 from tinylm.jobs.run_tokens import encode_recorded_text, encode_split, reopen_ids, reopen_tokens
 from tinylm.reporter import LogReporter
-from tinylm.text.answer_spans import read_template, template_tokens
 from tinylm.text.chat import Conversation, parse_conversation
+from tinylm.text.chat_format import read_template, template_tokens
 from tinylm.text.chat_template import CHATML
 from tinylm.text.file_selection import TextSource, first_keys, has_chat_keys
 from tinylm.text.split import SplitCorpus, draw_records
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_char
-from tinylm.text.vocabulary import choose_tokenizer
+from tinylm.text.tokenizer_choice import choose_tokenizer
 
 TURNS = messages(("user", "Hello"), ("assistant", "Hi!"))
 TOOLS = [{"type": "function", "function": {"name": "add"}}]

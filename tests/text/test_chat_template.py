@@ -19,8 +19,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from tests.text.templates import LLAMA_2, LLAMA_3, QWEN, QWEN_3, SPECIAL
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text import template_worker
-from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import Conversation
+from tinylm.text.chat_format import ChatFormat, ScoredText
 from tinylm.text.chat_template import CHATML, ChatTemplate, RenderJob, text_of, unmarked
 
 CONVERSATION = [

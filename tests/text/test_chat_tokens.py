@@ -13,12 +13,12 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.text.templates import CONVERSATIONS, LLAMA_2, LLAMA_3, QWEN, SPECIAL_TOKENS, compiled, messages
-from tests.text.test_answer_spans import ANSWERS, chat, conversation
+from tests.text.test_chat_format import ANSWERS, chat, conversation
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.prompts import encode_conversation
 from tinylm.jobs.chat.corpus import CHAT_ENCODING, ChatTokens, encode_example
-from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import Conversation
+from tinylm.text.chat_format import ChatFormat, ScoredText
 from tinylm.text.chat_template import CHATML
 from tinylm.text.scored_tokens import ids_of
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char

@@ -23,14 +23,14 @@ from tinylm.jobs.reading import ModelReader, load_text
 from tinylm.jobs.run_tokens import encode_recorded_text, encode_split, encode_text, reopen_tokens
 from tinylm.reporter import LogReporter, SilentReporter
 from tinylm.system.files import cache_root
-from tinylm.text.answer_spans import template_tokens
+from tinylm.text.chat_format import template_tokens
 from tinylm.text.chat_template import CHATML
 from tinylm.text.corpus import Corpus, find_corpus
 from tinylm.text.file_selection import TextSource
 from tinylm.text.split import split_corpus
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
-from tinylm.text.vocabulary import choose_tokenizer, handle_unknown_characters
+from tinylm.text.tokenizer_choice import choose_tokenizer, handle_unknown_characters
 
 
 def test_validation_is_the_end_of_the_text_or_a_corpus_of_its_own(corpus: Path, other: Path) -> None:

@@ -16,7 +16,7 @@ from tinylm.text import split
 from tinylm.text.corpus import Corpus, CorpusStats, find_corpus
 from tinylm.text.split import scan_or_recall
 from tinylm.text.tokenizer import train_char
-from tinylm.text.vocabulary import choose_tokenizer, corpus_without_unknown
+from tinylm.text.tokenizer_choice import choose_tokenizer, corpus_without_unknown
 
 
 @pytest.fixture(autouse=True)

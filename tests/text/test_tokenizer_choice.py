@@ -12,7 +12,7 @@ from tests.text.corpora import TEXT, require_errors, split_of, write_file, write
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.split import split_corpus
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
-from tinylm.text.vocabulary import choose_tokenizer, require_known_characters, sample_for_tokenizer
+from tinylm.text.tokenizer_choice import choose_tokenizer, require_known_characters, sample_for_tokenizer
 
 
 def test_auto_chooses_characters_for_short_texts_with_small_alphabets_and_else_bpe(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def _entries(
 def _entry(line: str, name: str, format: str, options: ClassifyOptions, tokenizer: "Tokenizer") -> Entry:
     """The text of a line. Raises UsageError for JSON without a text, and for a text that cannot be encoded."""
     from tinylm.text.readers import parse_json_line, text_of_record
-    from tinylm.text.vocabulary import without_unknown
+    from tinylm.text.tokenizer_choice import without_unknown
 
     fields: dict[str, Any] = {"text": line}
     if format == "jsonl":

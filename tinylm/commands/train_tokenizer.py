@@ -40,7 +40,7 @@ def train_tokenizer(
     """Train a tokenizer: the characters of a text, or byte-level BPE on the first 90 % of the text."""
     from tinylm.jobs.job import job_on
     from tinylm.jobs.reading import ModelReader, load_text
-    from tinylm.text.vocabulary import choose_tokenizer
+    from tinylm.text.tokenizer_choice import choose_tokenizer
 
     console = output.console()
     if out.exists() and not force:

@@ -15,8 +15,8 @@ from tinylm.config.validation import Range, describe_value, limits_of, require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.generation_config import BeamSearchConfig, GenerationConfig, PromptPolicy, SpeedConfig
 from tinylm.reporter import Reporter
-from tinylm.text.answer_spans import ChatFormat, without_marks
 from tinylm.text.chat import Conversation, parse_conversation
+from tinylm.text.chat_format import ChatFormat, without_marks
 from tinylm.text.readers import parse_json_line, require_encodable
 from tinylm.text.tokenizer import MAX_LISTED, Tokenizer, describe_characters
 

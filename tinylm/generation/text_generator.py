@@ -16,8 +16,8 @@ from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.prompts import EncodedPrompt, Prompt, encode_conversation, encode_prompt
 from tinylm.reporter import LogReporter, Reporter
-from tinylm.text.answer_spans import ChatFormat, chat_format, read_template
 from tinylm.text.chat import Conversation
+from tinylm.text.chat_format import ChatFormat, chat_format, read_template
 from tinylm.text.decoding import TokenTexts, stream_decoder
 from tinylm.text.tokenizer import Tokenizer
 

@@ -21,7 +21,7 @@ from tinylm.text.file_selection import TextSource
 from tinylm.text.files import STANDARD_INPUT
 from tinylm.text.parallel_encoding import encode_in_memory
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.text.vocabulary import corpus_without_unknown, report_dropped, require_known_characters
+from tinylm.text.tokenizer_choice import corpus_without_unknown, report_dropped, require_known_characters
 
 
 @contextlib.contextmanager

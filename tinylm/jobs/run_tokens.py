@@ -22,7 +22,7 @@ from tinylm.text.parallel_encoding import Encoding
 from tinylm.text.split import SplitCorpus, scan_or_recall
 from tinylm.text.token_files import SHARD_TOKENS, TokenFolder, Tokens, encode_to_folder, open_part, token_key
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.text.vocabulary import corpus_without_unknown
+from tinylm.text.tokenizer_choice import corpus_without_unknown
 
 MIN_TOKENS = {"train": 3, "val": 2}  # per part
 MAX_COMPARED = 1 << 26  # tokens of a training text whose records are compared with those for validation

@@ -28,7 +28,7 @@ from tinylm.formats.peft import (
     read_adapter,
     read_base_name,
 )
-from tinylm.models.by_digest import find_base_model
+from tinylm.models.find_base import find_base_model
 from tinylm.models.open import open_model
 from tinylm.reporter import Reporter
 from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE, find_run, path_exists

@@ -13,8 +13,8 @@ from tinylm.config.run import AdapterConfig, RunConfig
 from tinylm.config.settings import AdapterSettings, LoRASettings
 from tinylm.errors import UsageError
 from tinylm.models.adapter import add_adapter, load_base_model
-from tinylm.models.by_digest import remember_base
 from tinylm.models.exporting import write_peft_copy
+from tinylm.models.find_base import remember_base
 from tinylm.run_directory.loading import LoadedModel, TrainedWeights
 from tinylm.system.files import resolve_links
 from tinylm.transformer.architectures import Transformer

@@ -180,7 +180,7 @@ def open_for_serving(
     reporter = reporter or LogReporter()
     run = _find(path, adapters, "cpu", "auto", quantize, reporter)
 
-    def open_model() -> "Model":
+    def load_files() -> "Model":
         return _load(run, adapters, "cpu", "auto", quantize, SilentReporter(), only_generates=True)
 
     # The converted file of an earlier call, or else the model's own files
@@ -189,14 +189,14 @@ def open_for_serving(
     if run is not None and record is not None and take_cached(record.file):
         name = run.stem
     else:
-        model = open_model()
+        model = load_files()
         reporter.note("On cpu: llama.cpp serves there.")
         name, record = model.path.stem, model.convert_for_serving()
         if key is not None:
             record.write(key)
 
     def open_torch() -> "Engine":
-        again = open_model()
+        again = load_files()
         if again.convert_for_serving().gguf != record.gguf:  # whose name has the digest of the weights
             raise TinyLMError(f"The files of {name} have changed since the server started; start it again.")
         again.engine.quantize = "none"  # torch has no int8 weights

@@ -23,7 +23,7 @@ from tinylm.models.adapter import (
     load_base_model,
     read_adapter_config,
 )
-from tinylm.models.by_digest import find_base_model
+from tinylm.models.find_base import find_base_model
 from tinylm.models.open import find_model, open_model
 from tinylm.reporter import Reporter
 from tinylm.run_directory.directory import RunDirectory

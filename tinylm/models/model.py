@@ -36,11 +36,11 @@ from tinylm.models.adapter import LoadedAdapter
 from tinylm.models.engine import ModelEngine
 from tinylm.reporter import counted
 from tinylm.system.ranks import ONE_RANK, Ranks
-from tinylm.text.answer_spans import chat_format
+from tinylm.text.chat_format import chat_format
 from tinylm.text.file_selection import TextSource
 from tinylm.text.token_files import Tokens
 from tinylm.text.tokenizer import MASK
-from tinylm.text.vocabulary import without_unknown
+from tinylm.text.tokenizer_choice import without_unknown
 from tinylm.transformer.architectures import Decoder, Encoder, EncoderDecoder, Transformer
 from tinylm.transformer.build import count_parameters
 

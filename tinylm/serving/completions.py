@@ -23,8 +23,8 @@ from tinylm.generation.llama_cpp import LlamaCpp
 from tinylm.generation.prompts import EncodedPrompt, drop_unknown, empty_start, encode_conversation
 from tinylm.generation.text_generator import TextStream
 from tinylm.reporter import SilentReporter
-from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import parse_conversation
+from tinylm.text.chat_format import ChatFormat
 from tinylm.text.decoding import TokenTexts, stream_decoder
 from tinylm.text.readers import require_encodable
 from tinylm.text.tokenizer import Tokenizer

@@ -21,7 +21,7 @@ from tinylm.generation.engine import Engine
 from tinylm.kernels.process import share_heaps
 from tinylm.serving.completions import Completions
 from tinylm.serving.server_config import ServerConfig, is_loopback
-from tinylm.text.answer_spans import chat_format
+from tinylm.text.chat_format import chat_format
 
 MAX_CONTEXT = 4096  # tokens of a request, unless more are asked for: the cache takes memory for each
 MAX_BODY = 1 << 24  # bytes of a request

@@ -117,7 +117,7 @@ class ChatTemplate:
         Raises TinyLMError if the source is not a Jinja template, or if its process cannot be started.
         """
         requests = [self._request(job) for job in jobs]
-        answers = iter(self._answers([request for request in requests if isinstance(request, _Request)]))
+        answers = iter(self._answers([request for request in requests if isinstance(request, _WorkerRequest)]))
         return [
             [request] if isinstance(request, TinyLMError) else [self._rendering(value) for value in next(answers)]
             for request in requests
@@ -133,7 +133,7 @@ class ChatTemplate:
             self._process = _Process(self.source, self._seconds)
         return self._process
 
-    def _request(self, job: RenderJob) -> "_Request | TinyLMError":
+    def _request(self, job: RenderJob) -> "_WorkerRequest | TinyLMError":
         """The job as JSON with its limits, or why it cannot be rendered."""
         values = {**self.special, "messages": job.messages, "tools": job.tools, "documents": None}
         try:
@@ -146,9 +146,9 @@ class ChatTemplate:
         seconds = self._seconds + SECONDS_PER_BYTE * size + SECONDS_PER_PREFIX * len(job.prefixes)
         characters = MAX_TEXT + TEXT_PER_BYTE * size
         limits = {"prefixes": job.prefixes, "seconds": seconds, "characters": characters}
-        return _Request(f'{json.dumps(limits)[:-1]}, "values": {text}}}', seconds, characters)
+        return _WorkerRequest(f'{json.dumps(limits)[:-1]}, "values": {text}}}', seconds, characters)
 
-    def _answers(self, requests: Sequence["_Request"]) -> list[list[Any]]:
+    def _answers(self, requests: Sequence["_WorkerRequest"]) -> list[list[Any]]:
         """The answer to each request. If the process ends, they are sent again one by one."""
         if not requests:
             return []
@@ -178,7 +178,7 @@ class ChatTemplate:
         return value
 
 
-class _Request(NamedTuple):
+class _WorkerRequest(NamedTuple):
     """A job as JSON, its limit of processor time, and that of the characters of all its renderings."""
 
     text: str

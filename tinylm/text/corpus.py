@@ -23,7 +23,7 @@ import numpy as np
 from tinylm.config.settings import FORMATS
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import BadFilesError, UsageError
-from tinylm.text.answer_spans import ChatFormat
+from tinylm.text.chat_format import ChatFormat
 from tinylm.text.file_selection import BAD, FileRules, SkippedFile, describe_problems, find_files
 from tinylm.text.files import STANDARD_INPUT, Progress, code_points, display_name, no_progress
 from tinylm.text.readers import (

@@ -20,8 +20,9 @@ from tinylm.jobs.reading import load_text
 from tinylm.jobs.run_tokens import encode_recorded_text, encode_text, reopen_tokens
 from tinylm.machine.device import choose_device, describe_device
 from tinylm.machine.measure import Machine, choose_machine
-from tinylm.models.by_digest import find_adapters, find_base_model, find_teachers, remember_base, require_fitting
+from tinylm.models.find_base import find_adapters, find_base_model, remember_base
 from tinylm.models.open import find_model
+from tinylm.models.teachers import find_teachers, require_fitting
 from tinylm.planning.plan import Plan, plan_resumed, plan_training
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.reporter import Reporter, counted
@@ -34,7 +35,7 @@ from tinylm.system.files import resolve_links, temporary_folder
 from tinylm.system.ranks import Launch
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.text.vocabulary import handle_unknown_characters
+from tinylm.text.tokenizer_choice import handle_unknown_characters
 from tinylm.training.events import Examples, Planned
 from tinylm.training.parallel import rank_memory, rank_shard, restore_rows
 from tinylm.training.run import TrainingRun

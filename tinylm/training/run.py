@@ -21,7 +21,7 @@ from tinylm.kernels.graphs import discard_compiled, force_eager
 from tinylm.kernels.process import keep_freed_blocks
 from tinylm.machine.device import DTYPES, weights_dtype
 from tinylm.machine.measure import LoadMeter, slows_training
-from tinylm.models.by_digest import Teacher
+from tinylm.models.teachers import Teacher
 from tinylm.objectives.loss import LanguageModel
 from tinylm.planning.memory import require_repeatable_dropout
 from tinylm.run_directory.directory import LastSave, RunDirectory

@@ -18,7 +18,7 @@ from tinylm.config.run import RunConfig
 from tinylm.errors import InterruptedRunError
 from tinylm.jobs.run_tokens import open_folder
 from tinylm.machine.measure import LoadMeter, LoadNotes
-from tinylm.models.by_digest import open_teacher
+from tinylm.models.teachers import open_teacher
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.directory import LastSave, ShardOnlyRun
 from tinylm.run_directory.loading import trained_weights

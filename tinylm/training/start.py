@@ -12,17 +12,17 @@ from tinylm.config.run import AdapterConfig, run_of
 from tinylm.config.settings import MODEL_NAMES, TrainSettings
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import UsageError, concerning
-from tinylm.models.by_digest import Teacher, open_teachers
 from tinylm.models.open import find_model, imported_run, is_foreign, open_model
+from tinylm.models.teachers import Teacher, open_teachers
 from tinylm.reporter import Reporter
 from tinylm.run_directory.layout import CHECKPOINTS, newest_model
 from tinylm.run_directory.loading import LoadedModel, adapter_kind, trained_weights
 from tinylm.system.files import resolve_links
-from tinylm.text.answer_spans import template_tokens
+from tinylm.text.chat_format import template_tokens
 from tinylm.text.files import STANDARD_INPUT, content_stem
 from tinylm.text.split import SplitCorpus
 from tinylm.text.tokenizer import END_OF_TEXT, MASK, Tokenizer, describe_characters
-from tinylm.text.vocabulary import TRAINED, choose_tokenizer, load_tokenizer_file
+from tinylm.text.tokenizer_choice import TRAINED, choose_tokenizer, load_tokenizer_file
 from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import build_model, extend_vocabulary, make_classifier

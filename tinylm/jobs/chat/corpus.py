@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tinylm.errors import UsageError
-from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import KEYS, Conversation, parse_conversation
+from tinylm.text.chat_format import ChatFormat, ScoredText
 from tinylm.text.corpus import CorpusStats, RecordCorpus, Stream, scan_stream
 from tinylm.text.files import Progress, no_progress
 from tinylm.text.parallel_encoding import Encoding, record_batches

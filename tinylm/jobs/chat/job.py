@@ -14,7 +14,7 @@ from tinylm.jobs.job import MakeTask, MarkedText, Reader, Scoring
 from tinylm.jobs.scored import ScoredJob, ScoredTask, evaluation_batches
 from tinylm.objectives.loss import next_token_losses
 from tinylm.reporter import Reporter, counted
-from tinylm.text.answer_spans import chat_format, read_template
+from tinylm.text.chat_format import chat_format, read_template
 from tinylm.text.chat_template import CHATML
 from tinylm.text.corpus import Corpus
 from tinylm.text.file_selection import TextSource, conversation_keys

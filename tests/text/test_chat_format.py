@@ -10,8 +10,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from tests.text.corpora import require_errors
 from tests.text.templates import CONVERSATIONS, LLAMA_2, LLAMA_3, QWEN, QWEN_3, SPECIAL_TOKENS, compiled, messages
 from tinylm.errors import UsageError
-from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import Conversation
+from tinylm.text.chat_format import ChatFormat
 from tinylm.text.chat_template import CHATML, ChatTemplate
 
 # A pattern of the scored text of each format: the answer and its end token.

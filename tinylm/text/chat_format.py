@@ -46,7 +46,7 @@ _ANSWER = "answer_of_tinylm"  # the answer of a conversation that shows what fol
 class ScoredText(NamedTuple):
     """The text of a conversation, and the ranges of its scored characters, in order and without overlap.
 
-    In the text, names of special tokens that users wrote are marked (`tinylm.text.answer_spans`).
+    In the text, names of special tokens that users wrote are marked (`tinylm.text.chat_format`).
     """
 
     text: str
@@ -131,7 +131,7 @@ class ChatFormat:
         firsts = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
         return re.compile("|".join(firsts) or "(?!)")
 
-    def _request(self, source: Conversation) -> "_SpanJob":
+    def _request(self, source: Conversation) -> "_Request":
         """What to render to find the scored text of a conversation."""
         conversation = self._marked(source)
         blocks = self.template.marks_answers
@@ -151,9 +151,9 @@ class ChatFormat:
             prefixes += [(index, not blocks), (index + 1, False)]  # the text before the answer, and that with it
         probes, names = _probes(conversation)
         jobs = [RenderJob(conversation.messages, conversation.tools, prefixes), *probes]
-        return _SpanJob(source, conversation, wanted, jobs, names)
+        return _Request(source, conversation, wanted, jobs, names)
 
-    def _scored(self, request: "_SpanJob", renderings: list[Rendering], probed: list[list[Rendering]]) -> ScoredText:
+    def _scored(self, request: "_Request", renderings: list[Rendering], probed: list[list[Rendering]]) -> ScoredText:
         """The text and the scored spans, by the renderings of a request."""
         rendered = text_of(renderings[0])
         text, spans = unmarked(rendered)
@@ -173,7 +173,7 @@ class ChatFormat:
             spans = [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
         return ScoredText(text, [span for span in spans if span])
 
-    def _span_of(self, request: "_SpanJob", index: int, text: str, before: Rendering, after: Rendering) -> range:
+    def _span_of(self, request: "_Request", index: int, text: str, before: Rendering, after: Rendering) -> range:
         """The span of the answer at `index` in the text, by the renderings before it and with it."""
         if isinstance(before, TinyLMError):
             before = self._opening(request, index, text_of(after, text), before)
@@ -188,7 +188,7 @@ class ChatFormat:
             answer = stripped
         return range(len(prompt), len(prompt) + len(answer))
 
-    def _opening(self, request: "_SpanJob", index: int, answered: str, error: TinyLMError) -> int:
+    def _opening(self, request: "_Request", index: int, answered: str, error: TinyLMError) -> int:
         """The length of the text before an answer, for a template that does not render the messages before it alone,
         such as none. There, the answer follows the only occurrence of the generation prompt.
 
@@ -254,7 +254,7 @@ class ChatFormat:
         return text[spans[-1].start : spans[-1].stop] if spans else ""
 
 
-class _SpanJob(NamedTuple):
+class _Request(NamedTuple):
     """A conversation, as it is read and as it is rendered (marked and cut), with the jobs that render it.
 
     answers: the messages whose spans are wanted; `None` for all `{% generation %}` blocks. names: see `_probes`.

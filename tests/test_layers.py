@@ -126,7 +126,7 @@ def test_only_the_build_reads_the_model_config() -> None:
 
 def test_formats_import_models_and_texts_but_not_runs_and_adapters() -> None:
     used = set().union(*(own_imports(module) for module in MODULES if module.startswith("tinylm.formats.")))
-    assert {name.split(".")[1] for name in used if level(name) == level("tinylm.formats.gguf")} == {"formats"}
+    assert {name.split(".")[1] for name in used if level(name) == level("tinylm.formats.gguf_file")} == {"formats"}
 
 
 def compared_kinds(source: str) -> list[str]:

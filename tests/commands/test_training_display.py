@@ -175,6 +175,13 @@ def test_training_ends_with_a_sample_and_the_next_command(tmp_path: Path, capsys
     assert failed.out == f"{run}\n" and failed.err.endswith(f"{use}\n") and title not in failed.err
 
 
+def test_a_rank_that_got_no_events_shows_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = trained(TrainingDisplay(Screen()), tmp_path, steps=1)
+    capsys.readouterr()
+    TrainingDisplay(Screen()).show_result(result, "tinylm train")
+    assert capsys.readouterr() == ("", "")
+
+
 def test_the_last_lines_have_bits_per_byte_beside_those_of_baselines_and_only_on_plain_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,7 @@ class TrainingDisplay:
         self._console = console
         self._progress_context = contextlib.ExitStack()
         self._show_progress: Callable[[float | None, str], None] = lambda progress, text: None
+        self._has_started = False  # other ranks than the first get no events
         self._config: RunConfig  # this and the next two are set when training starts
         self._tokenizer: Tokenizer
         self._steps_per_epoch: float
@@ -83,6 +84,7 @@ class TrainingDisplay:
             case Examples():
                 show_examples(self._console, event.examples)
             case Started():
+                self._has_started = True
                 self._config, self._tokenizer = event.config, event.tokenizer
                 self._steps_per_epoch = event.steps_per_epoch
                 if event.best is not None:
@@ -129,7 +131,8 @@ class TrainingDisplay:
         return f"{val_loss:.3f}" if bits is None else f"{bits:.3f} bits/byte ({val_loss:.3f})"
 
     def show_result(self, result: "TrainingResult", command: str) -> None:
-        """Print why training stopped, the best validation loss, and the path of the run (with --json: its result).
+        """Print why training stopped, the best validation loss, and the path of the run (with --json: its result); on
+        ranks that got no events, nothing.
 
         Raises InterruptedRunError if a signal arrived during training, TinyLMError if standard output could not be
         written, and ClosedOutputError if its reader has closed it.
@@ -155,6 +158,8 @@ class TrainingDisplay:
         if result.signal_number:
             message = f"Stopped at step {result.step}: {reason}. The run is saved in {run}."
             raise InterruptedRunError(message, result.signal_number)
+        if not self._has_started:
+            return
         console.note(f"Stopped at step {result.step}: {reason}.")
         assert result.val_loss is not None and result.best_val_loss is not None  # it was not stopped by a signal
         best = self._describe_loss(result.best_val_loss, result.best_val_bits_per_byte)

@@ -78,7 +78,7 @@ class TextStream:
             index, self.finish_reason = min(found)
             return text[:index]
         # The longest end of the text with which a stop sequence begins
-        begun = [n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
+        begun = [n for stop in self._stops for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n])]
         end = len(text) - (0 if self.finish_reason == "end" else max(begun, default=0))
         self._buffer = text[end:]
         return text[:end]

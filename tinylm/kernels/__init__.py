@@ -29,7 +29,7 @@ cpu, features      | `torch.cpu.get_capabilities`, or in older | fp32 on CPUs wh
 cpu, placement     | Linux, GNU libgomp                        | 4,000 -> 12,000 tokens/s beside a  | all cores
                    |                                           | busy process (042)                 |
 process, OpenMP    | Linux, GNU libgomp                        | 10,000 -> 17,600 tokens/s where    | no spinning
-                   |                                           | wake-ups are slow (015)            |
+                   |                                           | threads wake slowly (015)          |
 process, malloc    | Linux, glibc's `mallopt`                  | short runs take 0.8 to 0.95 times  | the C library's
                    |                                           | as long (036); a sharded rank      | own thresholds
                    |                                           | needs less than a replica (028)    |

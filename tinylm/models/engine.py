@@ -67,7 +67,7 @@ class ModelEngine(Engine):
         self._network: Transformer | None = None  # that torch runs: none yet, a copy, or (`settle`) the original
         self._copied_adapters: tuple[LoadedAdapter, ...] = ()  # of the copy that torch runs
         if self.quantize != "none" and (reason := self.reason_against_llama_cpp(SpeedConfig())) is not None:
-            raise self._refusal(SpeedConfig(), reason)
+            raise self._refusal(reason)
 
     def generate(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
@@ -179,10 +179,10 @@ class ModelEngine(Engine):
                     raise
                 self.reporter.warn(f"llama.cpp is not used: {error}")
         if required:
-            raise self._refusal(speed, str(reason))
+            raise self._refusal(str(reason))
         return None
 
-    def _refusal(self, speed: SpeedConfig, reason: str) -> UsageError:
+    def _refusal(self, reason: str) -> UsageError:
         """The error about a setting that needs llama.cpp. reason: as `reason_against_llama_cpp` returns it."""
         if self.quantize != "none":
             return UsageError(f"int8 weights are for llama.cpp, which is not possible: {reason}; leave `quantize` out.")

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -79,6 +80,23 @@ def test_only_the_start_of_a_stop_sequence_is_buffered() -> None:
     stream = TextStream(CHAR, ["abca"])
     chunks = streamed(stream, CHAR.encode("babcbabcc").tolist())
     assert chunks == ["b", "", "", "", "abcb", "", "", "", "abcc", ""]
+
+
+class CountedStop(str):
+    """A stop sequence that counts how often a part of it is taken."""
+
+    taken = 0
+
+    def __getitem__(self, key: Any) -> str:
+        type(self).taken += 1
+        return super().__getitem__(key)
+
+
+def test_a_long_stop_sequence_is_compared_no_further_than_the_text() -> None:
+    """A request may have one of megabytes, of which each token would compare every beginning."""
+    stop = CountedStop("a" * 10_000)
+    assert "".join(streamed(TextStream(CHAR, [stop]), CHAR.encode("bab").tolist())) == "bab"
+    assert 0 < stop.taken < 100
 
 
 def test_buffered_text_is_released_at_the_end() -> None:

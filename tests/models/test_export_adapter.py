@@ -15,7 +15,7 @@ from tests.formats.peft_adapters import TOKENS, in_peft, make_adapter, peer_logi
 from tests.shell import snapshot
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.models.exporting import Exported, export_adapter
-from tinylm.models.merge import TOLERANCE
+from tinylm.models.logits import TOLERANCE
 from tinylm.reporter import LogReporter
 from tinylm.run_directory.layout import weights_file
 from tinylm.run_directory.loading import read_config, read_weights

@@ -9,8 +9,9 @@ import torch
 
 from tests.training.trainer_bench import Bench, FakeTime, assert_same, values
 from tinylm.config.training import Budget
+from tinylm.training.clock import EXIT_SECONDS, Clock, StoppingRule
 from tinylm.training.events import Evaluated, Logged, Stepped
-from tinylm.training.state import EXIT_SECONDS, Clock, StoppingRule, TrainerState
+from tinylm.training.state import TrainerState
 from tinylm.training.trainer import StopTraining, Trainer
 
 # Stopping.

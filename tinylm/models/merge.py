@@ -24,6 +24,7 @@ from tinylm.models.adapter import (
     read_adapter_config,
 )
 from tinylm.models.find_base import find_base_model
+from tinylm.models.logits import logit_difference, probe_logits, require_equal_logits
 from tinylm.models.open import find_model, open_model
 from tinylm.reporter import Reporter
 from tinylm.run_directory.directory import RunDirectory
@@ -274,33 +275,3 @@ def _new_config(base: RunConfig, source: _Source, **merges: Any) -> RunConfig:
     """The configuration of the new run. merges: its fields about merges, and `data`"""
     runtime = base.runtime if source.config is None else source.config.runtime or base.runtime
     return RunConfig.new(model=base.model, tokenizer=base.tokenizer, family=base.family, runtime=runtime, **merges)
-
-
-# Relative to the largest absolute logit, or to 1 if that is larger. A merged or exported model adds the same fp32
-# products in another order, which moves logits by about 1e-6 of the largest one; a wrong matrix moves them far more.
-TOLERANCE = 1e-4
-
-
-@torch.inference_mode()
-def probe_logits(model: Transformer) -> Tensor:
-    """The logits (B, T, V) of a fixed batch of random tokens. Switches the model to evaluation mode."""
-    model.eval()
-    rng = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.vocab_size, (4, min(64, model.context)), generator=rng)
-    return model.logits(model.probe(ids).hidden)
-
-
-def logit_difference(logits: Tensor, expected: Tensor) -> float:
-    """The largest absolute difference between two models' logits; NaN if one of them is."""
-    return (logits - expected).abs().max().item()
-
-
-def require_equal_logits(logits: Tensor, expected: Tensor, what: str, undone: str) -> float:
-    """The `logit_difference`. Raises TinyLMError for one above TOLERANCE or NaN.
-
-    what: whose logits they are, for the message. undone: what has not been done then, such as "written"
-    """
-    difference = logit_difference(logits, expected)
-    if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
-        raise TinyLMError(f"The logits of {what} differ by {difference:.2e}; nothing was {undone}.")
-    return difference

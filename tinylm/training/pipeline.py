@@ -36,12 +36,13 @@ from tinylm.system.ranks import Launch
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.text.tokenizer_choice import handle_unknown_characters
+from tinylm.training.clock import StoppingRule
 from tinylm.training.events import Examples, Planned
 from tinylm.training.parallel import rank_memory, rank_shard, restore_rows
 from tinylm.training.run import TrainingRun
 from tinylm.training.session import Session, TrainingResult, receive_run, share_run, train_to_end
 from tinylm.training.start import Start, default_out, find_source, open_start
-from tinylm.training.state import StoppingRule, TrainerState
+from tinylm.training.state import TrainerState
 from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import count_parameters

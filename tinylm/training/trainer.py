@@ -21,11 +21,12 @@ from tinylm.machine.device import autocast, empty_cache, mark
 from tinylm.planning.recipes import MAX_EVALUATION_SHARE
 from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import prefetch
+from tinylm.training.clock import Clock, StoppingRule
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
 from tinylm.training.execution import GraphedModel
 from tinylm.training.optimizer import WeightAverage, allocate_state, learning_rate
 from tinylm.training.parallel import full, is_sharded, micro_batches, release_gathered, sum_gradients, weights_finite
-from tinylm.training.state import Clock, StoppingRule, Sums, TrainerState, add_metrics, capture_rng, restore_rng
+from tinylm.training.state import Sums, TrainerState, add_metrics, capture_rng, restore_rng
 from tinylm.training.validation import Validation
 from tinylm.transformer.architectures import Transformer
 

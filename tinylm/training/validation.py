@@ -22,9 +22,10 @@ from tinylm.system.ranks import Ranks
 from tinylm.text.batches import Batch
 from tinylm.text.decoding import decode_after
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.training.clock import Clock
 from tinylm.training.events import Evaluated
 from tinylm.training.parallel import is_sharded, release_gathered
-from tinylm.training.state import Clock, TrainerState
+from tinylm.training.state import TrainerState
 from tinylm.transformer.architectures import Decoder, Transformer
 from tinylm.transformer.build import count_parameters
 

@@ -8,8 +8,10 @@ from typing import Any
 from tinylm.config.model import ModelConfig, RopeScaling
 from tinylm.config.validation import describe_value
 from tinylm.errors import UsageError
-from tinylm.formats.families.gpt import GPT2, GPT_NEOX
-from tinylm.formats.families.llama import GEMMA, GEMMA3_TEXT, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE
+from tinylm.formats.families.gemma import GEMMA, GEMMA3_TEXT
+from tinylm.formats.families.gpt2 import GPT2
+from tinylm.formats.families.gpt_neox import GPT_NEOX
+from tinylm.formats.families.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE
 from tinylm.formats.family import ConvertedTensors, Family, Source, convert_tensors
 from tinylm.formats.foreign_config import refused
 from tinylm.transformer.position import yarn_attention_factor

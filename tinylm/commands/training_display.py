@@ -67,6 +67,7 @@ class TrainingDisplay:
 
     def __call__(self, event: "Event") -> None:
         from tinylm.training.events import (
+            Began,
             Evaluated,
             Examples,
             Logged,
@@ -91,6 +92,11 @@ class TrainingDisplay:
                     step, val_loss = event.best
                     self._best = f"best {self._short(val_loss)}@{step}"
                 self._show_progress = self._progress_context.enter_context(self._console.progress())
+            case Began():
+                self._console.note(
+                    f"Generation {event.number} of {event.count} begins at step {event.step}: a new model, which also "
+                    f"learns from the best one so far{f' ({self._best})' if self._best else ''}."
+                )
             case Stepped():
                 self._has_trained = True
                 epochs, data = event.step / self._steps_per_epoch, self._config.data

@@ -24,6 +24,7 @@ from tinylm.config.validation import (
     Range,
     Setting,
     check_fields,
+    describe_value,
     require,
 )
 
@@ -32,7 +33,7 @@ MUON_OPTIMIZERS = ("muon", "normuon")  # for matrices of layers, with AdamW for 
 OPTIMIZERS = ("adamw", "adam", *MUON_OPTIMIZERS)
 CLASS_WEIGHTS = ("none", "balanced")
 KEEP = ("best", "last")
-SEEDS = Range(0, 1 << 63, open_high=True)
+GENERATIONS, SEEDS = Range(1, 64), Range(0, 1 << 63, open_high=True)
 TIME_BUDGET = Range(0, 366 * 24 * 3600, open_low=True)  # seconds
 EPOCHS, BATCH = Range(0, 1e6, open_low=True), Range(1, 1 << 20)
 SEQUENCE_GROWTHS = (1, 2, 4)  # sequences that a window is split into at the beginning
@@ -68,10 +69,28 @@ class Budget:
         return self.steps
 
 
+def parse_generations(text: str) -> int | None:
+    """The value of --generations: a number, or `None` for auto. Raises UsageError for other text."""
+    require(text == "auto" or text.isdecimal(), f"`generations` is {describe_value(text)}; it must be a number or auto.")
+    return None if text == "auto" else int(text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
     """The fields of TrainingConfig that can be chosen. `None` leaves the value to the recipe or the plan."""
 
+    generations: Annotated[
+        int | None,
+        Setting(
+            "Parts of the run; each trains a new model, which learns from the best before it too (default: by passes).",
+            Panel.LENGTH,
+            GENERATIONS,
+            metavar="N|auto",
+            parse=parse_generations,
+            jobs="text",
+            neutral=1,
+        ),
+    ] = None
     patience: Annotated[
         int | None,
         Setting(
@@ -156,10 +175,10 @@ class TrainingSettings:
     teacher_weight: Annotated[
         float | None,
         Setting(
-            "Weight of the predictions of --teacher in the loss; the text has the rest (default: 0.5).",
+            "Weight of the predictions of teachers in the loss; the text has the rest (default: 0.5).",
             Panel.OPTIMIZER,
             Range(0, 1),
-            jobs="distillation",
+            jobs="text distillation",
         ),
     ] = None
     label_smoothing: Annotated[
@@ -223,7 +242,8 @@ class TrainingConfig(TrainingSettings):
 
     label_smoothing: weight of the uniform distribution in the target.
     mtp_weight, bpe_dropout: of the first step; see `tinylm.jobs.text.job`.
-    dpo_beta: see `tinylm.jobs.preferences.job`. teacher_weight: see `tinylm.jobs.distillation.job`.
+    dpo_beta: see `tinylm.jobs.preferences.job`. teacher_weight: see `soft_next_token` and `tinylm.jobs.distillation.job`.
+    generations: see `tinylm.training.generations`.
     class_weights: see `tinylm.jobs.labels.classifier`. sequence_growth: see `window_parts`.
     micro_batch: sequences per forward pass at most, on each rank.
     sequence_length: `None` for the context of the model.
@@ -235,6 +255,7 @@ class TrainingConfig(TrainingSettings):
 
     objective: str = "next-token"
     budget: Budget
+    generations: int = 1
     batch_size: int = field()
     micro_batch: int = field()
     checkpoint_activations: bool = False

@@ -29,6 +29,7 @@ from tinylm.text.parallel_encoding import TEXT_ENCODING, Encoding
 from tinylm.text.split import SplitCorpus
 from tinylm.text.token_files import TokenFolder, Tokens
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.architectures import Decoder
 
 MarkedText = tuple[tuple[str, bool], ...]  # parts of a text in order, each scored or not
 
@@ -50,6 +51,14 @@ class Task(Protocol):
     def batch(self, number: int) -> Batch:
         """The training batch `number`, from 0. The same number gives the same batch, so that resuming is exact."""
         ...
+
+    def taught_by(self, teachers: Sequence[Decoder], dtype: str, check: Callable[[], None]) -> "Task":
+        """The task of a later generation: the same data, with the predictions of teachers as targets beside the text.
+        Only of jobs whose runs may have generations.
+
+        dtype: of autocast. check: called often; may raise an exception
+        """
+        raise NotImplementedError
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
         """Validation batches of at most `rows` rows, the same at each call.

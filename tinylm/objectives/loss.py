@@ -106,6 +106,26 @@ def next_two_tokens(model: LanguageModel, batch: Batch, smoothing: float, second
     return Loss(total, batch.n_targets, output.aux + weight * second, routing_metrics(output))
 
 
+def soft_next_token(model: LanguageModel, batch: Batch, weight: float) -> Loss:
+    """-sum_t sum_v r_t(v) log p(v | tokens before t), where r_t(v) is `weight` times the soft targets of position t,
+    and the rest of the probability, also that of ids without a soft target, is on the token of the text.
+    """
+    assert batch.soft_ids is not None and batch.soft is not None and batch.mask is None
+    output, targets = decoder_output(model, batch), batch.targets.flatten()  # (B*T,)
+    ids, soft = batch.soft_ids.flatten(0, 1), weight * batch.soft.flatten(0, 1)  # (B*T, K)
+
+    def losses(hidden: Tensor, rows: Tensor) -> list[Tensor]:
+        """hidden: (N, D). rows: (1, N), their numbers in the batch."""
+        log_p = log_softmax(model.logits(hidden))  # (N, V)
+        taught, rest = soft[rows[0]], 1 - soft[rows[0]].sum(dim=1)  # (N, K), (N,)
+        of_text = log_p.gather(1, targets[rows[0], None]).squeeze(1)  # (N,)
+        return [-(taught * log_p.gather(1, ids[rows[0]])).sum() - (rest * of_text).sum()]
+
+    rows = torch.arange(len(targets), device=targets.device)[None]
+    (total,) = in_chunks(model, losses, output.hidden.flatten(0, 1), rows)
+    return Loss(total, batch.n_targets, output.aux, routing_metrics(output))
+
+
 def next_token_losses(model: LanguageModel, batch: Batch) -> Tensor:
     """The terms of `next_token`: -log p of each scored target in nats, (N,), row by row."""
     return target_losses(model, decoder_output(model, batch), batch)

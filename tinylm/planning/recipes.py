@@ -134,6 +134,10 @@ AVERAGE = 0.05  # decision 006
 AVERAGE_MIN_EPOCHS = 6  # decision 006
 AVERAGE_MIN_LR_DIVISOR = 7  # decision 006
 
+# Generations: soft targets.
+
+SOFT_CANDIDATES = 64  # ids per position; not measured
+
 # Batch size.
 
 TOKENS_PER_STEP = {  # minimum and maximum

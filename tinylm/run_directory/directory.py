@@ -14,7 +14,7 @@ from torch import Tensor
 from tinylm.config.run import RunConfig
 from tinylm.errors import NotResumableError, SaveError
 from tinylm.run_directory import metrics_log
-from tinylm.run_directory.layout import FIRST_FILE, OPTIMIZER_FILE, staging_directory, weights_file
+from tinylm.run_directory.layout import FIRST_FILE, OPTIMIZER_FILE, TEACHER_FILES, staging_directory, weights_file
 from tinylm.run_directory.loading import MAX_STATE_BYTES, config_digest
 from tinylm.run_directory.lock_and_commit import commit, recover_last, remove_unfinished
 from tinylm.run_directory.weights import (
@@ -123,6 +123,19 @@ class RunDirectory:
     def read_first_weights(self, config: RunConfig) -> dict[str, Tensor]:
         """The weights that training started from. Raises TinyLMError if they are missing or damaged."""
         return read_weights_files([self.path / FIRST_FILE], config).tensors
+
+    def keep_teacher(self, generation: int, config: RunConfig) -> None:
+        """Copy the weights for inference, which a generation learns from."""
+        with self._saving():
+            best = read_weights_files([self._current / weights_file(config)], config)
+            write_weights(self._teacher_file(generation), best.tensors, config, best.step, best.val_loss)
+
+    def read_teacher(self, generation: int, config: RunConfig) -> dict[str, Tensor]:
+        """The weights that a generation learns from. Raises TinyLMError if they are missing or damaged."""
+        return read_weights_files([self._teacher_file(generation)], config).tensors
+
+    def _teacher_file(self, generation: int) -> Path:
+        return self._current / TEACHER_FILES[generation % len(TEACHER_FILES)]
 
     def save_copy(self, write: Callable[[Path], None]) -> None:
         """Call `write` with the folder of the run, to replace the best weights in the format of another tool."""

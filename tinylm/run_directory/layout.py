@@ -18,7 +18,10 @@ FIRST_FILE = "first.safetensors"  # the weights that training started from, if i
 PEFT_WEIGHTS = "adapter_model.safetensors"
 PEFT_FILES = ("adapter_config.json", PEFT_WEIGHTS)  # of a LoRA adapter, for PEFT only
 FOREIGN_FILE = "tokenizer_config.json"  # of Hugging Face folders; runs have none
-WEIGHTS_FILES = (MODEL_FILE, ADAPTER_FILE, FIRST_FILE)
+# The best weights when a generation began, its teacher. Generations alternate between the files, since a run that is
+# resumed from a save before that moment needs the teacher before.
+TEACHER_FILES = ("teacher-0.safetensors", "teacher-1.safetensors")
+WEIGHTS_FILES = (MODEL_FILE, ADAPTER_FILE, FIRST_FILE, *TEACHER_FILES)
 RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", "samples.jsonl", *WEIGHTS_FILES, *PEFT_FILES)
 RUN_FOLDERS = (LAST, "last.new", "last.old", "tokens")
 

@@ -23,7 +23,7 @@ from tinylm.text.token_files import Tokens
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of sequences. All tensors but `mask` are int64.
+    """A batch of sequences. All tensors but `mask` and `soft` are int64.
 
     ids: (B, T), the input of the decoder or encoder.
     targets: (B, T), the id to predict at each position.
@@ -31,6 +31,7 @@ class Batch:
     source, source_lengths: (B, S) and (B,), the sources of pairs and their lengths without padding.
     segments: (B, T), if several texts share a row: the number of each token's text, from 1; 0 for padding.
     lengths: (B,), if rows are padded to the right: the number of tokens of each row without padding.
+    soft_ids, soft: (B, T, K), ids that may follow at each position, and their probabilities by teachers, in fp32.
     """
 
     ids: Tensor
@@ -40,6 +41,8 @@ class Batch:
     source_lengths: Tensor | None = None
     segments: Tensor | None = None
     lengths: Tensor | None = None
+    soft_ids: Tensor | None = None
+    soft: Tensor | None = None
 
     def __len__(self) -> int:
         return self.ids.shape[0]
@@ -78,12 +81,12 @@ class Batch:
             yield self._map(lambda tensor, part=part: tensor[part])  # type: ignore[misc]
 
     def split_windows(self, parts: int) -> "Batch":
-        """Windows of a text as `parts` rows each: all tensors (B, T) -> (B * parts, T / parts)."""
+        """Windows of a text as `parts` rows each: all tensors (B, T, ...) -> (B * parts, T / parts, ...)."""
         if parts == 1:
             return self
         length, rest = divmod(self.ids.shape[1], parts)
         assert rest == 0  # by check_sequence_growth
-        return self._map(lambda tensor: tensor.reshape(len(self) * parts, length))  # (B * parts, T / parts)
+        return self._map(lambda tensor: tensor.reshape(len(self) * parts, length, *tensor.shape[2:]))
 
     def every(self, step: int, first: int) -> "Batch":
         """The sequences number `first`, `first + step`, and so on, contiguous in memory; may be empty."""
@@ -115,6 +118,8 @@ class Windows:
     which `end_id` closes: windows begin everywhere and have every token, and the text follows its end-of-text token.
     Batch number n depends only on the seed and n, so a resumed run continues with the same batches. The order takes
     four bytes per window (decision 027). Raises TinyLMError for fewer than `context` + 1 tokens.
+
+    tokens: the text, or that ring, which goes on behind its end by `context` tokens
     """
 
     def __init__(self, tokens: Tokens, context: int, batch_size: int, seed: int, end_id: int) -> None:
@@ -122,7 +127,7 @@ class Windows:
             raise TinyLMError(
                 f"{len(tokens)} tokens are too few for a window of {context} and the token after it; give more text."
             )
-        self._tokens = tokens
+        self.tokens = tokens
         self._context = context
         self._batch_size = batch_size
         self._seed = seed
@@ -132,11 +137,15 @@ class Windows:
             self.windows_per_epoch = windows - 1  # one fewer than would fit, to leave room for the offset
         else:
             self.windows_per_epoch = math.ceil(self._ring / context)  # of which two may overlap
-            self._tokens = np.resize(np.append(tokens[: len(tokens)].astype(np.int64), end_id), self._ring + context)
+            self.tokens = np.resize(np.append(tokens[: len(tokens)].astype(np.int64), end_id), self._ring + context)
         self._epoch = functools.lru_cache(maxsize=1)(self._epoch_order)
 
     def batch(self, number: int) -> Batch:
         """Batch number `number`: ids and targets of (batch_size, context)."""
+        return windows_at(self.tokens, self.starts(number), self._context)
+
+    def starts(self, number: int) -> np.ndarray:
+        """The positions in `tokens` of the windows of batch number `number`, (batch_size,)."""
         first, stop = number * self._batch_size, (number + 1) * self._batch_size
         starts = []
         while first < stop:  # a batch may contain the end of an epoch, or several epochs
@@ -146,7 +155,7 @@ class Windows:
             starts.append(offset + order[position : position + count].astype(np.int64) * self._context)
             first += count
         rows = np.concatenate(starts)
-        return windows_at(self._tokens, rows if self._ring is None else rows % self._ring, self._context)
+        return rows if self._ring is None else rows % self._ring
 
     def _epoch_order(self, epoch: int) -> tuple[int, np.ndarray]:
         """The index of the first token of an epoch, and the order of its windows, (windows_per_epoch,)."""

@@ -18,24 +18,28 @@ class StoppingRule:
 
     total_steps: the budget in optimizer steps; `None` for a time budget
     patience: evaluations without a lower validation loss after which training ends; `None` for no limit
+    generations: their number; patience counts in the last one
     """
 
     budget: Budget
     total_steps: int | None
     patience: int | None
+    generations: int = 1
 
     @classmethod
     def of(cls, config: TrainingConfig, steps_per_epoch: float) -> Self:
         """The rule of a training configuration; an epoch has `steps_per_epoch` optimizer steps."""
-        return cls(config.budget, config.budget.total_steps(steps_per_epoch), config.patience)
+        return cls(config.budget, config.budget.total_steps(steps_per_epoch), config.patience, config.generations)
 
-    def progress(self, state: TrainerState, seconds: float, slowdown: float = 1.0) -> float:
+    def progress(self, state: TrainerState, seconds: float, slowdown: float = 1.0, step: int | None = None) -> float:
         """The used fraction of the budget after `seconds` of training in all sessions; 1 or more if it is used up.
 
         Of a time budget, the fraction of the time between the first step and the `reserve` at the end.
+
+        step: optimizer steps taken until then; `None` for those of the state
         """
         if self.budget.time is None:
-            return state.step / (self.total_steps or 1)
+            return (state.step if step is None else step) / (self.total_steps or 1)
         available = max(self.budget.time - self.reserve(state, slowdown) - state.setup_seconds, 0.01)
         return (seconds - state.setup_seconds) / available
 
@@ -48,8 +52,15 @@ class StoppingRule:
         return slowdown * (step_seconds + 1.1 * (state.eval_seconds + state.save_seconds)) + EXIT_SECONDS
 
     def patience_exhausted(self, state: TrainerState) -> bool:
-        """Whether the last `patience` evaluations brought no lower validation loss."""
-        return self.patience is not None and state.evals_since_best >= self.patience
+        """Whether the last `patience` evaluations of the last generation brought no lower validation loss."""
+        is_last = state.generation >= self.generations - 1
+        return is_last and self.patience is not None and state.evals_since_best >= self.patience
+
+    def within_generation(self, state: TrainerState, progress: float) -> float:
+        """The used fraction, from 0 to 1, of the part of the budget that the current generation has."""
+        end = (state.generation + 1) / self.generations
+        began = self.progress(state, state.generation_seconds, step=state.generation_step) if state.generation else 0.0
+        return min(1.0, max(0.0, (progress - began) / max(end - began, 1e-9)))
 
     def finished_by(self, state: TrainerState, seconds: float) -> str | None:
         """The reason that a saved run is finished (patience, time, steps or epochs); `None` if it is not.

@@ -82,6 +82,15 @@ class Sampled:
 
 
 @dataclass(frozen=True)
+class Began:
+    """Sent when a generation but the first begins. number: from 1, of `count`. step: steps before it"""
+
+    number: int
+    count: int
+    step: int
+
+
+@dataclass(frozen=True)
 class Notice:
     """A message for the user, such as a smaller micro-batch after running out of memory."""
 
@@ -122,7 +131,7 @@ class Started:
     resumed_step: int | None = None
 
 
-Event = Planned | Examples | Started | Stepped | Logged | Evaluated | Sampled | Notice
+Event = Planned | Examples | Started | Began | Stepped | Logged | Evaluated | Sampled | Notice
 
 
 def metrics_record(event: Logged | Evaluated) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Sampled, metrics_record
 from tinylm.training.execution import GraphedModel, capture_graphs, checkpoint_activations, compile_layers
+from tinylm.training.generations import Generations
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.parallel import load_shards, rank_shard, shard_model
 from tinylm.training.run_store import open_store
@@ -220,11 +221,17 @@ class TrainingRun:
                 dtype=self.runtime.dtype,
                 ranks=self.ranks,
                 graphed=self._capture_graphs(state.micro_batch, report),
+                generations=self._generations(),
                 report=record,
                 check_stop=check_stop,
                 step_done=placement.step if placement else lambda tokens, seconds: None,
             )
             return trainer.run(), state
+
+    def _generations(self) -> Generations | None:
+        if self.training.generations == 1:
+            return None
+        return Generations(self.directory, self.config, self.model, self.task)
 
     def _copy_of_first_model(self) -> Transformer:
         """A frozen copy of the model with the weights that training started from, which the run keeps."""

@@ -36,7 +36,9 @@ class TrainerState:
         next save
     micro_batch: sequences per forward pass; halved each time memory runs out
     best_loss, best_step: lowest validation loss of trained weights, and its step; val_loss: the last one
-    evals_since_best: evaluations since the lowest loss; last_eval_step: step of the last evaluation, or -1
+    generation: number of generations before this one; generation_step, generation_seconds: step and seconds when it
+        began; generation_loss: its lowest validation loss
+    evals_since_best: evaluations since then; last_eval_step: step of the last evaluation, or -1
     eval_tokens: validation tokens per evaluation; 0 if they are those of the configuration
     loss_sum, metrics, n_targets: loss in nats and metrics, summed over targets since the last log line, and the number
         of targets
@@ -53,6 +55,10 @@ class TrainerState:
     best_loss: float | None = None
     best_step: int = 0
     val_loss: float | None = None
+    generation: int = 0
+    generation_step: int = 0
+    generation_seconds: float = 0.0
+    generation_loss: float | None = None
     evals_since_best: int = 0
     last_eval_step: int = -1
     eval_tokens: int = 0
@@ -79,6 +85,7 @@ class TrainerState:
                 del values["n_sequences"], values["n_tokens"]
             if values.get("best_step") == 0:  # until 2026-11-29, the loss before training could be the best
                 values["best_loss"] = None
+            values.setdefault("generation_loss", values.get("best_loss"))  # until 2026-11-30, runs had no generations
             restore_rng(values.pop("rng"))
             state = cls(**values)
             state._check_numbers()
@@ -89,12 +96,14 @@ class TrainerState:
     def _check_numbers(self) -> None:
         """Raise ValueError for a number of the wrong type or range. A state may come from an untrusted source."""
         _check_number("micro_batch", self.micro_batch, int, 1)
-        for name in ("step", "best_step", "evals_since_best", "eval_tokens", "n_targets", "skipped_steps"):
+        counts = ("step", "best_step", "generation", "generation_step", "evals_since_best")
+        for name in (*counts, "eval_tokens", "n_targets", "skipped_steps"):
             _check_number(name, getattr(self, name), int, 0)
         _check_number("last_eval_step", self.last_eval_step, int, -1)
-        for name in ("seconds", "setup_seconds", "step_seconds", "eval_seconds", "save_seconds"):
+        times = ("seconds", "setup_seconds", "generation_seconds", "step_seconds", "eval_seconds", "save_seconds")
+        for name in times:
             _check_number(name, getattr(self, name), float, 0.0, MAX_COUNT)
-        for name in ("loss_sum", "best_loss", "val_loss"):
+        for name in ("loss_sum", "best_loss", "val_loss", "generation_loss"):
             if name == "loss_sum" or getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), float, -math.inf)
         for name, value in self.metrics.items():

@@ -22,8 +22,9 @@ from tinylm.planning.recipes import MAX_EVALUATION_SHARE
 from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import prefetch
 from tinylm.training.clock import Clock, StoppingRule
-from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
+from tinylm.training.events import Began, Evaluated, Event, Logged, Notice, Stepped
 from tinylm.training.execution import GraphedModel
+from tinylm.training.generations import Generations
 from tinylm.training.optimizer import WeightAverage, allocate_state, learning_rate
 from tinylm.training.parallel import full, is_sharded, micro_batches, release_gathered, sum_gradients, weights_finite
 from tinylm.training.state import Sums, TrainerState, add_metrics, capture_rng, restore_rng
@@ -74,6 +75,7 @@ class Trainer:
     dtype: number format of the forward and backward pass, under autocast: fp32, bf16 or fp16
     ranks: the processes that train the model together, each with a replica or a shard of it
     graphed: the model with CUDA graphs, which steps use; `None` without
+    generations: for a run of more than one; otherwise `None`
     report: receives every event
     check_stop: called between steps and between evaluation batches; raises StopTraining to end training
     step_done: called after each step with its tokens and its duration in seconds
@@ -90,6 +92,7 @@ class Trainer:
     dtype: str = "fp32"
     ranks: Ranks = ONE_RANK
     graphed: GraphedModel | None = None
+    generations: Generations | None = None
     report: Callable[[Event], None] = lambda event: None
     check_stop: Callable[[], None] = lambda: None
     step_done: Callable[[int, float], None] = lambda tokens, seconds: None
@@ -99,7 +102,7 @@ class Trainer:
     def __post_init__(self) -> None:
         config, state = self.config, self.state
         self.device = self.model.device
-        self._batch = prefetch(self.task.batch, self.device, self.ranks)
+        self._set_task(self.task)
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._average = WeightAverage(self.optimizer, config.average) if config.average else None
         self._weights_for_inference = self._average.average_parameters if self._average else contextlib.nullcontext
@@ -120,6 +123,9 @@ class Trainer:
         self._unread: list[tuple[int, tuple[Tensor, Tensor]]] = []  # number, and loss and gradient norm, of steps
         self._norm = 0.0  # of the gradient of the last step that was read, before clipping
 
+    def _set_task(self, task: Task) -> None:
+        self.task, self._batch = task, prefetch(task.batch, self.device, self.ranks)
+
     def run(self) -> str:
         """Train, evaluate and save at their intervals and at the end.
 
@@ -133,6 +139,8 @@ class Trainer:
         self.model.train()
         self._allocate_optimizer()
         try:
+            if self.generations is not None and self.state.generation:  # resumed
+                self._set_task(self.generations.taught_task(self.state.generation, self.dtype, self.check_stop))
             ended_by = self._loop()
             if self.state.last_eval_step != self.state.step:
                 self._evaluate()
@@ -166,8 +174,28 @@ class Trainer:
                 return config.budget.kind
             self.check_stop()  # raises StopTraining
 
+            # Begin a generation
+            number = min(int(progress * config.generations), config.generations - 1)
+            if self.generations is not None and number > state.generation:
+                self._begin_generation(self.generations, number)
+
             # Train
             self._step_within_memory(progress)
+
+    def _begin_generation(self, generations: Generations, number: int) -> None:
+        """Keep the best weights as teacher, and start anew with other weights, and a new optimizer."""
+        state = self.state
+        if state.last_eval_step != state.step:
+            self._evaluate()
+        self._save()  # with the generation that ends here: a stop before the next save resumes it
+        generations.keep_teacher(number)
+        self._set_task(generations.taught_task(number, self.dtype, self.check_stop))
+        generations.renew_weights(number)
+        self.optimizer.state.clear()
+        self._allocate_optimizer()
+        state.generation, state.generation_step, state.generation_seconds = number, state.step, self._clock.seconds
+        state.generation_loss, state.evals_since_best = None, 0
+        self.report(Began(number + 1, self.config.generations, state.step))
 
     def _step_within_memory(self, progress: float) -> None:
         """Take a step. If memory runs out, halve the micro-batch and repeat the step with the same random numbers.
@@ -203,10 +231,11 @@ class Trainer:
         config, state = self.config, self.state
 
         # The batch, of all ranks and of this one
-        sequences = window_parts(state.step, progress, config.sequence_growth)  # per window
+        part = self._rule.within_generation(state, progress)
+        sequences = window_parts(state.step, part, config.sequence_growth)  # per window
         batch, rank_rows = (windows.split_windows(sequences) for windows in self._batch(state.step))
         self.ranks.seed(config.seed, state.step)
-        objective = self.task.objective(progress)
+        objective = self.task.objective(part)
 
         # Loss and gradient, in micro-batches
         with self._passes_of_all_ranks() as sums:  # at its end, gradients are sums over the ranks
@@ -220,7 +249,7 @@ class Trainer:
                     sums.add(loss)
 
         # Clip and step
-        lr = learning_rate(self._clock.middle(progress), config)
+        lr = learning_rate(self._rule.within_generation(state, self._clock.middle(progress)), config)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self._scaler.unscale_(self.optimizer)
@@ -233,7 +262,7 @@ class Trainer:
             self._scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
             if self._average is not None and math.isfinite(self._norm):  # else fp16 has skipped it
-                self._average.update(state.step + 1)
+                self._average.update(state.step + 1 - state.generation_step)
         if self._runs_ahead and (end_of_step := self.mark(self.device)) is not None:
             self._started_steps.append(end_of_step)
             if len(self._started_steps) > STEPS_AHEAD:
@@ -389,7 +418,9 @@ class Trainer:
             if best or self.config.keep == "last":
                 self.store.save_for_inference(self.model, state.step, found.loss)
             state.val_loss, state.last_eval_step = found.loss, state.step
-            state.evals_since_best = 0 if best else state.evals_since_best + 1
+            is_lower = state.generation_loss is None or found.loss < state.generation_loss
+            state.generation_loss = found.loss if is_lower else state.generation_loss
+            state.evals_since_best = 0 if is_lower else state.evals_since_best + 1
             self._report_evaluation(found, best)
 
     def _report_evaluation(self, found: EvaluationLoss, best: bool = False, tokens: int | None = None) -> None:
@@ -450,7 +481,7 @@ class Trainer:
         rng = capture_rng()
         batch, _ = self._batch(self.state.step)
         micro_batch = next(batch.split(self.state.micro_batch))
-        objective = self.task.objective(min(1.0, self._clock.progress()))
+        objective = self.task.objective(self._rule.within_generation(self.state, self._clock.progress()))
         with torch.no_grad(), force_eager():
             losses = batch_losses(self.model, objective, [micro_batch], self.dtype, sharded=self._sharded)
             finite = all(math.isfinite(loss.total.item()) for loss in losses)

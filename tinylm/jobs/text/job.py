@@ -1,10 +1,11 @@
 """The job of plain text: a decoder predicts the next token; each token but the first is evaluated once."""
 
 import bisect
+import copy
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from tinylm.evaluation.result import (
 )
 from tinylm.jobs.job import Baselines, Job, MakeTask, Scoring, Task
 from tinylm.jobs.text.baselines import baseline_bits_per_byte
+from tinylm.jobs.text.soft_targets import SoftTargets, predict
 from tinylm.objectives.loss import (
     LanguageModel,
     Loss,
@@ -30,6 +32,7 @@ from tinylm.objectives.loss import (
     next_token,
     next_token_losses,
     next_two_tokens,
+    soft_next_token,
 )
 from tinylm.reporter import Reporter
 from tinylm.text.batches import (
@@ -44,6 +47,7 @@ from tinylm.text.files import content_suffix, display_name
 from tinylm.text.readers import is_table, table_columns
 from tinylm.text.token_files import TokenFolder, Tokens
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.transformer.architectures import Decoder
 
 MTP_END = 0.6  # decision 039: progress from which only the next token is predicted
 BPE_DROPOUT_END = 0.6  # decision 044: progress from which the text is encoded as usual
@@ -53,7 +57,7 @@ class NextToken(Task):
     """Predict each token from the tokens before it, in windows of `model.context` tokens.
 
     The token after the next counts with `mtp_weight`, which falls linearly to 0 at MTP_END. Merges of BPE are undone
-    with the probability `bpe_dropout`, which falls linearly to 0 at BPE_DROPOUT_END.
+    with the probability `bpe_dropout`, which falls linearly to 0 at BPE_DROPOUT_END. With teachers, neither is done.
     """
 
     validation_objective: Objective = staticmethod(next_token)
@@ -62,6 +66,8 @@ class NextToken(Task):
         self._smoothing = training.label_smoothing
         self._mtp_weight = training.mtp_weight
         self._bpe_dropout = training.bpe_dropout
+        self._teacher_weight = training.teacher_weight
+        self._soft: SoftTargets | None = None
         self._merges = torch.from_numpy(tokenizer.merges())
         self._val = tokens.val
         self._context = model.context
@@ -69,7 +75,14 @@ class NextToken(Task):
         self._batches = Windows(tokens.train, model.context, training.batch_size, training.seed, end)
         self.steps_per_epoch = len(tokens.train) / (training.batch_size * model.context)
 
+    def taught_by(self, teachers: Sequence[Decoder], dtype: str, check: Callable[[], None]) -> Self:
+        task = copy.copy(self)
+        task._soft = predict(teachers, self._batches.tokens, self._context, dtype, check)
+        return task
+
     def objective(self, progress: float) -> Objective:
+        if self._soft is not None:
+            return functools.partial(soft_next_token, weight=self._teacher_weight)
         objective: Objective = functools.partial(next_token, smoothing=self._smoothing)
         second_weight = self._mtp_weight * (1 - progress / MTP_END)
         if second_weight > 0:
@@ -82,7 +95,11 @@ class NextToken(Task):
         return objective(model, undo_merges(batch, self._merges, rate))
 
     def batch(self, number: int) -> Batch:
-        return self._batches.batch(number)
+        batch = self._batches.batch(number)
+        if self._soft is None:
+            return batch
+        ids, probabilities = self._soft.at(self._batches.starts(number), self._context)
+        return replace(batch, soft_ids=ids, soft=probabilities)
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
         return evaluation_batches(self._val, self._context, rows, max_tokens=max_tokens)

@@ -330,6 +330,7 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         + (", compiled" if plan.runtime.compile else ""),
         "batch": batch,
         "length": f"{about}{counted(plan.steps, 'step')}, {plan.epochs:.1f} passes over the text"
+        + (f", in {training.generations} generations" if training.generations > 1 else "")
         + ("; averaged weights are saved" if training.average else ""),
         "time": f"about {format_duration(plan.seconds)}"
         + (f", {evaluation_share:.0%} of it for evaluations" if is_long else ""),

@@ -71,7 +71,8 @@ class Budget:
 
 def parse_generations(text: str) -> int | None:
     """The value of --generations: a number, or `None` for auto. Raises UsageError for other text."""
-    require(text == "auto" or text.isdecimal(), f"`generations` is {describe_value(text)}; it must be a number or auto.")
+    known = text == "auto" or text.isdecimal()
+    require(known, f"`generations` is {describe_value(text)}; it must be a number or auto.")
     return None if text == "auto" else int(text)
 
 
@@ -242,8 +243,8 @@ class TrainingConfig(TrainingSettings):
 
     label_smoothing: weight of the uniform distribution in the target.
     mtp_weight, bpe_dropout: of the first step; see `tinylm.jobs.text.job`.
-    dpo_beta: see `tinylm.jobs.preferences.job`. teacher_weight: see `soft_next_token` and `tinylm.jobs.distillation.job`.
-    generations: see `tinylm.training.generations`.
+    dpo_beta: see `tinylm.jobs.preferences.job`. generations: see `tinylm.training.generations`.
+    teacher_weight: see `soft_next_token` and `tinylm.jobs.distillation.job`.
     class_weights: see `tinylm.jobs.labels.classifier`. sequence_growth: see `window_parts`.
     micro_batch: sequences per forward pass at most, on each rank.
     sequence_length: `None` for the context of the model.
@@ -291,6 +292,8 @@ class TrainingConfig(TrainingSettings):
         others = without_effect(self, JOBS[self.objective])
         if self.optimizer not in MUON_OPTIMIZERS:
             others |= {"momentum"}
+        if self.objective == "next-token" and self.generations == 1:
+            others |= {"teacher_weight"}
         if self.schedule == "constant":
             others |= {"min_lr"}
         return {name: value for name, value in vars(self).items() if value is not None and name not in others}

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from tinylm.config.jobs import applicable
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig
 from tinylm.config.training import MUON_OPTIMIZERS, TrainingSettings
+from tinylm.errors import UsageError
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
 from tinylm.planning.plan_request import PlanRequest, training_speed, training_step_seconds
@@ -25,6 +26,11 @@ class RunLength:
     tokens: float
     step_seconds: float
 
+    def part(self, generations: int) -> Self:
+        """The length of each of so many generations."""
+        steps = max(1, self.steps // generations)
+        return replace(self, steps=steps, epochs=self.epochs / generations, tokens=self.tokens / generations)
+
 
 def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, batch_size: int) -> RunLength:
     """The length of a run with this batch size; an estimate if the budget is a time."""
@@ -39,6 +45,34 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
     step_seconds *= 1 + frozen / (3 * parameters)
     steps = request.effective_budget.total_steps(steps_per_epoch) or max(1, int(request.seconds / step_seconds))
     return RunLength(steps, steps / steps_per_epoch, steps * tokens_per_step, step_seconds)
+
+
+def choose_generations(request: PlanRequest, length: RunLength) -> int:
+    """The chosen number of generations, or of new modern decoders of plain text, as many as have GENERATION_EPOCHS
+    passes, at most MAX_GENERATIONS (decision 051).
+
+    Raises UsageError for several of a run that begins with an existing model or in several processes, and for a
+    `teacher_weight` without a teacher.
+    """
+    number = _generations(request, length)
+    if number == 1 and request.objective == "next-token" and "teacher_weight" in request.training:
+        raise UsageError("`teacher_weight` is for runs with a `teacher` or with `generations`; leave it out.")
+    return number
+
+
+def _generations(request: PlanRequest, length: RunLength) -> int:
+    chosen = request.training.get("generations")
+    if chosen is not None and chosen > 1:
+        if request.base is not None:
+            raise UsageError("`generations` is for new models, since each begins with new weights; leave it out.")
+        if request.ranks > 1:
+            raise UsageError("`generations` is for a run in one process; leave it out.")
+    if chosen is not None:
+        return chosen
+    helps = request.is_new_modern and request.objective == "next-token" and request.ranks == 1
+    if not helps or request.data.by_heart or request.keep == "last":
+        return 1
+    return max(1, min(recipes.MAX_GENERATIONS, int(length.epochs / recipes.GENERATION_EPOCHS)))
 
 
 def choose_compile(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> bool:
@@ -175,6 +209,7 @@ def choose_settings(
     lr = choose_learning_rate(request.recipe_name, config.width, request.adapter)
     lr *= request.sizes.new_lr_factor if request.base is None else request.sizes.lr_factor
     relies_on_validation = request.budget is None and request.keep == "best" and not request.data.by_heart
+    generation = length.part(request.training.get("generations", 1))
     settings = {
         **request.recipe.settings,
         "objective": request.objective,
@@ -182,17 +217,17 @@ def choose_settings(
         "label_smoothing": 0.0,
         "sequence_growth": request.sequence_growth(config),
         "mtp_weight": request.mtp_weight,
-        "bpe_dropout": choose_bpe_dropout(request, length),
+        "bpe_dropout": choose_bpe_dropout(request, generation),
         "patience": recipes.DEFAULT_PATIENCE if relies_on_validation else None,
         "keep": request.keep,
         **choose_intervals(machine, request, config, length),
         **request.sizes.settings(config.context, request.training.get("pack")),
     }
     if request.recipe_name == "modern":
-        epochs = 0 if request.data.by_heart else length.epochs
+        epochs = 0 if request.data.by_heart else generation.epochs
         settings["weight_decay"] = choose_weight_decay(epochs, parameters / request.data.train_tokens)
     given = applicable(TrainingSettings, request.training, (request.row,))
     settings |= {name: value for name, value in given.items() if name != "warmup_steps"}
-    settings["warmup"] = choose_warmup(request, length, notices)
+    settings["warmup"] = choose_warmup(request, generation, notices)
     settings.setdefault("min_lr", settings["lr"] / recipes.MIN_LR_DIVISOR)
     return settings

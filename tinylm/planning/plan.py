@@ -17,6 +17,7 @@ from tinylm.planning import recipes
 from tinylm.planning.hyperparameters import (
     RunLength,
     choose_compile,
+    choose_generations,
     choose_length,
     choose_settings,
     evaluation_seconds,
@@ -92,10 +93,13 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
         if steps < run_length.steps:
             request = replace(request, budget=Budget(steps=steps))
             run_length = choose_length(machine, request, config, batch_size)
-    config = with_tying(config, request, run_length)
+    generations = choose_generations(request, run_length)
+    request = request.with_training(generations=generations)
+    generation = run_length.part(generations)
+    config = with_tying(config, request, generation)
     parameters = count_parameters(config)["total"]
-    config = with_dropout(config, request, run_length, parameters)
-    request = with_average(request, config, run_length)
+    config = with_dropout(config, request, generation, parameters)
+    request = with_average(request, config, generation)
 
     # The memory, and what is changed to fit in it
     memory_plan = plan_memory(machine, request, config, parameters, batch_size)
@@ -148,7 +152,7 @@ def plan_resumed(
     """
     training, runtime, data = recorded
     model = replace(config.model, context=training.sequence_length or config.model.context)
-    kept = {name: getattr(training, name) for name in ("optimizer", "average", "checkpoint_activations")}
+    kept = {name: getattr(training, name) for name in ("optimizer", "average", "checkpoint_activations", "generations")}
     request = PlanRequest(
         objective=training.objective,
         data=data,

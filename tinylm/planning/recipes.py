@@ -134,9 +134,10 @@ AVERAGE = 0.05  # decision 006
 AVERAGE_MIN_EPOCHS = 6  # decision 006
 AVERAGE_MIN_LR_DIVISOR = 7  # decision 006
 
-# Generations: soft targets.
+# Generations where a text is seen often: passes of each, their number, and the soft targets per position.
 
-SOFT_CANDIDATES = 64  # ids per position; not measured
+GENERATION_EPOCHS, MAX_GENERATIONS = 12, 8  # decision 051
+SOFT_CANDIDATES = 64  # decision 051
 
 # Batch size.
 

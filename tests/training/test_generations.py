@@ -1,0 +1,125 @@
+"""Generations: reference for a resumed run is the uninterrupted run, to the bit."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.conftest import Begin
+from tests.training.run_sessions import SHAPE, TOKENIZER, Killed, RunSession, config_of, contents
+from tinylm.config.training import Budget
+from tinylm.errors import TinyLMError
+from tinylm.objectives.loss import decoder_output
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.layout import TEACHER_FILES
+from tinylm.run_directory.loading import load_model, read_config, read_weights, restore_model
+from tinylm.run_directory.metrics_log import read_metrics
+from tinylm.run_directory.weights import read_weights_files
+from tinylm.text.token_files import TokenFolder
+from tinylm.training.clock import StoppingRule
+from tinylm.training.events import Began, Logged, Stepped
+from tinylm.training.state import TrainerState
+from tinylm.training.trainer import StopTraining
+from tinylm.transformer.build import build_model
+
+THREE: dict[str, Any] = {"generations": 3, "sequence_growth": 2, "average": 0.1, "optimizer": "muon"}
+
+
+@pytest.mark.parametrize("end", [StopTraining, Killed])
+@pytest.mark.parametrize("until", [19, 20, 21, 24, 40, 47])
+def test_a_resumed_run_of_generations_equals_an_uninterrupted_one(
+    until: int, end: type[BaseException], tokens: TokenFolder, tmp_path: Path
+) -> None:
+    """It is stopped around the beginning of the second and the third generation, of 20 steps each."""
+    config = config_of(**THREE)
+    RunSession(tmp_path / "straight", tokens).begin(config)
+    first = RunSession(tmp_path / "resumed", tokens, until, end)
+    if end is Killed:
+        with pytest.raises(Killed):
+            first.begin(config)
+    else:
+        assert first.begin(config)[0] == "signal"
+    second = RunSession(tmp_path / "resumed", tokens)
+    assert second.resume()[0] == "steps"
+    assert contents(tmp_path / "resumed") == contents(tmp_path / "straight")
+    steps = [event.step for event in first.reported(Stepped) + second.reported(Stepped)]
+    assert sorted(set(steps)) == list(range(1, 61))
+
+
+def test_each_generation_begins_with_new_weights_and_has_the_best_so_far_as_teacher(
+    tokens: TokenFolder, tmp_path: Path
+) -> None:
+    """With a learning rate of almost 0, the weights stay those of the seeds of the generations."""
+    config = config_of(generations=3, lr=1e-12, min_lr=0.0, weight_decay=0.0)
+    RunSession(tmp_path / "run", tokens).begin(config)
+    folder = tmp_path / "run"
+    last = RunDirectory(folder).load_last(config).read_weights()
+    for name, tensor in build_model(config.model, 3 + 2).state_dict().items():
+        torch.testing.assert_close(last[name], tensor, rtol=0, atol=1e-6)
+    losses = {record["step"]: record["val_loss"] for record in read_metrics(folder) if "val_loss" in record}
+    for generation, end in ((1, 20), (2, 40)):
+        teacher = read_weights_files([folder / TEACHER_FILES[generation % 2]], config)
+        evaluated = {step: loss for step, loss in losses.items() if 0 < step <= end}
+        assert (teacher.step, teacher.val_loss) == min(evaluated.items(), key=lambda item: (item[1], item[0]))
+    assert read_weights(folder, config).val_loss == min(loss for step, loss in losses.items() if step)
+
+
+def test_the_schedule_of_the_learning_rate_begins_anew_with_each_generation(begin: Begin) -> None:
+    session = begin(generations=3, log_every=1, schedule="linear")
+    rates = [event.lr for event in session.reported(Logged)]
+    assert rates[20:40] == pytest.approx(rates[:20])
+    assert rates[40:] == pytest.approx(rates[:20])
+    assert rates[0] < max(rates) > rates[19]
+    assert [(event.number, event.count, event.step) for event in session.reported(Began)] == [(2, 3, 20), (3, 3, 40)]
+
+
+def test_a_student_that_only_learns_from_its_teacher_comes_near_to_its_distribution(
+    tokens: TokenFolder, tmp_path: Path
+) -> None:
+    """With the whole weight on the teacher, the cross-entropy with it falls towards its entropy."""
+    model = dataclasses.replace(SHAPE, dropout=0.0, attention_dropout=0.0, width=16, heads=2)
+    config = config_of(model=model, generations=2, teacher_weight=1.0, budget=Budget(steps=240), keep="last")
+    RunSession(tmp_path / "run", tokens).begin(config)
+    teacher = build_model(model)
+    teacher.load_state_dict(RunDirectory(tmp_path / "run").read_teacher(1, config))
+    student = restore_model(config, RunDirectory(tmp_path / "run").load_last(config).read_weights(), tmp_path)
+    ids = torch.from_numpy(tokens.train[:8].astype("int64"))[None]
+
+    def log_p(network: Any) -> torch.Tensor:
+        from tinylm.text.batches import Batch
+
+        network.eval()
+        with torch.no_grad():
+            return network.logits(decoder_output(network, Batch(ids, ids)).hidden).double().log_softmax(-1)
+
+    q, uniform = log_p(teacher).exp(), torch.full((TOKENIZER.vocab_size,), 1 / TOKENIZER.vocab_size).double()
+    divergence = (q * (q.log() - log_p(student))).sum(-1).mean()
+    assert divergence < 0.2 * (q * (q.log() - uniform.log())).sum(-1).mean()
+
+
+def test_patience_counts_the_evaluations_of_the_last_generation() -> None:
+    rule = StoppingRule(Budget(steps=80), 80, patience=2, generations=2)
+    for generation, since_best, ends in ((0, 7, False), (1, 1, False), (1, 2, True)):
+        state = TrainerState(generation=generation, evals_since_best=since_best)
+        assert rule.patience_exhausted(state) == ends
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "other"])
+def test_a_run_without_its_teacher_is_not_resumed(damage: str, tokens: TokenFolder, tmp_path: Path) -> None:
+    config = config_of(generations=2)
+    RunSession(tmp_path / "run", tokens, until=34).begin(config)
+    file = tmp_path / "run" / TEACHER_FILES[1]
+    if damage == "missing":
+        file.unlink()
+    elif damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-100])
+    else:
+        other = config_of(model=dataclasses.replace(SHAPE, width=16))
+        RunSession(tmp_path / "other", tokens).begin(other)
+        file.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
+    with pytest.raises(TinyLMError, match="teacher-1"):
+        RunSession(tmp_path / "run", tokens).resume()
+    assert load_model(tmp_path / "run")[3].step > 0
+    assert read_config(tmp_path / "run") == config

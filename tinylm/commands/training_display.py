@@ -199,7 +199,7 @@ class TrainingDisplay:
         from tinylm.jobs.run_tokens import reopen_ids
         from tinylm.jobs.text.baselines import MAX_BYTES, SECONDS_PER_BYTE, baseline_bits_per_byte
         from tinylm.reporter import SilentReporter
-        from tinylm.text.split import remember
+        from tinylm.text.text_cache import remember
 
         data, tokenizer, bits = self._config.data, self._tokenizer, result.best_val_bits_per_byte
         # The baselines were not made to learn a text by heart.

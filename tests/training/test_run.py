@@ -32,7 +32,7 @@ from tinylm.evaluation.loop import evaluate_loss
 from tinylm.kernels import cpu
 from tinylm.machine.device import DTYPES, autocast, weights_dtype
 from tinylm.machine.measure import LoadMeter
-from tinylm.models.adapter import add_adapter
+from tinylm.models.load_adapter import add_adapter
 from tinylm.models.open import open_model
 from tinylm.objectives.loss import next_token
 from tinylm.planning.memory import MemoryPlan, TrainingMemory

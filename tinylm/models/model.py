@@ -32,8 +32,8 @@ from tinylm.jobs.reading import ModelReader
 from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.kernels.process import keep_freed_blocks
 from tinylm.machine.device import autocast
-from tinylm.models.adapter import LoadedAdapter
-from tinylm.models.engine import ModelEngine
+from tinylm.models.load_adapter import LoadedAdapter
+from tinylm.models.model_engine import ModelEngine
 from tinylm.reporter import counted
 from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.chat_format import chat_format

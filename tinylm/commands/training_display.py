@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from tinylm.jobs.job import MarkedText
     from tinylm.planning.plan import Plan
     from tinylm.text.tokenizer import Tokenizer
-    from tinylm.training.events import Evaluated, Event
-    from tinylm.training.session import TrainingResult
+    from tinylm.training.events import Evaluated, Event, TrainingResult
 
 SAMPLE_TOKENS = 120  # of the sample at the end, on a terminal
 SAMPLE_SECONDS, SAMPLE_SHARE = 2.0, 0.02  # the most that it may take, and of a time budget

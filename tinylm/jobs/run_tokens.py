@@ -231,12 +231,7 @@ def _key(data: DataConfig, tokenizer: Tokenizer) -> str:
 
 
 def encode_recorded_text(
-    run: Path,
-    config: RunConfig,
-    tokenizer: Tokenizer,
-    paths: tuple[str, ...],
-    val_data: str | None,
-    reporter: Reporter,
+    run: Path, config: RunConfig, tokenizer: Tokenizer, paths: tuple[str, ...], val_data: str | None, reporter: Reporter
 ) -> TokenFolder:
     """Encode the text of a run whose token files are no longer in the cache, into the same folder as before.
 

@@ -103,10 +103,7 @@ def run_config(foreign: ForeignModel, path: Path) -> tuple[RunConfig, Tokenizer]
     config = RunConfig.new(
         model=foreign.config,
         tokenizer=TokenizerConfig(
-            kind=tokenizer.kind,
-            sha256=tokenizer.sha256,
-            special=foreign.special,
-            chat_template=foreign.chat_template,
+            kind=tokenizer.kind, sha256=tokenizer.sha256, special=foreign.special, chat_template=foreign.chat_template
         ),
         family=foreign.family,
     )

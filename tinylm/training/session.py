@@ -129,6 +129,7 @@ def train_session(run: TrainingRun, session: Session) -> TrainingResult:
 
     Raises InterruptedRunError if a signal stops it before the first step, and the errors of `TrainingRun.train`.
     """
+    # What callbacks and the user learn first
     resumed_step = None if run.resume_from is None else run.resume_from.state["step"]
     started = Started(
         run.directory.path,
@@ -142,8 +143,20 @@ def train_session(run: TrainingRun, session: Session) -> TrainingResult:
     session.report(started)
     if run.runtime.compile:
         session.reporter.note("Compiling the model, which takes about a minute.")
-    load_notes = _load_notes(run, session)
 
+    # Other processes that slow down training on a CPU
+    load_notes = None
+    if run.runtime.device == "cpu" and session.ranks.is_first:
+        processes = session.ranks.launch.local_size
+        load_notes = LoadNotes(
+            session.reporter.note,
+            LoadMeter(processes),
+            threads=processes * session.ranks.share_threads(run.runtime.threads),
+            timed=run.training.budget.time is not None,
+            planned_steps=run.config.planned.steps if run.config.planned and run.resume_from is None else None,
+        )
+
+    # Training
     def report(event: Event) -> None:
         session.report(event)
         if isinstance(event, Stepped) and load_notes is not None:
@@ -154,6 +167,8 @@ def train_session(run: TrainingRun, session: Session) -> TrainingResult:
     session.ranks.gather(None)  # wait until rank 0 has saved the run; if it fails, all ranks fail
     if state.step == 0:
         raise InterruptedRunError(InterruptedRunError.BEFORE_FIRST_STEP, stop.signal_number)
+
+    # The result, over all sessions
     return TrainingResult(
         run=run.directory.path,
         history=History.read(run.directory.path),
@@ -170,19 +185,4 @@ def train_session(run: TrainingRun, session: Session) -> TrainingResult:
         best_val_bits_per_byte=run.config.bits_per_byte(state.best_loss),
         signal_number=stop.signal_number,
         base=None if run.config.adapter is None else Path(run.config.adapter.base),
-    )
-
-
-def _load_notes(run: TrainingRun, session: Session) -> LoadNotes | None:
-    """What rank 0 says about other processes; `None` on other ranks, and if the model is not on the CPU."""
-    if run.runtime.device != "cpu" or not session.ranks.is_first:
-        return None
-    processes = session.ranks.launch.local_size
-    planned = run.config.planned if run.resume_from is None else None
-    return LoadNotes(
-        session.reporter.note,
-        LoadMeter(processes),
-        threads=processes * session.ranks.share_threads(run.runtime.threads),
-        timed=run.training.budget.time is not None,
-        planned_steps=None if planned is None else planned.steps,
     )

@@ -123,3 +123,30 @@ def test_a_run_without_its_teacher_is_not_resumed(damage: str, tokens: TokenFold
         RunSession(tmp_path / "run", tokens).resume()
     assert load_model(tmp_path / "run")[3].step > 0
     assert read_config(tmp_path / "run") == config
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "generations"),
+    [
+        (Budget(steps=60), Budget(steps=120), 6),
+        (Budget(time=60.0), Budget(time=80.0), 4),
+        (Budget(epochs=2.0), Budget(epochs=1.0), 3),
+        (Budget(steps=60), Budget(time=1e6), 3),
+        (Budget(steps=60), Budget(steps=10**9), 64),
+    ],
+)
+def test_a_longer_budget_of_the_same_kind_has_more_generations(before: Budget, after: Budget, generations: int) -> None:
+    training = config_of(generations=3, budget=before).training
+    assert training is not None
+    assert training.with_budget(after).generations == generations
+    assert dataclasses.replace(training, generations=1).with_budget(after).generations == 1
+
+
+def test_a_finished_run_is_continued_by_more_generations(tokens: TokenFolder, tmp_path: Path) -> None:
+    """Twice the steps are the run that was planned with them and twice the generations, from the second half on."""
+    RunSession(tmp_path / "run", tokens).begin(config_of(generations=2, budget=Budget(steps=40)))
+    second = RunSession(tmp_path / "run", tokens)
+    second.resume(budget=Budget(steps=80), generations=4)
+    assert [(event.number, event.step) for event in second.reported(Began)] == [(3, 40), (4, 60)]
+    RunSession(tmp_path / "whole", tokens).begin(config_of(generations=4, budget=Budget(steps=80)))
+    assert contents(tmp_path / "run")["weights"] == contents(tmp_path / "whole")["weights"]

@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from tinylm.config.jobs import JOBS, without_effect
 from tinylm.config.validation import (
@@ -61,6 +61,10 @@ class Budget:
     def kind(self) -> str:
         """The name of the field that is set: steps, epochs or time."""
         return "time" if self.time is not None else "steps" if self.steps is not None else "epochs"
+
+    def ratio(self, other: Budget) -> float:
+        """How many times as long as another budget it is; 1 for one of another kind."""
+        return getattr(self, self.kind) / getattr(other, self.kind) if self.kind == other.kind else 1.0
 
     def total_steps(self, steps_per_epoch: float) -> int | None:
         """The budget in optimizer steps, at least 1; `None` for a time budget."""
@@ -286,6 +290,13 @@ class TrainingConfig(TrainingSettings):
     log_every: int = 10
     pack: bool = True
     seed: int = 0
+
+    def with_budget(self, budget: Budget) -> Self:
+        """These settings with another budget; with a longer one, a run of generations has more of them."""
+        more = round(self.generations * budget.ratio(self.budget)) if self.generations > 1 else 1
+        return dataclasses.replace(
+            self, budget=budget, generations=min(max(self.generations, more), int(GENERATIONS.high))
+        )
 
     def effective(self) -> dict[str, Any]:
         """The settings that have an effect on this run, by name."""

@@ -45,9 +45,7 @@ class EvaluationConfig(BeamSearchConfig):
             jobs="text distillation",
         ),
     ] = None
-    baselines: Annotated[
-        bool, Setting("Compare with gzip, xz and PPMd.", None, jobs="text distillation")
-    ] = False
+    baselines: Annotated[bool, Setting("Compare with gzip, xz and PPMd.", None, jobs="text distillation")] = False
     bleu_tokenize: Annotated[
         str | None,
         Setting(

@@ -11,7 +11,7 @@ from tinylm.system.process_signals import interruptible
 from tinylm.text.token_files import Tokens
 from tinylm.text.tokenizer import Tokenizer
 
-SECONDS_PER_BYTE = 1.5e-6  # on one core, of the texts together
+SECONDS_PER_BYTE = 0.7e-6  # on one core, of the texts together
 MAX_BYTES = 5_000_000  # of each text
 PPMD_ORDER = 6  # longest history, in bytes; that of 7z by default
 PPMD_MEMORY_PER_BYTE = 32  # of the texts; with less than 16, the model of random text begins anew

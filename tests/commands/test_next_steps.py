@@ -45,15 +45,25 @@ def history(val_losses: list[float], losses: list[float]) -> History:
 @pytest.mark.parametrize("shape", CURVES)
 def test_the_sentence_after_training_follows_from_the_curves(shape: str) -> None:
     val_losses, losses, expected = CURVES[shape]
-    assert improvement(history(val_losses, losses), Budget(steps=800), 1.6, 2.0) == expected
+    assert improvement(history(val_losses, losses), 3.9, Budget(steps=800), 1.6, 2.0) == expected
+
+
+@pytest.mark.parametrize(("epochs", "factor", "falls"), [(3.9, 1.03, True), (4, 1.03, False), (4, 1.09, True)])
+def test_after_four_passes_only_a_steep_curve_calls_for_more_time(epochs: float, factor: float, falls: bool) -> None:
+    """The learning rate alone makes the loss fall, and the text is no longer new."""
+    losses = [3.0, 2.9, 2.8, 2.7, 2.6, 2.0 * factor, 2.02, 2.0]
+    sentence = improvement(history(losses, losses), epochs, Budget(steps=800), 1.6, 2.0)
+    assert sentence == (FALLS.format(f"{factor - 1:.1%}") if falls else PPMD.format("20% fewer"))
 
 
 def test_without_a_clear_curve_the_sentence_compares_with_ppmd_if_its_bits_are_known() -> None:
     flat = history(FLAT, FLAT)
-    assert improvement(flat, Budget(steps=800), 2.5, 2.0) == PPMD.format("25% more")
-    assert improvement(flat, Budget(steps=800), 2.5, None) == ""
-    assert improvement(history(FALLING, FALLING), Budget(steps=800), 2.5, None) == FALLS.format("3.0%")
-    assert improvement(History({"step": [], "loss": []}, {"step": [], "val_loss": []}), Budget(steps=8), 1, None) == ""
+    assert improvement(flat, 3, Budget(steps=800), 2.5, 2.0) == PPMD.format("25% more")
+    assert improvement(flat, 3, Budget(steps=800), 2.5, None) == ""
+    assert improvement(history(FALLING, FALLING), 3, Budget(steps=800), 2.5, None) == FALLS.format("3.0%")
+    assert (
+        improvement(History({"step": [], "loss": []}, {"step": [], "val_loss": []}), 0, Budget(steps=8), 1, None) == ""
+    )
 
 
 def test_a_run_twice_as_long_has_the_option_of_its_budget() -> None:

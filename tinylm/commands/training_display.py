@@ -224,7 +224,7 @@ class TrainingDisplay:
         assert training is not None
         # With few validation data, and beside the losses of teachers, the curves do not show this.
         if training.objective == "next-token" and training.keep == "best":
-            advice = improvement(result.history, training.budget, bits, scores.get("PPMd"))
+            advice = improvement(result.history, result.epochs, training.budget, bits, scores.get("PPMd"))
             if advice:
                 self._console.note(advice)
 

@@ -4,7 +4,6 @@ import gzip
 import lzma
 
 import numpy as np
-import pyppmd
 
 from tinylm.reporter import Reporter
 from tinylm.system.process_signals import interruptible
@@ -38,10 +37,10 @@ def baseline_bits_per_byte(
         text = beginning(tokens)
         if not text:  # special tokens only
             return {}
-        scores = compression_bits_per_byte(text)
+        found = compression_bits_per_byte(text)
         if training is not None:
-            scores["PPMd"] = ppmd_bits_per_byte(beginning(training), text)
-        return {name: bits for name, bits in scores.items() if bits < 8}
+            found["PPMd"] = ppmd_bits_per_byte(beginning(training), text)
+        return {name: bits for name, bits in found.items() if bits < 8}
 
     if tokenizer.decoded_size(tokens)[1] > MAX_BYTES:
         reporter.note(f"The baselines use the first {MAX_BYTES // 10**6} MB.")
@@ -65,6 +64,8 @@ def ppmd_bits_per_byte(training_text: str, text: str) -> float:
 
     8 * (size of training_text + text - size of training_text) / bytes of text, with the sizes compressed and in bytes.
     """
+    import pyppmd  # takes 10 ms, and every command that opens a model imports this module
+
     training, data = training_text.encode(), text.encode()
     memory = max(PPMD_MIN_MEMORY, PPMD_MEMORY_PER_BYTE * (len(training) + len(data)))
 

@@ -33,7 +33,7 @@ MUON_OPTIMIZERS = ("muon", "normuon")  # for matrices of layers, with AdamW for 
 OPTIMIZERS = ("adamw", "adam", *MUON_OPTIMIZERS)
 CLASS_WEIGHTS = ("none", "balanced")
 KEEP = ("best", "last")
-GENERATIONS, SEEDS = Range(1, 64), Range(0, 1 << 63, open_high=True)
+GENERATIONS, SEEDS = Range(1, 16), Range(0, 1 << 63, open_high=True)
 TIME_BUDGET = Range(0, 366 * 24 * 3600, open_low=True)  # seconds
 EPOCHS, BATCH = Range(0, 1e6, open_low=True), Range(1, 1 << 20)
 SEQUENCE_GROWTHS = (1, 2, 4)  # sequences that a window is split into at the beginning
@@ -87,7 +87,7 @@ class TrainingSettings:
     generations: Annotated[
         int | None,
         Setting(
-            "Parts of the run; each trains a new model, which learns from the best before it too (default: by passes).",
+            "Parts of the run; each trains a new model, which learns from those before it, too (default: by passes).",
             Panel.LENGTH,
             GENERATIONS,
             metavar="N|auto",

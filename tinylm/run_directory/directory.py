@@ -124,18 +124,14 @@ class RunDirectory:
         """The weights that training started from. Raises TinyLMError if they are missing or damaged."""
         return read_weights_files([self.path / FIRST_FILE], config).tensors
 
-    def keep_teacher(self, generation: int, config: RunConfig) -> None:
-        """Copy the weights for inference, which a generation learns from."""
+    def save_teacher(self, generation: int, tensors: dict[str, Tensor], config: RunConfig, step: int) -> None:
+        """Write the weights at the end of a generation, from 1, from which later ones learn."""
         with self._saving():
-            best = read_weights_files([self._current / weights_file(config)], config)
-            write_weights(self._teacher_file(generation), best.tensors, config, best.step, best.val_loss)
+            write_weights(self._current / TEACHER_FILES[generation - 1], tensors, config, step, None)
 
     def read_teacher(self, generation: int, config: RunConfig) -> dict[str, Tensor]:
-        """The weights that a generation learns from. Raises TinyLMError if they are missing or damaged."""
-        return read_weights_files([self._teacher_file(generation)], config).tensors
-
-    def _teacher_file(self, generation: int) -> Path:
-        return self._current / TEACHER_FILES[generation % len(TEACHER_FILES)]
+        """The weights from `save_teacher`. Raises TinyLMError if they are missing or damaged."""
+        return read_weights_files([self._current / TEACHER_FILES[generation - 1]], config).tensors
 
     def save_copy(self, write: Callable[[Path], None]) -> None:
         """Call `write` with the folder of the run, to replace the best weights in the format of another tool."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tinylm.config.run import LAST, RunConfig
+from tinylm.config.training import GENERATIONS
 from tinylm.errors import NoModelError, NoRunError, UsageError
 from tinylm.reporter import Reporter
 from tinylm.system.files import resolve_links
@@ -18,9 +19,8 @@ FIRST_FILE = "first.safetensors"  # the weights that training started from, if i
 PEFT_WEIGHTS = "adapter_model.safetensors"
 PEFT_FILES = ("adapter_config.json", PEFT_WEIGHTS)  # of a LoRA adapter, for PEFT only
 FOREIGN_FILE = "tokenizer_config.json"  # of Hugging Face folders; runs have none
-# The best weights when a generation began, its teacher. Generations alternate between the files, since a run that is
-# resumed from a save before that moment needs the teacher before.
-TEACHER_FILES = ("teacher-0.safetensors", "teacher-1.safetensors")
+# The weights at the end of each generation but the last
+TEACHER_FILES = tuple(f"teacher-{number}.safetensors" for number in range(1, int(GENERATIONS.high)))
 WEIGHTS_FILES = (MODEL_FILE, ADAPTER_FILE, FIRST_FILE, *TEACHER_FILES)
 RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", "samples.jsonl", *WEIGHTS_FILES, *PEFT_FILES)
 RUN_FOLDERS = (LAST, "last.new", "last.old", "tokens")

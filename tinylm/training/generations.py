@@ -1,17 +1,17 @@
-"""Generations: parts of a run. Each trains a new model, which also learns from the best model before it.
+"""Generations: parts of a run. Each trains a new model, which also learns from the models of the parts before it.
 
 A model that has read a text many times learns it by heart, and more passes do not help it. A student of it, with new
-weights, becomes better than its teacher (born-again networks, Furlanello et al. 2018).
+weights, becomes better than its teacher (born-again networks, Furlanello et al. 2018), and so does one of several.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from tinylm.config.run import RunConfig
 from tinylm.jobs.job import Task
+from tinylm.planning.recipes import MAX_TEACHERS
 from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.layout import TEACHER_FILES
 from tinylm.run_directory.weights import require_tensors
 from tinylm.transformer.architectures import Decoder, Transformer
 from tinylm.transformer.build import build_model
@@ -19,7 +19,7 @@ from tinylm.transformer.build import build_model
 
 @dataclass(frozen=True)
 class Generations:
-    """What a trainer needs to begin a generation of the run in `directory`, all but the first.
+    """What a trainer needs to begin a generation of the run in `directory`. Generations are numbered from 0.
 
     model: its weights are replaced. task: of the first generation
     """
@@ -29,25 +29,29 @@ class Generations:
     model: Transformer
     task: Task
 
-    def keep_teacher(self, number: int) -> None:
-        """Keep the weights for inference, from which generation `number` learns."""
-        self.directory.keep_teacher(number, self.config)
+    def keep_teacher(self, number: int, step: int) -> None:
+        """Keep the weights that the model has now, at the end of the generation before `number`."""
+        self.directory.save_teacher(number, dict(self.model.state_dict()), self.config, step)
 
     def taught_task(self, number: int, dtype: str, check: Callable[[], None]) -> Task:
-        """The task of generation `number`, from 1. dtype: of autocast. check: called often; may raise an exception
+        """The task of generation `number`, from 1. Its teachers are the last MAX_TEACHERS models before it.
 
-        Raises TinyLMError if the weights of the teacher are missing or damaged.
+        dtype: of autocast. check: called often; may raise an exception
+
+        Raises TinyLMError if the weights of a teacher are missing or damaged.
         """
-        teacher = build_model(self.config.model).to(self.model.device)
+        teachers = [self._teacher(n) for n in range(max(1, number - MAX_TEACHERS + 1), number + 1)]
+        return self.task.taught_by(teachers, dtype, check)
+
+    def _teacher(self, number: int) -> Decoder:
+        teacher = build_model(self.config.model)
         assert isinstance(teacher, Decoder)  # the only models whose runs have generations
         tensors = self.directory.read_teacher(number, self.config)
-        require_tensors(tensors, teacher.state_dict(), self.directory.path)
+        require_tensors(tensors, teacher.state_dict(), self.directory.path / TEACHER_FILES[number - 1])
         teacher.load_state_dict(tensors)
-        return self.task.taught_by([teacher], dtype, check)
+        return teacher.to(self.model.device)
 
-    @torch.no_grad()
     def renew_weights(self, number: int) -> None:
         """Give the model the first weights of generation `number`, from a seed of its own."""
         training = self.config.training_parts(self.directory.path).training
-        new = build_model(self.config.model, training.seed + number)
-        self.model.load_state_dict(new.state_dict())
+        self.model.load_state_dict(build_model(self.config.model, training.seed + number).state_dict())

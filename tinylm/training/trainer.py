@@ -183,12 +183,13 @@ class Trainer:
             self._step_within_memory(progress)
 
     def _begin_generation(self, generations: Generations, number: int) -> None:
-        """Keep the best weights as teacher, and start anew with other weights, and a new optimizer."""
+        """Keep the weights for inference as teacher, and start anew with other weights and a new optimizer."""
         state = self.state
         if state.last_eval_step != state.step:
             self._evaluate()
-        self._save()  # with the generation that ends here: a stop before the next save resumes it
-        generations.keep_teacher(number)
+        self._save()  # of the generation that ends: a run that is stopped before the next save begins there
+        with self._weights_for_inference():
+            generations.keep_teacher(number, state.step)
         self._set_task(generations.taught_task(number, self.dtype, self.check_stop))
         generations.renew_weights(number)
         self.optimizer.state.clear()

@@ -83,7 +83,8 @@ FEATURES = {
     "ranks, shards": (r"rank(?!_stab)|shard|ddp|fsdp", "distributed/ training/parallel system/ranks system/launch"),
     "adapters": (
         "adapter|lora|peft|bottleneck",
-        "adapters/ models/adapter models/peft models/merge formats/peft commands/finetune commands/merge",
+        "adapters/ models/adapter models/load_adapter models/peft models/merge formats/peft commands/finetune "
+        "commands/merge",
     ),
     "experts": (r"expert|router|moe\b", "transformer/experts"),
 }

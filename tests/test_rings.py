@@ -19,10 +19,10 @@ HOME = Path(tinylm.__file__).parent
 JOBS = {path.name for path in (HOME / "jobs").iterdir() if path.is_dir() and (path / "job.py").exists()} - {"text"}
 COMMANDS = ("train", "training_display", "sample", "evaluate", "runs", "info")
 BORDERS = {  # with their packages and modules
-    "adapters": ("adapters", *(f"models.{name}" for name in ("adapter", "adapter_kinds", "merge"))),
+    "adapters": ("adapters", *(f"models.{name}" for name in ("load_adapter", "adapter_kinds", "merge"))),
     "analysis": ("analysis",),
     "distributed": ("distributed",),
-    "formats": ("formats", "models.exporting"),
+    "formats": ("formats", "models.importing", "models.exporting"),
     "report": ("report",),
     "serving": ("serving",),
     "doctor": ("machine.doctor",),

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tinylm.models.exporting import export_model as export_model
+    from tinylm.models.importing import import_model as import_model
     from tinylm.models.load import load as load
     from tinylm.models.model import Model as Model
-    from tinylm.models.open import import_model as import_model
     from tinylm.training.api import finetune_adapter as finetune_adapter
     from tinylm.training.api import finetune_lora as finetune_lora
     from tinylm.training.api import train as train
@@ -36,7 +36,7 @@ _MODULES = {  # module of each public name, imported on first use (PEP 562)
     "train": "tinylm.training.api",
     "finetune_lora": "tinylm.training.api",
     "finetune_adapter": "tinylm.training.api",
-    "import_model": "tinylm.models.open",
+    "import_model": "tinylm.models.importing",
     "export_model": "tinylm.models.exporting",
 }
 

@@ -15,7 +15,7 @@ from tinylm.adapters.adapter import adapter_layers, adapter_tensors, load_adapte
 from tinylm.adapters.lora import TARGETS, LoRAEmbedding, LoRALinear, add_lora, max_rank, merge_lora, target_modules
 from tinylm.config.run import AdapterConfig
 from tinylm.errors import UsageError
-from tinylm.models.adapter import set_adapter_scale
+from tinylm.models.load_adapter import set_adapter_scale
 from tinylm.models.merge import check_merged
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_model

@@ -17,7 +17,7 @@ from tinylm.adapters.bottleneck import add_bottlenecks, sublayers
 from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, add_lora, merge_lora, target_modules
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig
-from tinylm.models.adapter import set_adapter_scale
+from tinylm.models.load_adapter import set_adapter_scale
 from tinylm.transformer.architectures import EncoderDecoder, Transformer
 from tinylm.transformer.build import build_model
 

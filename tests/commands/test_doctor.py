@@ -20,6 +20,7 @@ def test_json_and_text_have_every_section_the_problems_and_whether_all_works() -
     assert list(record) == [*SECTIONS, "problems", "works"]
     assert record["works"] is True
     assert record["versions"]["tinylm"]
+    assert {"matmul_tflops", "layer_microseconds"} <= record["devices"].keys()  # whose units the last test shows
     lines = run_ok("doctor", "--quiet").stdout.splitlines()
     titles = [line for line in lines if line and not line.startswith(" ")]
     assert titles == [*(name.replace("_", " ") for name in SECTIONS), "problems"]
@@ -49,7 +50,7 @@ def test_a_problem_is_named_with_its_solution_or_is_exit_code_1(
 
 def test_numbers_are_printed_with_their_units(capsys: pytest.CaptureFixture[str]) -> None:
     fields = {"memory_gb": 8.6, "disk_gb": None, "matmul_tflops": {"fp32": 0.213, "bf16": 0.438}}
-    fields |= {"bandwidth_gb_per_second": 57.3, "wake_up_microseconds": 5.1}
+    fields |= {"layer_microseconds": 5.1, "texts_mb": 57.3}
     fields |= {"one_day": {"layers": 8, "tokens": 118_300_672, "memory_gb": 2.6}}
     print_fields(Console(), "speeds", fields, first=True)
     assert [line.split(maxsplit=1 if "day" not in line else 2) for line in capsys.readouterr().out.splitlines()] == [
@@ -57,7 +58,7 @@ def test_numbers_are_printed_with_their_units(capsys: pytest.CaptureFixture[str]
         ["memory", "8.6 GB"],
         ["disk", "-"],
         ["matmul", "fp32 0.213, bf16 0.438 TFLOP/s"],
-        ["bandwidth", "57.3 GB/s"],
-        ["wake", "up              5.1 µs"],
+        ["layer", "5.1 µs"],
+        ["texts", "57.3 MB"],
         ["one", "day", "layers 8, tokens 118,300,672, memory 2.6 GB"],
     ]

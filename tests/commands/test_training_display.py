@@ -24,8 +24,7 @@ from tinylm.reporter import counted
 from tinylm.system.process_signals import Interrupted
 from tinylm.system.ranks import Launch, Ranks
 from tinylm.text.tokenizer import train_char
-from tinylm.training.events import Evaluated, Logged, Sampled, Started, Stepped
-from tinylm.training.session import TrainingResult
+from tinylm.training.events import Evaluated, Logged, Sampled, Started, Stepped, TrainingResult
 from tinylm.training.validation import generate_sample
 from tinylm.transformer.build import build_model
 
@@ -138,7 +137,7 @@ def test_errors_of_report_and_trackers_reach_all_ranks(
             raise
 
     monkeypatch.setattr("tinylm.distributed.ranks.join_ranks", join)
-    monkeypatch.setattr("tinylm.training.pipeline.start_run", Mock(side_effect=TinyLMError("began")))
+    monkeypatch.setattr("tinylm.training.pipeline.train_or_resume", Mock(side_effect=TinyLMError("began")))
     for name, value in {"MASTER_ADDR": "x", "MASTER_PORT": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     for name in ("RANK", "LOCAL_RANK"):

@@ -39,10 +39,10 @@ from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, free_cor
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.text_generator import Continuation
 from tinylm.generation.torch_engine import TorchEngine, keep_min_p, keep_top_k, keep_top_p
-from tinylm.models import engine as model_engine
 from tinylm.models import load as loading
-from tinylm.models.engine import ModelEngine
+from tinylm.models import model_engine
 from tinylm.models.model import Model
+from tinylm.models.model_engine import ModelEngine
 from tinylm.reporter import SilentReporter
 from tinylm.system import files
 from tinylm.system.files import private_folder

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import date
@@ -16,7 +18,7 @@ import torch
 
 import tinylm
 from tests.published import published
-from tests.shell import assert_error, records, run_ok, story
+from tests.shell import CHILD_LIMIT, assert_error, environment, records, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm.config.run import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
@@ -170,6 +172,13 @@ def test_a_schema_that_is_not_supported_is_an_error_that_says_why_within_seconds
     assert time.monotonic() - start < 20
     with pytest.raises(UsageError, match="`stop` would cut"):
         GenerationConfig(stop=("a",), json_schema=PERSON)
+
+
+def test_a_schema_is_checked_without_torch() -> None:
+    """As a server does that runs llama.cpp."""
+    code = "import sys\nfrom tinylm.generation.generation_config import GenerationConfig as Config\n"
+    code += f"Config(json_schema={PERSON})\nassert 'llguidance' in sys.modules and 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=CHILD_LIMIT, env=environment())
 
 
 def test_json_that_cannot_be_completed_is_an_error() -> None:

@@ -20,7 +20,8 @@ from tests.shell import story
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.generation_config import GenerationConfig
 from tinylm.generation.text_generator import ChatSession
-from tinylm.models.open import import_model, open_model
+from tinylm.models.importing import import_model
+from tinylm.models.open import open_model
 from tinylm.reporter import LogReporter
 from tinylm.run_directory.loading import read_config
 

@@ -17,7 +17,7 @@ from tinylm.adapters.adapter import without_adapters
 from tinylm.config.run import AdapterConfig
 from tinylm.jobs.preferences.corpus import PreferenceTokens
 from tinylm.jobs.preferences.job import dpo
-from tinylm.models.adapter import add_adapter
+from tinylm.models.load_adapter import add_adapter
 from tinylm.objectives.loss import LanguageModel
 from tinylm.text.scored_tokens import ScoredRows
 from tinylm.transformer.architectures import Decoder

@@ -18,7 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.text.templates import LLAMA_2, LLAMA_3, QWEN, QWEN_3, SPECIAL
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.text import template_worker
+from tinylm.text import chat_template, template_worker
 from tinylm.text.chat import Conversation
 from tinylm.text.chat_format import ChatFormat, ScoredText
 from tinylm.text.chat_template import CHATML, ChatTemplate, RenderJob, text_of, unmarked
@@ -372,6 +372,26 @@ def test_the_limits_are_enough_for_long_conversations(name: str) -> None:
     for messages in (many, long):
         (expected,), _ = render_jinja_template([messages], chat_template=TEMPLATES[name], tools=TOOLS * 20, **SPECIAL)
         assert ChatTemplate(TEMPLATES[name], SPECIAL).render(messages, TOOLS * 20) == expected
+
+
+def test_the_time_for_the_beginnings_of_a_conversation_grows_with_their_messages_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def job(messages: int) -> RenderJob:
+        beginnings = [(count, False) for count in range(messages, 0, -1)]
+        return RenderJob([{"role": "user", "content": "a"}] * messages, None, beginnings)
+
+    def limit(messages: int) -> float:
+        request = ChatTemplate(CHATML)._request(job(messages))
+        assert not isinstance(request, TinyLMError)
+        return request.seconds
+
+    for messages in (1, 100, 1000, 6000):
+        assert limit(messages) > 2 * 13e-6 * messages * (messages + 1) / 2, messages  # twice the slowest of TEMPLATES
+    assert 600 < limit(10_000) < limit(40_000) < 630  # what is added for the bytes grows on
+    monkeypatch.setattr(chat_template, "MAX_SECONDS_OF_PREFIXES", 0.2)
+    ((failed,),) = ChatTemplate(LOOP + LOOP + END + END, seconds=0.2).render_each([job(2000)])
+    assert "computes for more than" in str(failed)
 
 
 def test_a_batch_with_a_hostile_rendering_gives_the_others_and_one_error() -> None:

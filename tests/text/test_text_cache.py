@@ -12,9 +12,9 @@ from tests.text.corpora import split_of, write_file, write_pairs
 from tinylm.jobs.run_tokens import encode_split
 from tinylm.system import files
 from tinylm.system.files import cache_root
-from tinylm.text import split
+from tinylm.text import text_cache
 from tinylm.text.corpus import Corpus, CorpusStats, find_corpus
-from tinylm.text.split import scan_or_recall
+from tinylm.text.text_cache import scan_or_recall
 from tinylm.text.tokenizer import train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer, corpus_without_unknown
 
@@ -22,7 +22,7 @@ from tinylm.text.tokenizer_choice import choose_tokenizer, corpus_without_unknow
 @pytest.fixture(autouse=True)
 def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are kept for texts of 100 bytes and more, also for files that were just written."""
-    monkeypatch.setattr(split, "KEEP_FROM", 100)
+    monkeypatch.setattr(text_cache, "KEEP_FROM", 100)
     monkeypatch.setattr(files, "SETTLED_SECONDS", -3600.0)
 
 

@@ -18,7 +18,7 @@ from tinylm.distributed.ranks import join_ranks
 from tinylm.reporter import LogReporter
 from tinylm.system.ranks import Launch, Ranks
 from tinylm.training.events import Event, Stepped
-from tinylm.training.pipeline import start_run
+from tinylm.training.pipeline import train_or_resume
 from tinylm.training.session import Session
 from tinylm.training.training_request import TrainingRequest
 
@@ -43,7 +43,7 @@ def train(runs: list[Any], ranks: Ranks) -> None:
             if isinstance(event, Stepped) and event.step == stop_at:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        start_run(request, Session(reporter=LogReporter(), callbacks=[stop], ranks=ranks))
+        train_or_resume(request, Session(reporter=LogReporter(), callbacks=[stop], ranks=ranks))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tinylm.config.jobs import data_kinds, objective_for
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig, DataConfig, RunConfig, RuntimeConfig, TokenizerConfig
 from tinylm.config.training import Budget, TrainingConfig
-from tinylm.models.adapter import add_adapter, load_base_model
+from tinylm.models.load_adapter import add_adapter, load_base_model
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights, restore_model
 from tinylm.run_directory.metrics_log import read_metrics

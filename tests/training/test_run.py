@@ -32,7 +32,7 @@ from tinylm.evaluation.loop import evaluate_loss
 from tinylm.kernels import cpu
 from tinylm.machine.device import DTYPES, autocast, weights_dtype
 from tinylm.machine.measure import LoadMeter
-from tinylm.models.adapter import add_adapter
+from tinylm.models.load_adapter import add_adapter
 from tinylm.models.open import open_model
 from tinylm.objectives.loss import next_token
 from tinylm.planning.memory import MemoryPlan, TrainingMemory
@@ -46,7 +46,7 @@ from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training import pipeline as restart
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Started, Stepped
-from tinylm.training.pipeline import start_run
+from tinylm.training.pipeline import train_or_resume
 from tinylm.training.run import TrainingRun, disable_dropout, set_weights_dtype
 from tinylm.training.session import Session
 from tinylm.training.trainer import StopTraining
@@ -406,7 +406,7 @@ def test_a_save_that_cannot_be_recovered_is_an_error_with_its_path(
     monkeypatch.setattr(restart, "recover_last", refuse)
     request = TrainingRequest(settings=TrainSettings(), files=tmp_path / "text.txt", out=tmp_path / "run")
     with pytest.raises(TinyLMError, match=r"Cannot continue .*run after a restart: Read-only file system\."):
-        start_run(request, Session(ranks=Ranks(job="a", restarts=1)))
+        train_or_resume(request, Session(ranks=Ranks(job="a", restarts=1)))
 
 
 def test_the_weights_of_a_base_as_they_were_read_are_freed_before_training(

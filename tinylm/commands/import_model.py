@@ -33,7 +33,7 @@ def import_model(
     output: OutputOptions,
 ) -> None:
     """Copy a model of another tool into a run directory, with its tokenizer, its weights and their dtype."""
-    from tinylm.models import open as importing
+    from tinylm.models import importing
 
     console = output.console()
     imported = importing.import_model(source, out, force=force, reporter=console)

@@ -125,7 +125,6 @@ def text_source(
 
 
 UNITS = {  # by the end of a name, the longest first
-    "_gb_per_second": "GB/s",
     "_microseconds": "µs",
     "_tflops": "TFLOP/s",
     "_gb": "GB",

@@ -128,7 +128,7 @@ def run_training(
     The arguments are those of the three commands that train. With --dry-run, only the plan of a new run is printed.
 
     Raises UsageError for options that contradict each other and for a report or a tracker that cannot be used,
-    InterruptedRunError if a signal stopped training, and the errors of `start_run`.
+    InterruptedRunError if a signal stopped training, and the errors of `train_or_resume`.
     """
     # When this process started, estimated from its CPU time: nearly exact, as start-up has one thread and never waits
     started = time.monotonic() - time.process_time()
@@ -155,7 +155,7 @@ def run_training(
     import torch
 
     from tinylm.distributed.ranks import join_ranks, machine_threads
-    from tinylm.training.pipeline import plan_run, start_run
+    from tinylm.training.pipeline import plan_run, train_or_resume
     from tinylm.training.session import Session
 
     # The plan alone
@@ -182,7 +182,7 @@ def run_training(
             stop_signals=TERMINATION_SIGNALS,
             ranks=ranks,
         )
-        result = start_run(request, session)
+        result = train_or_resume(request, session)
     display.show_result(result, command)
 
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from tinylm.jobs.job import MarkedText
     from tinylm.planning.plan import Plan
     from tinylm.text.tokenizer import Tokenizer
-    from tinylm.training.events import Evaluated, Event
-    from tinylm.training.session import TrainingResult
+    from tinylm.training.events import Evaluated, Event, TrainingResult
 
 SAMPLE_TOKENS = 120  # of the sample at the end, on a terminal
 SAMPLE_SECONDS, SAMPLE_SHARE = 2.0, 0.02  # the most that it may take, and of a time budget
@@ -199,7 +198,7 @@ class TrainingDisplay:
         from tinylm.jobs.run_tokens import reopen_ids
         from tinylm.jobs.text.baselines import MAX_BYTES, SECONDS_PER_BYTE, baseline_bits_per_byte
         from tinylm.reporter import SilentReporter
-        from tinylm.text.split import remember
+        from tinylm.text.text_cache import remember
 
         data, tokenizer, bits = self._config.data, self._tokenizer, result.best_val_bits_per_byte
         # The baselines were not made to learn a text by heart.

@@ -49,15 +49,11 @@ class SamplingSettings:
     min_p: Annotated[
         float,
         Setting(
-            "Drop tokens less than P times as likely as the most likely one.",
-            Panel.SAMPLING,
-            FRACTION,
-            metavar="P",
+            "Drop tokens less than P times as likely as the most likely one.", Panel.SAMPLING, FRACTION, metavar="P"
         ),
     ] = 0.0
     repeat_penalty: Annotated[
-        float,
-        Setting("Above 1, tokens already in the text become less likely.", Panel.SAMPLING, Range(0.001, 1000)),
+        float, Setting("Above 1, tokens already in the text become less likely.", Panel.SAMPLING, Range(0.001, 1000))
     ] = 1.0
 
     def __post_init__(self) -> None:
@@ -142,12 +138,7 @@ class PromptPolicy:
     """
 
     unknown: Annotated[
-        str,
-        Setting(
-            "Characters outside the vocabulary: an error, or skipped.",
-            Panel.PROMPT,
-            ("error", "skip"),
-        ),
+        str, Setting("Characters outside the vocabulary: an error, or skipped.", Panel.PROMPT, ("error", "skip"))
     ] = "error"
     strict: Annotated[
         bool,
@@ -187,10 +178,7 @@ class GenerationConfig(PromptPolicy, SpeedConfig, BeamSearchConfig, SamplingSett
     num_samples: Annotated[
         int,
         Setting(
-            "Samples per prompt, generated as one batch.",
-            Panel.TEXT,
-            Range(1, 1 << 16),
-            flags=("--num-samples", "-N"),
+            "Samples per prompt, generated as one batch.", Panel.TEXT, Range(1, 1 << 16), flags=("--num-samples", "-N")
         ),
     ] = 1
     stop: tuple[str, ...] = ()

@@ -4,15 +4,16 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llguidance
 import numpy as np
-import torch
-from torch import Tensor
 
 from tinylm.errors import UsageError
 from tinylm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 MAX_SIZE = 1_000_000  # characters of a schema
@@ -36,7 +37,7 @@ class JSONSampler:
 
     def __init__(
         self,
-        sampler: Callable[[Tensor], list[int]],
+        sampler: "Callable[[Tensor], list[int]]",
         schema: Mapping[str, Any],
         tokenizer: Tokenizer,
         end_ids: Sequence[Iterable[int]],
@@ -50,8 +51,10 @@ class JSONSampler:
             llguidance.LLMatcher(vocabulary, grammar, log_level=0) for _ in end_ids
         ]
 
-    def __call__(self, logits: Tensor) -> list[int]:
+    def __call__(self, logits: "Tensor") -> list[int]:
         """Logits (B, V) -> a token id per row. Raises UsageError if no token can follow, or a mask is too complex."""
+        import torch  # not for `json_grammar`, with which a server that runs llama.cpp checks schemas
+
         logits = logits[:, : self._size].float().cpu().clone()
         for row, text in enumerate(self._texts):
             if text is None:

@@ -72,11 +72,7 @@ class EncodedPrompt:
 
 
 def encode_prompt(
-    prompt: Prompt,
-    tokenizer: Tokenizer,
-    context: int,
-    data: DataConfig | None,
-    reporter: Reporter,
+    prompt: Prompt, tokenizer: Tokenizer, context: int, data: DataConfig | None, reporter: Reporter
 ) -> EncodedPrompt:
     """Encode a prompt for a decoder that was trained on `data`. Line ends are read as in plain text that is trained on.
 

@@ -19,7 +19,8 @@ from tinylm.text.corpus import Corpus, find_corpus
 from tinylm.text.file_selection import TextSource
 from tinylm.text.files import SPOOL_FILE, STANDARD_INPUT, Progress, no_progress
 from tinylm.text.parallel_encoding import Encoding
-from tinylm.text.split import SplitCorpus, scan_or_recall
+from tinylm.text.split import SplitCorpus
+from tinylm.text.text_cache import scan_or_recall
 from tinylm.text.token_files import SHARD_TOKENS, TokenFolder, Tokens, encode_to_folder, open_part, token_key
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.text.tokenizer_choice import corpus_without_unknown
@@ -230,12 +231,7 @@ def _key(data: DataConfig, tokenizer: Tokenizer) -> str:
 
 
 def encode_recorded_text(
-    run: Path,
-    config: RunConfig,
-    tokenizer: Tokenizer,
-    paths: tuple[str, ...],
-    val_data: str | None,
-    reporter: Reporter,
+    run: Path, config: RunConfig, tokenizer: Tokenizer, paths: tuple[str, ...], val_data: str | None, reporter: Reporter
 ) -> TokenFolder:
     """Encode the text of a run whose token files are no longer in the cache, into the same folder as before.
 

@@ -12,9 +12,9 @@ from tinylm.adapters.lora import TARGETS, max_rank, require_rank, target_modules
 from tinylm.config.run import AdapterConfig, RunConfig
 from tinylm.config.settings import AdapterSettings, LoRASettings
 from tinylm.errors import UsageError
-from tinylm.models.adapter import add_adapter, load_base_model
 from tinylm.models.exporting import write_peft_copy
 from tinylm.models.find_base import remember_base
+from tinylm.models.load_adapter import add_adapter, load_base_model
 from tinylm.run_directory.loading import LoadedModel, TrainedWeights
 from tinylm.system.files import resolve_links
 from tinylm.transformer.architectures import Transformer

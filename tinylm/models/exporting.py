@@ -25,7 +25,7 @@ from tinylm.formats.huggingface import (
 )
 from tinylm.formats.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS, EMBEDDING_PARTS, LINEAR_PARTS, is_adapter_folder
 from tinylm.formats.peft_writer import convert_adapter, write_adapter
-from tinylm.models.adapter import AdapterSpec, family_of, load_adapter, load_base_model, set_adapter_scale
+from tinylm.models.load_adapter import AdapterSpec, family_of, load_adapter, load_base_model, set_adapter_scale
 from tinylm.models.logits import logit_difference, probe_logits, require_equal_logits
 from tinylm.models.open import find_model, open_model
 from tinylm.reporter import LogReporter, Reporter

@@ -20,7 +20,7 @@ from tinylm.run_directory.layout import find_run, newest_model
 if TYPE_CHECKING:
     from tinylm.generation.engine import Engine
     from tinylm.generation.text_generator import TextGenerator
-    from tinylm.models.adapter import LoadedAdapter
+    from tinylm.models.load_adapter import LoadedAdapter
     from tinylm.models.model import Model
 
 
@@ -89,9 +89,9 @@ def _load(
     from tinylm.machine.device import DTYPES as TORCH_DTYPES
     from tinylm.machine.device import choose_device, choose_generation_dtype, describe_device, weights_dtype
     from tinylm.machine.measure import choose_loss_dtype
-    from tinylm.models.adapter import AdapterSpec, load_adapted_model
-    from tinylm.models.engine import ModelEngine
+    from tinylm.models.load_adapter import AdapterSpec, load_adapted_model
     from tinylm.models.model import Model
+    from tinylm.models.model_engine import ModelEngine
     from tinylm.models.open import open_model
 
     chosen_device = choose_device(device)

@@ -16,14 +16,14 @@ from tinylm.config.validation import check_choice
 from tinylm.errors import NotMergeableError, TinyLMError, UsageError, concerning
 from tinylm.formats.peft import adapter_digest, is_adapter_folder
 from tinylm.machine.device import DTYPES
-from tinylm.models.adapter import (
+from tinylm.models.find_base import find_base_model
+from tinylm.models.load_adapter import (
     AdapterSpec,
     load_adapted_model,
     load_adapter,
     load_base_model,
     read_adapter_config,
 )
-from tinylm.models.find_base import find_base_model
 from tinylm.models.logits import logit_difference, probe_logits, require_equal_logits
 from tinylm.models.open import find_model, open_model
 from tinylm.reporter import Reporter

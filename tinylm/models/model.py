@@ -18,12 +18,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
 from tinylm.generation.converted import Conversion
-from tinylm.generation.generation_config import (
-    GenerationConfig,
-    SpeedConfig,
-    is_sampled,
-    settings_without_effect,
-)
+from tinylm.generation.generation_config import GenerationConfig, SpeedConfig, is_sampled, settings_without_effect
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
 from tinylm.generation.text_generator import Continuation, Sample, TextGenerator
 from tinylm.jobs.evaluated_text import evaluation_source, evaluation_tokens
@@ -32,8 +27,8 @@ from tinylm.jobs.reading import ModelReader
 from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.kernels.process import keep_freed_blocks
 from tinylm.machine.device import autocast
-from tinylm.models.adapter import LoadedAdapter
-from tinylm.models.engine import ModelEngine
+from tinylm.models.load_adapter import LoadedAdapter
+from tinylm.models.model_engine import ModelEngine
 from tinylm.reporter import counted
 from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.chat_format import chat_format

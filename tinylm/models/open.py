@@ -1,29 +1,22 @@
-"""Opening a model for any use: a run directory, a Hugging Face folder or hub id, or a GGUF file.
-
-Also the import of a foreign model as a run.
-"""
+"""Opening a model for any use: a run directory, a Hugging Face folder or hub id, or a GGUF file."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from tinylm.config.run import RunConfig, TokenizerConfig
-from tinylm.errors import AdapterNotModelError, TinyLMError, UsageError
+from tinylm.errors import AdapterNotModelError, TinyLMError
 from tinylm.formats.family import ForeignModel
 from tinylm.formats.gguf_file import MAGIC
 from tinylm.formats.gguf_model import read_gguf
 from tinylm.formats.hub import download, is_reference
 from tinylm.formats.huggingface import is_model_folder, read_folder
 from tinylm.formats.peft import is_adapter_folder
-from tinylm.reporter import LogReporter, Reporter
-from tinylm.run_directory.directory import RunDirectory
-from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE, find_run
+from tinylm.reporter import Reporter
+from tinylm.run_directory.layout import CHECKPOINTS, find_run
 from tinylm.run_directory.loading import LoadedModel, load_model, restore_model
-from tinylm.run_directory.lock_and_commit import reserve
-from tinylm.run_directory.weights import Weights, check_weights_file
+from tinylm.run_directory.weights import Weights
 from tinylm.system.files import open_regular, resolve_links
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.build import count_parameters
 
 GGUF_SUFFIX = ".gguf"
 
@@ -110,49 +103,8 @@ def run_config(foreign: ForeignModel, path: Path) -> tuple[RunConfig, Tokenizer]
     config = RunConfig.new(
         model=foreign.config,
         tokenizer=TokenizerConfig(
-            kind=tokenizer.kind,
-            sha256=tokenizer.sha256,
-            special=foreign.special,
-            chat_template=foreign.chat_template,
+            kind=tokenizer.kind, sha256=tokenizer.sha256, special=foreign.special, chat_template=foreign.chat_template
         ),
         family=foreign.family,
     )
     return config, tokenizer
-
-
-@dataclass(frozen=True)
-class Imported:
-    """An imported model: path of its run, its family (Hugging Face's model type) and its number of parameters."""
-
-    run: Path
-    family: str
-    parameters: int
-
-
-def import_model(
-    source: str | Path, out: str | Path | None = None, *, force: bool = False, reporter: Reporter | None = None
-) -> Imported:
-    """Write a run with the weights and the tokenizer of a foreign model.
-
-    source: a Hugging Face folder, hf:OWNER/NAME[@REVISION], or a GGUF file.
-    out: run directory to write. Default: the model's name under checkpoints/. force: replace an existing run there.
-
-    The written file is read again before the run appears at `out`.
-
-    Raises UsageError for a source or path that cannot be used, and TinyLMError for a failed download, for damaged files
-    and for a model that tinylm cannot represent.
-    """
-    source, reporter = Path(source), reporter or LogReporter()
-    path = find_model(source, reporter)
-    if not is_foreign(path):
-        raise UsageError(f"{path} is not a Hugging Face folder or a GGUF file; runs of tinylm need no import.")
-    out = imported_run(source) if out is None else Path(out)
-    if resolve_links(out) == resolve_links(path):
-        raise UsageError(f"{out} is the model to import, which is never overwritten; choose another `out`.")
-    with reserve(out, force) as staging:
-        model = open_model(path)
-        run = RunDirectory.create(out, model.config, model.tokenizer)
-        run.save_best(model.weights.tensors, model.config, model.weights.step, model.weights.val_loss)
-        check_weights_file(staging / MODEL_FILE, model.config)
-        run.commit()
-    return Imported(out, str(model.config.family), count_parameters(model.network)["total"])

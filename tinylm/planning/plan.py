@@ -22,13 +22,7 @@ from tinylm.planning.hyperparameters import (
     evaluation_seconds,
     with_average,
 )
-from tinylm.planning.memory import (
-    MemoryPlan,
-    choose_batch_size,
-    describe_remedies,
-    max_tokens_per_step,
-    plan_memory,
-)
+from tinylm.planning.memory import MemoryPlan, choose_batch_size, describe_remedies, max_tokens_per_step, plan_memory
 from tinylm.planning.plan_request import PlanRequest, Sizes, matrix_parameters, training_step_seconds
 from tinylm.transformer.build import count_parameters
 

@@ -11,7 +11,8 @@ from tinylm.reporter import Reporter, SilentReporter, counted
 from tinylm.system.files import resolve_links
 from tinylm.text.corpus import Corpus, CorpusStats, Stream, rechunk
 from tinylm.text.readers import require_encodable
-from tinylm.text.split import SplitCorpus, split_corpus, train_or_recall
+from tinylm.text.split import SplitCorpus, split_corpus
+from tinylm.text.text_cache import train_or_recall
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters, train_bpe, train_char
 
 TRAINED = ("auto", "char", "bpe")  # choices of a tokenizer that is trained on the text
@@ -75,12 +76,12 @@ def choose_tokenizer(
 
         settings = [split.train_characters, split.val_records, size, list(special), limit, SAMPLE_SEED]
         return train_or_recall(split.stats, settings, train)
-    return load_tokenizer_file(tokenizer)
+    return load_tokenizer(tokenizer)
 
 
 @concerning("tokenizer")
-def load_tokenizer_file(path: str) -> Tokenizer:
-    """Load a tokenizer.json. Raises UsageError for a missing file, and TinyLMError for one that is not a tokenizer."""
+def load_tokenizer(path: str) -> Tokenizer:
+    """Load the given tokenizer.json. Raises UsageError if it is missing, and TinyLMError if it is not a tokenizer."""
     if not Path(path).is_file():
         raise UsageError(f"`tokenizer` is {path!r}; it must be auto, char, bpe or the path of a tokenizer.json.")
     return Tokenizer.load(resolve_links(Path(path)))  # `load` refuses links; this one was named by the user

@@ -16,8 +16,9 @@ from tinylm.distributed.ranks import join_ranks
 from tinylm.errors import InterruptedRunError
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.system.ranks import Launch
-from tinylm.training.pipeline import start_run
-from tinylm.training.session import EventCallback, Session, TrainingResult
+from tinylm.training.events import EventCallback, TrainingResult
+from tinylm.training.pipeline import train_or_resume
+from tinylm.training.session import Session
 from tinylm.training.training_request import Files, TrainingRequest
 
 PathLike = str | Path
@@ -152,7 +153,7 @@ def _run(call: Call, model: PathLike | None = None) -> TrainingResult:
     try:
         reporter = call.reporter or LogReporter()
         with join_ranks(launch, reporter) as ranks:
-            return start_run(
+            return train_or_resume(
                 request, Session(reporter=reporter, callbacks=tuple(call.callbacks), started=started, ranks=ranks)
             )
     except InterruptedRunError as error:

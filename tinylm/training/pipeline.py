@@ -37,10 +37,11 @@ from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.text.tokenizer_choice import handle_unknown_characters
 from tinylm.training.clock import StoppingRule
-from tinylm.training.events import Examples, Planned
+from tinylm.training.events import Examples, Planned, TrainingResult
 from tinylm.training.parallel import rank_memory, rank_shard, restore_rows
 from tinylm.training.run import TrainingRun
-from tinylm.training.session import Session, TrainingResult, receive_run, share_run, train_to_end
+from tinylm.training.session import Session, train_session
+from tinylm.training.shared_run import receive_run, share_run
 from tinylm.training.start import Start, default_out, find_source, open_start
 from tinylm.training.state import TrainerState
 from tinylm.training.training_request import TrainingRequest
@@ -54,22 +55,22 @@ TRAINING_NAMES = names_of(TrainingSettings) | {"warmup_steps"}
 class PreparedRun:
     """A new run before its directory is written.
 
-    network: of an existing model, which is in memory; `None` for a new one, which is built when training begins
+    model: an existing one, which is in memory; `None` for a new one, which is built when training begins
     """
 
     plan: Plan
     config: RunConfig
     start: Start
-    network: Transformer | None
+    model: Transformer | None
     tokenizer: Tokenizer
     tokens: TokenFolder
 
     @property
     def trainable_parameters(self) -> int:
         """The number of trainable parameters."""
-        if self.network is None:
+        if self.model is None:
             return self.plan.parameters
-        return count_parameters(self.network, trained=True)["total"]
+        return count_parameters(self.model, trained=True)["total"]
 
     def examples(self, number: int) -> tuple[MarkedText, ...]:
         """The first `number` training examples, split into text that counts in the loss and text that does not."""
@@ -77,7 +78,7 @@ class PreparedRun:
 
 
 def plan_run(request: TrainingRequest, reporter: Reporter, launch: Launch) -> PreparedRun:
-    """Load the model and the text, and plan the run, as `train_run` does, without writing a run directory.
+    """Load the model and the text, and plan the run, as `train_new_run` does, without writing a run directory.
 
     Raises UsageError for settings and files that cannot be used, and TinyLMError for a run that does not fit in memory.
     """
@@ -197,9 +198,9 @@ def prepare(
         family=None if start.base is None else start.base.config.family,
         planned=Estimates(steps=plan.steps, seconds=plan.seconds, memory=plan.memory),
     )
-    # The network of an existing model, which is in memory; a new one takes memory only when training begins
-    network = None if start.base is None else start.build(plan.model, plan.training.seed)
-    return PreparedRun(plan=plan, config=config, start=start, network=network, tokenizer=tokenizer, tokens=tokens)
+    # An existing model, which is in memory; a new one takes memory only when training begins
+    model = None if start.base is None else start.build(plan.model, plan.training.seed)
+    return PreparedRun(plan=plan, config=config, start=start, model=model, tokenizer=tokenizer, tokens=tokens)
 
 
 def choose_objective(request: TrainingRequest, start: Start, kind: str) -> str:
@@ -217,20 +218,20 @@ def choose_objective(request: TrainingRequest, start: Start, kind: str) -> str:
     return objective
 
 
-def start_run(request: TrainingRequest, session: Session) -> TrainingResult:
+def train_or_resume(request: TrainingRequest, session: Session) -> TrainingResult:
     """Train a new run or resume one. A new run that this torchrun command saved before a restart is resumed.
 
-    Raises the errors of `train_run` and `resume_run`, and TinyLMError if the file system fails while an interrupted
+    Raises the errors of `train_new_run` and `resume_run`, and TinyLMError if the file system fails while an interrupted
     save of that run is recovered.
     """
     if not session.ranks.is_first:
-        return train_to_end(receive_run(session.ranks), session)
+        return train_session(receive_run(session.ranks), session)
     if request.resume is None and session.ranks.restarts:
         request = _saved_before_restart(request, session) or request
-    return train_run(request, session) if request.resume is None else resume_run(request.resume, request, session)
+    return train_new_run(request, session) if request.resume is None else resume_run(request.resume, request, session)
 
 
-def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
+def train_new_run(request: TrainingRequest, session: Session) -> TrainingResult:
     """Train a new run.
 
     Raises InterruptedRunError if a signal stops it before the first step, which leaves no files, UsageError for
@@ -256,13 +257,13 @@ def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
         if config.adapter is not None:
             remember_base(config.adapter.base_digest, Path(config.adapter.base))
 
-        # The network, and training
-        network = prepared.network or prepared.start.build(plan.model, plan.training.seed)
+        # The model, and training
+        model = prepared.model or prepared.start.build(plan.model, plan.training.seed)
         others: dict[str, Any] = {"ranks": ranks, "parallel": plan.parallel, "teachers": teachers}
-        run = TrainingRun(directory, config, network, prepared.tokenizer, prepared.tokens, **others)
-        del prepared  # with the weights of a base as they were read, which the network may no longer share
+        run = TrainingRun(directory, config, model, prepared.tokenizer, prepared.tokens, **others)
+        del prepared  # with the weights of a base as they were read, which the model may no longer share
         share_run(run, session)
-        return train_to_end(run, session)
+        return train_session(run, session)
 
 
 def _saved_before_restart(request: TrainingRequest, session: Session) -> TrainingRequest | None:
@@ -296,7 +297,7 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
 
     Raises UsageError for a run whose time budget is used up (unless torchrun has restarted the command), for a run of
     another kind than the request's, and for a run that was merged or imported, not trained; NotResumableError without a
-    complete last save; otherwise the errors of `train_run`.
+    complete last save; otherwise the errors of `train_new_run`.
     """
     reporter, ranks = session.reporter, session.ranks
     path = run_of(find_run(saved, reporter))
@@ -359,7 +360,7 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         for notice in notices:
             reporter.warn(notice)
         share_run(run, session)
-        result = train_to_end(run, session)
+        result = train_session(run, session)
         return result if base is None else replace(result, base=resolve_links(base))  # not the recorded path
 
 

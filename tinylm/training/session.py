@@ -1,4 +1,4 @@
-"""A session of a run in one process: what it reports to, training to the end, and the run shared among ranks.
+"""A session of a run in one process: what it reports to, the signals that stop it, and its training.
 
 The first signal (Ctrl-C, SIGTERM) saves the run and stops; a second one stops at once. The signal handlers outside of
 training are in `tinylm.system.process_signals`.
@@ -12,30 +12,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tinylm.config.run import RunConfig
 from tinylm.errors import InterruptedRunError
-from tinylm.jobs.run_tokens import open_folder
 from tinylm.machine.measure import LoadMeter, LoadNotes
-from tinylm.models.teachers import open_teacher
 from tinylm.reporter import LogReporter, Reporter
-from tinylm.run_directory.directory import LastSave, ShardOnlyRun
-from tinylm.run_directory.loading import trained_weights
 from tinylm.run_directory.metrics_log import History
-from tinylm.run_directory.weights import WHOLE
 from tinylm.system.process_signals import catchable_signals
 from tinylm.system.ranks import ONE_RANK, Ranks
-from tinylm.text.tokenizer import Tokenizer
-from tinylm.training.events import Event, Started, Stepped
-from tinylm.training.parallel import build_for_rows, rank_shard, restore_rows
+from tinylm.training.events import Event, EventCallback, Started, Stepped, TrainingResult
 from tinylm.training.run import TrainingRun
 from tinylm.training.trainer import StopTraining
-from tinylm.transformer.build import build_model
-
-if TYPE_CHECKING:
-    from tinylm.models.model import Model
-
 
 # A second signal within these seconds counts as a copy of the first, as a shell or timeout(1) may send it. With
 # torchrun, a scheduler may send one to all processes of a job, and torchrun another one.
@@ -112,9 +99,6 @@ def stop_on_signals(
             signal.signal(number, handler)
 
 
-EventCallback = Callable[[Event], None]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Session:
     """How one process reports and stops a run.
@@ -138,61 +122,14 @@ class Session:
             callback(event)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingResult:
-    """The result of training a run, over all of its sessions.
-
-    run: the run directory
-    history: losses and other metrics by step, as columns of training and of validation
-    stopped_by: steps, epochs, time, patience, or signal
-    step, epochs: optimizer steps, and passes over the training data, so far
-    val_loss: the last validation loss, in the unit of `RunConfig.loss_unit`; after a signal before the first
-        evaluation, that of the last step on few tokens, or `None` if there was no time for it
-    best_val_loss, best_step: the lowest validation loss of trained weights, and its step
-    val_bits_per_byte, best_val_bits_per_byte: the two losses in bits per byte; `None` except on plain text
-    kept_step: the step of the weights that are kept: `best_step` or, if the validation data are few, the last one
-    parameters: number of trainable parameters
-    seconds: training time, in all sessions
-    signal_number: the signal that stopped this session, 0 if none did
-    base: the base model of an adapter; `None` for a run of a model
-    """
-
-    run: Path
-    history: History = field(repr=False)
-    stopped_by: str
-    step: int
-    epochs: float
-    val_loss: float | None
-    best_val_loss: float | None
-    best_step: int
-    parameters: int
-    seconds: float
-    kept_step: int
-    val_bits_per_byte: float | None = None
-    best_val_bits_per_byte: float | None = None
-    signal_number: int = 0
-    base: Path | None = field(default=None, repr=False)
-
-    def load(self) -> "Model":
-        """Load the model with the weights that are kept, those of `kept_step`.
-
-        If the run trained an adapter, load it on its base model.
-        """
-        from tinylm.models.load import load
-
-        return load(self.run) if self.base is None else load(self.base, adapters=[self.run])
-
-    @property
-    def is_adapter(self) -> bool:
-        """Whether the run trained an adapter."""
-        return self.base is not None
-
-
-def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
-    """Train a run whose directory is written and locked, until it stops. Raises the errors of `train_run`.
+def train_session(run: TrainingRun, session: Session) -> TrainingResult:
+    """Train a run, new or resumed, until it stops. Its directory is written and locked.
 
     All ranks call this together: rank 0 after `share_run`, the others with the run from `receive_run`.
+
+    Raises InterruptedRunError if a signal stops it before the first step, and the errors of `TrainingRun.train`.
     """
+    # What callbacks and the user learn first
     resumed_step = None if run.resume_from is None else run.resume_from.state["step"]
     started = Started(
         run.directory.path,
@@ -206,8 +143,20 @@ def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
     session.report(started)
     if run.runtime.compile:
         session.reporter.note("Compiling the model, which takes about a minute.")
-    load_notes = _load_notes(run, session)
 
+    # Other processes that slow down training on a CPU
+    load_notes = None
+    if run.runtime.device == "cpu" and session.ranks.is_first:
+        processes = session.ranks.launch.local_size
+        load_notes = LoadNotes(
+            session.reporter.note,
+            LoadMeter(processes),
+            threads=processes * session.ranks.share_threads(run.runtime.threads),
+            timed=run.training.budget.time is not None,
+            planned_steps=run.config.planned.steps if run.config.planned and run.resume_from is None else None,
+        )
+
+    # Training
     def report(event: Event) -> None:
         session.report(event)
         if isinstance(event, Stepped) and load_notes is not None:
@@ -218,6 +167,8 @@ def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
     session.ranks.gather(None)  # wait until rank 0 has saved the run; if it fails, all ranks fail
     if state.step == 0:
         raise InterruptedRunError(InterruptedRunError.BEFORE_FIRST_STEP, stop.signal_number)
+
+    # The result, over all sessions
     return TrainingResult(
         run=run.directory.path,
         history=History.read(run.directory.path),
@@ -235,78 +186,3 @@ def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
         signal_number=stop.signal_number,
         base=None if run.config.adapter is None else Path(run.config.adapter.base),
     )
-
-
-def _load_notes(run: TrainingRun, session: Session) -> LoadNotes | None:
-    """What rank 0 says about other processes; `None` on other ranks, and if the model is not on the CPU."""
-    if run.runtime.device != "cpu" or not session.ranks.is_first:
-        return None
-    processes = session.ranks.launch.local_size
-    planned = run.config.planned if run.resume_from is None else None
-    return LoadNotes(
-        session.reporter.note,
-        LoadMeter(processes),
-        threads=processes * session.ranks.share_threads(run.runtime.threads),
-        timed=run.training.budget.time is not None,
-        planned_steps=None if planned is None else planned.steps,
-    )
-
-
-def share_run(run: TrainingRun, session: Session) -> None:
-    """Send a run from rank 0 to the other ranks, which receive it with `receive_run`. Does nothing for a single rank.
-
-    Raises UsageError for a device that several processes cannot use, and PeerError if another rank fails.
-    """
-    ranks = session.ranks
-    if ranks.size == 1:
-        return
-    if run.parallel == "fsdp":
-        session.reporter.note(f"The model is sharded among {ranks.size} processes.")
-    ranks.require_device(run.runtime.device)
-    ranks.announce()
-    save = run.resume_from
-    ranks.first(
-        {
-            "path": str(run.directory.path.absolute()),
-            "config": run.config.to_json(),
-            "tokenizer": run.tokenizer.to_str(),
-            "tokens": str(run.tokens.path.absolute()),
-            "save": None if save is None else save.to_json(),
-            "parallel": run.parallel,
-            "teachers": [str(teacher.path.absolute()) for teacher in run.teachers],
-        }
-    )
-    if save is None or run.shard == WHOLE:
-        ranks.broadcast(dict(run.model.named_parameters()))
-    ranks.gather(None)  # every rank has opened the token files, which may now be moved
-
-
-def receive_run(ranks: Ranks) -> TrainingRun:
-    """The run that rank 0 sends with `share_run`.
-
-    Raises TinyLMError if this rank cannot take part, and PeerError if another rank fails.
-    """
-    ranks.wait()
-    shared = ranks.first(None)
-    path, config = Path(shared["path"]), RunConfig.from_json(shared["config"])
-    _, runtime, data = config.training_parts(path)
-    ranks.require_device(runtime.device)
-    tokenizer = Tokenizer.parse(shared["tokenizer"], config.tokenizer.special, path / "tokenizer.json")
-    tokens = open_folder(Path(shared["tokens"]), data, tokenizer)
-    save = None if shared["save"] is None else LastSave.from_json(shared["save"])
-    shard, rows = rank_shard(shared["parallel"], config, ranks), None
-    if shard == WHOLE:
-        model = build_model(config.model)
-        trained_weights(config.adapter).add(model)
-        parameters = dict(model.named_parameters())
-        for name, tensor in ranks.broadcast({}).items():
-            parameters[name].data = tensor
-    elif save is None:
-        rows = ranks.broadcast({}, lambda tensor: shard.rows(tensor).clone())
-        model = build_for_rows(config, rows)
-    else:
-        model, rows = restore_rows(config, save, shard)
-    ranks.gather(None)
-    teachers = tuple(open_teacher(Path(teacher)) for teacher in shared["teachers"])
-    directory, parallel = ShardOnlyRun(path), shared["parallel"]
-    return TrainingRun(directory, config, model, tokenizer, tokens, save, ranks, parallel, rows, teachers)

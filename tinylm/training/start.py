@@ -22,7 +22,7 @@ from tinylm.text.chat_format import template_tokens
 from tinylm.text.files import STANDARD_INPUT, content_stem
 from tinylm.text.split import SplitCorpus
 from tinylm.text.tokenizer import END_OF_TEXT, MASK, Tokenizer, describe_characters
-from tinylm.text.tokenizer_choice import TRAINED, choose_tokenizer, load_tokenizer_file
+from tinylm.text.tokenizer_choice import TRAINED, choose_tokenizer, load_tokenizer
 from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import build_model, extend_vocabulary, make_classifier
@@ -188,7 +188,7 @@ def open_start(request: TrainingRequest, source: Path | None, reporter: Reporter
             choices=choices,
             tokenizer_choice=choice,
             vocab_size=given.get("vocab_size"),
-            tokenizer=teachers[0].tokenizer if teachers else None if choice in TRAINED else load_tokenizer_file(choice),
+            tokenizer=teachers[0].tokenizer if teachers else None if choice in TRAINED else load_tokenizer(choice),
             vocabulary_owner=f"The teacher {teachers[0].path}" if teachers else f"The tokenizer {choice}",
             teachers=teachers,
         )

@@ -28,7 +28,7 @@ from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.torch_engine import TorchEngine
 from tinylm.kernels.graphs import capture
 from tinylm.machine.device import DTYPES
-from tinylm.models.adapter import LoadedAdapter, set_adapter_scale
+from tinylm.models.load_adapter import LoadedAdapter, set_adapter_scale
 from tinylm.models.open import is_gguf
 from tinylm.reporter import Reporter
 from tinylm.run_directory.weights import digest

@@ -337,5 +337,5 @@ def test_a_table_too_wide_for_the_terminal_names_its_cells_on_lines_that_fit(mon
     text = " ".join(line.strip() for line in lines[first + 1 : lines.index(r"b\u001b[2J")])
     assert re.sub(" +", " ", text) == "kind model parameters 748.4k validation loss 0.9137 age 5m 03s"
     with terminal(30) as shown:
-        Console().table(("", ""), [("bits per byte, order-5 characters", "1.4973"), ("loss", "1.5")])
-        assert shown() == "bits per byte, order-5\n    characters  1.4973\nloss  1.5\n"
+        Console().table(("", ""), [("bits per byte, overlapping windows", "1.4973"), ("loss", "1.5")])
+        assert shown() == "bits per byte, overlapping\n    windows  1.4973\nloss  1.5\n"

@@ -14,7 +14,7 @@ import tinylm as tinylm_api
 from tests.machines import pretend_bf16
 from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
 from tests.trained_runs import HELD_OUT, trained
-from tinylm.jobs.text.baselines import ngram_bits_per_byte
+from tinylm.jobs.text.baselines import ppmd_bits_per_byte
 from tinylm.run_directory.loading import load_model, read_config, summarise
 from tinylm.run_directory.metrics_log import read_metrics
 
@@ -79,8 +79,21 @@ def test_the_loss_is_the_mean_of_log_probabilities_in_windows(run: Path, text: P
         options = {"--sequence-length": length, "--stride": stride}
         nats = nats_by_definition(run, ids, length, stride)
         record = evaluated("-m", run, text, *(word for option in options.items() if option[1] for word in option))
-        assert record["tokens"] == len(nats)
-        assert record["loss"] == pytest.approx(sum(nats) / len(nats), rel=1e-6)
+        usual = nats_by_definition(run, ids, length)
+        assert record["tokens"] == len(usual) == len(nats)
+        assert record["loss"] == pytest.approx(sum(usual) / len(usual), rel=1e-6)
+        overlapping = {"overlapping_loss": nats, "overlapping_bits_per_byte": [n / math.log(2) for n in nats]}
+        expected = {name: pytest.approx(sum(of) / len(of), rel=1e-6) for name, of in overlapping.items()}
+        found = {name: value for name, value in record.items() if name.startswith("overlapping")}
+        assert found == (expected if stride else {})
+
+
+def test_the_figure_of_overlapping_windows_is_printed_beside_the_usual_one(run: Path, text: Path) -> None:
+    options = ("eval", "-m", run, text, "--quiet")
+    usual, both = (run_ok(*options, *more).stdout.splitlines() for more in ((), ("--stride", 2)))
+    fields = [line.split("  ")[0] for line in both[len(usual) :]]
+    assert [line.split() for line in both[: len(usual)]] == [line.split() for line in usual]
+    assert fields == ["nats per token, overlapping windows", "bits per byte, overlapping windows"]
 
 
 def test_a_long_text_has_an_interval_by_blocks_and_many_documents_one_by_documents(run: Path, here: Path) -> None:
@@ -100,15 +113,15 @@ def test_a_long_text_has_an_interval_by_blocks_and_many_documents_one_by_documen
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_baselines_are_compressors_and_a_character_model(run: Path, text: Path, shelf: Path, here: Path) -> None:
+def test_baselines_are_compressors_and_ppmd(run: Path, text: Path, shelf: Path, here: Path) -> None:
     before = snapshot(run), snapshot(here)
     record = evaluated("-m", run, text, "--baselines")
     assert list(record) == [*KEYS[2:], "baselines"]
-    assert set(record["baselines"]) == {"gzip", "xz", "order-5 characters"}
+    assert set(record["baselines"]) == {"gzip", "xz", "PPMd"}
     data = read_config(run).data
     training = (shelf / "one.txt").read_text()[: data.train_characters]
-    expected = ngram_bits_per_byte(training, text.read_text())
-    assert record["baselines"]["order-5 characters"] == pytest.approx(expected)
+    expected = ppmd_bits_per_byte(training, text.read_text())
+    assert record["baselines"]["PPMd"] == pytest.approx(expected)
     assert "bits per byte, gzip" in run_ok("eval", "-m", run, text, "--baselines").stdout
     assert (snapshot(run), snapshot(here)) == before  # evaluating writes no file
 

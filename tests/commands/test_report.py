@@ -40,7 +40,7 @@ def test_a_decoder_has_curves_settings_plan_attention_evaluation_and_the_loss_of
     assert ["steps", "200", "200"] in found["plan"]
     metrics = found["evaluation"]["metrics"]
     assert metrics["loss"] == pytest.approx(api.load(run).evaluate().loss, rel=1e-4)
-    assert set(found["evaluation"]["baselines"]) == {"gzip", "xz", "order-5 characters"}
+    assert set(found["evaluation"]["baselines"]) == {"gzip", "xz", "PPMd"}
     (attention,) = found["attention"]
     assert len(attention["layers"]) == 1
     assert attention["rows"] == attention["columns"]

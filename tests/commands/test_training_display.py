@@ -194,7 +194,7 @@ def test_the_last_lines_have_bits_per_byte_beside_those_of_baselines_and_only_on
         matches = [re.fullmatch(rf"Best validation loss: ({loss}), .*", line) for line in last_lines]
         (best,) = (match[1] for match in matches if match)
     (scored,) = records(run_ok("eval", "-m", tmp_path / "run", "--baselines", "--json"))
-    others = ", ".join(f"{name} {scored['baselines'][name]:.4f}" for name in ("xz", "order-5 characters"))
+    others = ", ".join(f"{name} {scored['baselines'][name]:.4f}" for name in ("xz", "PPMd"))
     assert last_lines[1] == f"The same text in bits per byte: this model {best.split()[0]}, {others}."
     display.show_result(dataclasses.replace(result, seconds=1e6), "tinylm train")
     assert capsys.readouterr().err.splitlines()[-1] == last_lines[1]  # from the cache

@@ -1,49 +1,69 @@
-"""Baselines, compared with their formulas over dictionaries, the standard library's compressors and sacrebleu."""
+"""Baselines, compared with the decoder of PPMd, known entropies, the standard library's compressors and sacrebleu."""
 
 import gzip
 import lzma
 import math
-from collections import Counter, defaultdict
+import random
 from fractions import Fraction
 
 import numpy as np
+import pyppmd
 import pytest
 import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.shell import story
 from tinylm.jobs.pairs.job import baseline_bleu, nearest_targets
-from tinylm.jobs.text.baselines import ORDER, baseline_bits_per_byte, compression_bits_per_byte, ngram_bits_per_byte
+from tinylm.jobs.text.baselines import baseline_bits_per_byte, compression_bits_per_byte, ppmd_bits_per_byte
 from tinylm.reporter import LogReporter
 from tinylm.text.tokenizer import train_char
 
 
-def expected_bits(training: str, text: str, order: int) -> float:
-    """p_k(c | h) = (count(hc) + kinds(h) p_{k-1}(c | h')) / (count(h) + kinds(h)), and p_{-1} is uniform."""
-    following: dict[str, Counter[str]] = defaultdict(Counter)
-    for length in range(order + 1):
-        for i in range(length, len(training)):
-            following[training[i - length : i]][training[i]] += 1
-    uniform = 1 / len(set(training) | set(text))
-
-    def probability(character: str, history: str) -> float:
-        shorter = probability(character, history[1:]) if history else uniform
-        after = following.get(history)
-        if not after:
-            return shorter
-        return (after[character] + len(after) * shorter) / (after.total() + len(after))
-
-    bits = -sum(math.log2(probability(c, text[max(0, i - order) : i])) for i, c in enumerate(text))
-    return bits / len(text.encode())
+def decoded(compressed: bytes, size: int) -> bytes:
+    decoder = pyppmd.Ppmd7Decoder(6, 1 << 24)
+    text = decoder.decode(compressed, size)
+    while len(text) < size:  # the encoder leaves out zero bytes at the end
+        text += decoder.decode(b"\0" if decoder.needs_input else b"", size - len(text))
+    return text
 
 
-@settings(max_examples=200)
-@given(st.text("abé漢", max_size=30), st.text("abcé", min_size=1, max_size=30), st.integers(0, 6))
-def test_the_ngram_model_equals_its_formula_on_any_text(training: str, text: str, order: int) -> None:
-    """Also if either text is shorter than the history, or the training text is empty. The default order is five."""
-    expected = expected_bits(training, text, order)
-    assert ngram_bits_per_byte(training, text, order) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-    assert order != ORDER == 5 or ngram_bits_per_byte(training, text) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+@settings(max_examples=50)
+@given(st.text("abé漢", max_size=200), st.text("abcé", min_size=1, max_size=200))
+def test_the_compressed_sizes_of_ppmd_are_those_of_data_from_which_its_decoder_restores_the_texts(
+    training: str, text: str
+) -> None:
+    """Of order 6, by the classes of the library with a memory of their own."""
+    sizes = []
+    for content in ((training + text).encode(), training.encode()):
+        encoder = pyppmd.Ppmd7Encoder(6, 1 << 24)
+        compressed = encoder.encode(content) + encoder.flush()
+        assert decoded(compressed, len(content)) == content
+        sizes.append(len(compressed))
+    assert ppmd_bits_per_byte(training, text) == 8 * (sizes[0] - sizes[1]) / len(text.encode())
+
+
+def test_ppmd_adapts_to_the_training_text_and_to_the_text_that_it_scores() -> None:
+    """Uniform digits have log2(10) bits each, whatever was read before; of a repeated text, little is new."""
+    rng = random.Random(0)
+    digits = "".join(rng.choices("0123456789", k=20_000))
+    text = "".join(rng.choices("0123456789", k=20_000))
+    assert math.log2(10) < ppmd_bits_per_byte(digits, text) < 1.1 * math.log2(10)
+    assert ppmd_bits_per_byte(digits + text, text) < 0.5
+    assert ppmd_bits_per_byte(digits, text + text) < 0.55 * ppmd_bits_per_byte(digits, text) + 0.2
+    scored = story(3000, seed=1)
+    bits = [ppmd_bits_per_byte(story(size, seed=2), scored) for size in (1, 1000, 10_000, 50_000)]
+    assert bits == sorted(bits, reverse=True) and bits[-1] < 0.9 * bits[0]
+
+
+def test_ppmd_has_memory_for_texts_that_need_the_most() -> None:
+    """A model without room begins anew: random text would then have more bits than with a gigabyte."""
+    rng = random.Random(0)
+    text = "".join(map(chr, rng.choices(range(32, 0xD000), k=200_000)))
+    encoder = pyppmd.Ppmd7Encoder(6, 1 << 30)
+    size = len(encoder.encode(text.encode())) + len(encoder.flush())
+    empty = len(pyppmd.Ppmd7Encoder(6, 1 << 20).flush())
+    assert ppmd_bits_per_byte("", text) == 8 * (size - empty) / len(text.encode())
 
 
 def test_the_compressors_are_those_of_the_standard_library_at_their_highest_level() -> None:
@@ -61,7 +81,7 @@ def test_a_compressor_that_makes_the_text_larger_is_no_baseline() -> None:
     for text, names in (("ab", set()), ("ab" * 15, {"gzip"}), ("ab" * 40, {"gzip", "xz"})):
         ids = np.asarray(tokenizer.encode(text))
         found = baseline_bits_per_byte(tokenizer, ids, ids, LogReporter())
-        assert found.keys() - {"order-5 characters"} == names
+        assert found.keys() - {"PPMd"} == names
         assert all(found[name] == compression_bits_per_byte(text)[name] < 8 for name in names)
 
 

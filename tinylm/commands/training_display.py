@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tinylm.commands.console import Console, shorten_number
-from tinylm.commands.next_steps import shell_quote, use_commands
+from tinylm.commands.next_steps import improvement, shell_quote, use_commands
 from tinylm.config.run import LAST, RunConfig
 from tinylm.config.settings import format_duration
 from tinylm.config.training import SEQUENCE_GROWTHS
@@ -183,7 +183,7 @@ class TrainingDisplay:
             raise
         except OutputError as error:
             raise TinyLMError(f"The run is complete and saved in {run}. {error}") from error
-        self._show_baselines(result)
+        self._show_comparison(result)
         if console.on_terminal:
             self._show_use(result)
 
@@ -191,8 +191,10 @@ class TrainingDisplay:
         loss = f"{nats:.4f} {self._config.loss_unit}"
         return loss if bits is None else f"{bits:.4f} bits per byte ({loss})"
 
-    def _show_baselines(self, result: "TrainingResult") -> None:
-        """Show the bits per byte of a run on plain text beside those of baselines, unless these take long."""
+    def _show_comparison(self, result: "TrainingResult") -> None:
+        """Show the bits per byte of a run on plain text beside those of baselines, unless these take long, and a
+        sentence on what would improve it.
+        """
         import numpy as np
 
         from tinylm.jobs.run_tokens import reopen_ids
@@ -204,18 +206,26 @@ class TrainingDisplay:
         # The baselines were not made to learn a text by heart.
         if self._console.quiet or bits is None or data is None or data.by_heart:
             return
-        if SECONDS_PER_BYTE * min(data.bytes, 2 * MAX_BYTES) > BASELINE_SHARE * result.seconds:
-            return
 
         def compute() -> dict[str, float]:
             val, train = (reopen_ids(result.run, data, tokenizer, part) for part in ("val", "train"))
             return baseline_bits_per_byte(tokenizer, np.asarray(val), train, SilentReporter())
 
+        scores: dict[str, float] = {}
         text = [data.fingerprint, data.val_fingerprint, data.train_characters, data.val_records]
-        with contextlib.suppress(Exception):  # the run is complete, as in `_show_use`
-            scores = remember(["baselines", *text], compute)
-            compared = ", ".join(f"{name} {score:.4f}" for name, score in scores.items() if name != "gzip")
-            self._console.note(f"The same text in bits per byte: this model {bits:.4f}, {compared}.")
+        if SECONDS_PER_BYTE * min(data.bytes, 2 * MAX_BYTES) <= BASELINE_SHARE * result.seconds:
+            with contextlib.suppress(Exception):  # the run is complete, as in `_show_use`
+                scores = remember(["gzip, xz, PPMd", *text], compute)
+                compared = ", ".join(f"{name} {score:.4f}" for name, score in scores.items() if name != "gzip")
+                self._console.note(f"The same text in bits per byte: this model {bits:.4f}, {compared}.")
+
+        training = self._config.training
+        assert training is not None
+        # With few validation data, and beside the losses of teachers, the curves do not show this.
+        if training.objective == "next-token" and training.keep == "best":
+            advice = improvement(result.history, result.epochs, training.budget, bits, scores.get("PPMd"))
+            if advice:
+                self._console.note(advice)
 
     def _show_use(self, result: "TrainingResult") -> None:
         """Show a sample of the saved weights, unless one was just shown or it takes long, and the command for more."""

@@ -16,8 +16,9 @@ class EvaluationConfig(BeamSearchConfig):
 
     batch_size: windows, conversations or pairs per forward pass. Default: 8,192 // tokens of a window, at least 1.
     sequence_length: tokens of a window. Default: the context.
-    stride: tokens by which the window advances, at most its length. Default: its length.
-    baselines: also report the bits per byte of gzip, xz and an order-5 character model.
+    stride: also report the loss in windows that overlap, and advance by this number of tokens, at most their length.
+        Default: only the usual loss, in windows that do not overlap.
+    baselines: also report the bits per byte of gzip, xz and PPMd.
     beams, length_penalty: see BeamSearchConfig.
     bleu_tokenize: tokenizer of sacrebleu's BLEU. Default: 13a.
 
@@ -38,15 +39,13 @@ class EvaluationConfig(BeamSearchConfig):
     stride: Annotated[
         int | None,
         Setting(
-            "Stride of the windows (default: their length); smaller gives each token more context.",
+            "Also the loss in overlapping windows that advance by N tokens, with more context per token.",
             None,
             Range(1, 1 << 20),
             jobs="text distillation",
         ),
     ] = None
-    baselines: Annotated[
-        bool, Setting("Compare with gzip, xz and an order-5 character model.", None, jobs="text distillation")
-    ] = False
+    baselines: Annotated[bool, Setting("Compare with gzip, xz and PPMd.", None, jobs="text distillation")] = False
     bleu_tokenize: Annotated[
         str | None,
         Setting(

@@ -27,6 +27,8 @@ class Evaluation:
         classifiers.
     bits_per_character, bits_per_byte: the same loss in bits per character and per byte of the text. Decoders only, and
         only if the scored tokens encode any text.
+    overlapping_loss, overlapping_bits_per_byte: the same two figures with `stride`, in windows that overlap. Each token
+        has more context than in training, so they are compared only with those of the same stride.
     accuracy: of encoders, the fraction of the masked tokens whose logit is the largest; on preferences, that of the
         preferences whose chosen answer is likelier than the rejected one; of classifiers, that of the texts whose label
         is found.
@@ -67,6 +69,8 @@ class Evaluation:
     tokens: int
     characters: int | None = None
     bytes: int | None = None
+    overlapping_loss: float | None = None
+    overlapping_bits_per_byte: float | None = None
     pairs: int | None = None
     texts: int | None = None
     baselines: dict[str, float] | None = None

@@ -89,7 +89,8 @@ class NextToken(Task):
 
 
 def evaluate_text(scoring: Scoring) -> Evaluation:
-    """Loss, perplexity, and bits per character and byte of the model on a text, with a confidence interval of the loss.
+    """Loss, perplexity, and bits per character and byte of the model on a text, with a confidence interval of the loss;
+    with `stride`, also the loss in overlapping windows.
 
     Raises UsageError for fewer than 2 tokens, for a sequence length above the context, and for a stride above the
     sequence length.
@@ -107,11 +108,20 @@ def evaluate_text(scoring: Scoring) -> Evaluation:
             f"The text has fewer than 2 tokens ({len(tokens)}), and the first is not scored; give more text."
         )
 
+    def token_losses(stride: int | None) -> tuple[np.ndarray, EvaluationLoss]:
+        batches = evaluation_batches(tokens, length, scoring.rows(length), stride)
+        losses = scoring.values(batches, next_token_losses, len(tokens) - 1, "tokens")
+        return losses, EvaluationLoss(float(losses.sum(dtype=np.float64)), len(losses))
+
     # The loss of each token
-    batches = evaluation_batches(tokens, length, scoring.rows(length), config.stride)
-    losses = scoring.values(batches, next_token_losses, len(tokens) - 1, "tokens")
-    result = EvaluationLoss(float(losses.sum(dtype=np.float64)), len(losses))
-    evaluation = result.of_text(*tokenizer.decoded_size(tokens[1:], text.document_end))
+    losses, total = token_losses(None)
+    characters, size = tokenizer.decoded_size(tokens[1:], text.document_end)
+    evaluation = total.of_text(characters, size)
+    if config.stride is not None:
+        _, overlapping = token_losses(config.stride)
+        evaluation = replace(
+            evaluation, overlapping_loss=overlapping.loss, overlapping_bits_per_byte=overlapping.bits_per(size)
+        )
 
     # The interval of the loss, by bootstrap
     edges = document_edges(tokens, tokenizer.end_of_text_id)

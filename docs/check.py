@@ -19,6 +19,7 @@ Commands run as they are written, except for these substitutions:
    activation) is left to `make wheel-check`.
 """
 
+import argparse
 import json
 import os
 import re
@@ -243,7 +244,9 @@ def check(document: Path) -> tuple[Counter[str], list[str]]:
 
 
 def main() -> int:
-    chosen = [Path(name).resolve() for name in sys.argv[1:]] or documents()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("documents", nargs="*", type=Path, metavar="DOCUMENT", help="default: all of them")
+    chosen = [path.resolve() for path in parser.parse_args().documents] or documents()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = list(pool.map(check, chosen))
     counts = sum((counted for counted, _ in results), Counter[str]())

@@ -6,11 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 
 from tests.formats.peers import edit_json, save_peer
 from tests.shell import CHILD_LIMIT, assert_error, child_process, default_signals, environment, records, run_ok
@@ -125,15 +125,18 @@ def test_a_conversation_that_does_not_fit_on_the_disk_leaves_no_part_of_a_line(m
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
-def test_ctrl_c_stops_the_answer_and_not_the_program(model: Path) -> None:
-    command = [sys.executable, "-m", "tinylm", "chat", "--model", str(model), "-n", "100000", "--seed", "1", "-t", "3"]
+def test_ctrl_c_stops_the_answer_and_not_the_program(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, endless := tmp_path / "endless")
+    tensors = safetensors.torch.load_file(endless / "model.safetensors")
+    tensors["lm_head.weight"][1] = 0  # </s>, which greedy sampling then never takes
+    safetensors.torch.save_file(tensors, endless / "model.safetensors", {"format": "pt"})
+    command = [sys.executable, "-m", "tinylm", "chat", "--model", str(endless), "-n", "100000", "-t", "0"]
     with child_process(command, preexec_fn=default_signals, **PIPES) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write("hi\n")
         process.stdin.flush()
         assert process.stdout.read(1)
         process.send_signal(signal.SIGINT)
-        time.sleep(0.1)
         _, errors = process.communicate("/reset\n")
     assert process.returncode == 0 and "A new conversation." in errors
 

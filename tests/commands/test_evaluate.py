@@ -219,10 +219,7 @@ def test_a_model_made_to_memorise_copies_nearly_all_and_the_control_nothing(shel
         assert found["continuations of training text"]["copied"] > share
         assert found["samples"]["copied"] > share
         assert found["held-out text"]["copied"] == found["held-out text"]["longest"] == 0
-        match = found["continuations of training text"]["matches"][0]
-        assert match["text"] in text
-        assert match["name"] == str(shelf / "noise.txt")
-        assert match["line"] == text[: match["character"]].count("\n") + 1
+        assert found["continuations of training text"]["matches"][0]["text"] in text
 
 
 @pytest.mark.usefixtures("shelf_cache")

@@ -12,7 +12,7 @@ from tests import reference_parts
 from tests.formats.refusals import assert_refused
 from tests.variants import randomised, small
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors, load_adapter_tensors
-from tinylm.adapters.lora import TARGETS, LoRALinear, add_lora, max_rank, merge_lora, target_modules
+from tinylm.adapters.lora import TARGETS, LoRAEmbedding, LoRALinear, add_lora, max_rank, merge_lora, target_modules
 from tinylm.config.run import AdapterConfig
 from tinylm.errors import UsageError
 from tinylm.models.load_adapter import set_adapter_scale
@@ -75,6 +75,17 @@ def test_the_output_equals_the_formula_at_any_scale() -> None:
             np.testing.assert_allclose(layer(x).detach(), expected, rtol=1e-12)
         layer.adapter_scale = 0.0
         assert torch.equal(layer(x), layer.base(x))
+
+
+def test_rows_and_weight_of_an_embedding_equal_the_formula_at_any_scale() -> None:
+    layer, ids = LoRAEmbedding(nn.Embedding(9, 4).double(), 2, 1.5), torch.tensor([[1, 8, 1]])
+    with torch.no_grad():
+        layer.lora_embedding_A.normal_()
+    for scale in (1.0, 0.5, -2.0, 0.0):
+        layer.adapter_scale = scale
+        expected = layer.base.weight + 1.5 * scale * (layer.lora_embedding_B @ layer.lora_embedding_A).T
+        torch.testing.assert_close(layer.weight, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(layer(ids), expected[ids], rtol=0, atol=1e-12)
 
 
 def test_a_is_rank_by_inputs_and_b_is_outputs_by_rank_of_zeros() -> None:

@@ -82,9 +82,13 @@ def test_the_loss_is_the_cross_entropy_with_soft_targets_and_the_rest_on_the_tex
             wanted[soft_ids[row, t]] = weight * soft[row, t]
             wanted[batch.targets[row, t]] += 1 - wanted.sum()
             expected -= float((wanted * log_p[row, t]).sum())
-    loss = soft_next_token(model, taught, weight)
+    loss = soft_next_token(model, taught, weight, 0.0)
     assert loss.total.item() == pytest.approx(expected, rel=1e-12)
-    assert loss.n_targets == 21
+    assert (loss.n_targets, loss.aux.item()) == (21, 0)
+    both = soft_next_token(model, taught, weight, 0.3)
+    assert both.total.item() == pytest.approx(expected, rel=1e-12)
+    second = -log_p[:, :-1].gather(2, batch.targets[:, 1:, None]).sum()
+    assert both.aux.item() == pytest.approx(0.3 / 7 * second.item(), rel=1e-12)
     if weight == 0:
         assert loss.total.item() == pytest.approx(next_token(model, batch).total.item(), rel=1e-12)
     loss.total.backward()

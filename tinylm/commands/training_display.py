@@ -93,16 +93,18 @@ class TrainingDisplay:
                 self._show_progress = self._progress_context.enter_context(self._console.progress())
             case Began():
                 self._console.note(
-                    f"Generation {event.number} of {event.count} begins at step {event.step}: a new model, which also "
-                    f"learns from the best one so far{f' ({self._best})' if self._best else ''}."
+                    f"Generation {event.number} of {event.count} begins after step {event.step}: a new model, which "
+                    f"also learns from those before it ({self._best})."
                 )
             case Stepped():
                 self._has_trained = True
                 epochs, data = event.step / self._steps_per_epoch, self._config.data
                 tokens = epochs * data.train_tokens if data is not None else 0
                 seen = f"{shorten_number(tokens)} tokens {epochs:.2f} epochs"
+                count = 1 if self._config.training is None else self._config.training.generations
+                generation = f"generation {event.generation}/{count}" if count > 1 else ""
                 # A narrow terminal drops the last fields.
-                fields = (self._best, self._loss, seen, f"step {event.step}", self._val_loss, self._speed)
+                fields = (generation, self._best, self._loss, seen, f"step {event.step}", self._val_loss, self._speed)
                 self._show_progress(event.progress, "  ".join(filter(None, fields)))
             case Logged():
                 names = [name for name in self._config.row.metrics if name in event.metrics]

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tinylm.text.batches import Batch
 from tinylm.transformer.architectures import Output
-from tinylm.transformer.layers import IGNORED, CrossEntropy, log_softmax
+from tinylm.transformer.layers import IGNORED, CrossEntropy, cross_entropy, log_softmax
 
 MAX_LOGITS = 1 << 25
 # With a frozen output layer. Chunks below 32 MB are faster: the allocator reuses their memory, while the system clears
@@ -99,31 +99,39 @@ def next_two_tokens(model: LanguageModel, batch: Batch, smoothing: float, second
     """
     assert batch.mask is None and batch.segments is None  # whole windows of text
     output = decoder_output(model, batch)
-    after_next = F.pad(batch.targets[:, 1:], (0, 1), value=IGNORED)  # (B, T)
-    targets = torch.stack([batch.targets.flatten(), after_next.flatten()])  # (2, B*T)
-    total, second = _cross_entropies(model, output.hidden.flatten(0, 1), targets, smoothing)
+    total, second = _cross_entropies(model, output.hidden.flatten(0, 1), _first_two(batch), smoothing)
     weight = second_weight / batch.targets.shape[1]
     return Loss(total, batch.n_targets, output.aux + weight * second, routing_metrics(output))
 
 
-def soft_next_token(model: LanguageModel, batch: Batch, weight: float) -> Loss:
+def soft_next_token(model: LanguageModel, batch: Batch, weight: float, second_weight: float) -> Loss:
     """-sum_t sum_v r_t(v) log p(v | tokens before t), where r_t(v) is `weight` times the soft targets of position t,
     and the rest of the probability, also that of ids without a soft target, is on the token of the text.
+
+    second_weight: of multi-token prediction on the tokens of the text, as in `next_two_tokens`
     """
     assert batch.soft_ids is not None and batch.soft is not None and batch.mask is None
-    output, targets = decoder_output(model, batch), batch.targets.flatten()  # (B*T,)
+    output, targets = decoder_output(model, batch), _first_two(batch)  # (2, B*T)
     ids, soft = batch.soft_ids.flatten(0, 1), weight * batch.soft.flatten(0, 1)  # (B*T, K)
 
     def losses(hidden: Tensor, rows: Tensor) -> list[Tensor]:
-        """hidden: (N, D). rows: (1, N), their numbers in the batch."""
-        log_p = log_softmax(model.logits(hidden))  # (N, V)
-        taught, rest = soft[rows[0]], 1 - soft[rows[0]].sum(dim=1)  # (N, K), (N,)
-        of_text = log_p.gather(1, targets[rows[0], None]).squeeze(1)  # (N,)
-        return [-(taught * log_p.gather(1, ids[rows[0]])).sum() - (rest * of_text).sum()]
+        """hidden: (N, D). rows: (1 or 2, N), their numbers in the batch."""
+        log_p, part = log_softmax(model.logits(hidden)), rows[0]  # (N, V)
+        taught, rest = soft[part], 1 - soft[part].sum(dim=1)  # (N, K), (N,)
+        of_text = log_p.gather(1, targets[0, part, None]).squeeze(1)  # (N,)
+        first = -(taught * log_p.gather(1, ids[part])).sum() - (rest * of_text).sum()
+        return [first] if len(rows) == 1 else [first, cross_entropy(log_p, targets[1, part], 0.0)]
 
-    rows = torch.arange(len(targets), device=targets.device)[None]
-    (total,) = in_chunks(model, losses, output.hidden.flatten(0, 1), rows)
-    return Loss(total, batch.n_targets, output.aux, routing_metrics(output))
+    rows = torch.arange(len(ids), device=ids.device).expand(2 if second_weight else 1, -1)
+    total, *second = in_chunks(model, losses, output.hidden.flatten(0, 1), rows)
+    aux = output.aux + second_weight / batch.targets.shape[1] * second[0] if second else output.aux
+    return Loss(total, batch.n_targets, aux, routing_metrics(output))
+
+
+def _first_two(batch: Batch) -> Tensor:
+    """The targets of each position and those after them, IGNORED behind the last: (2, B*T)."""
+    after_next = F.pad(batch.targets[:, 1:], (0, 1), value=IGNORED)  # (B, T)
+    return torch.stack([batch.targets.flatten(), after_next.flatten()])
 
 
 def next_token_losses(model: LanguageModel, batch: Batch) -> Tensor:

@@ -22,10 +22,12 @@ class Stepped:
 
     step: number of the step, from 1
     progress: used fraction of the budget, from 0 to 1, before the step
+    generation: from 1
     """
 
     step: int
     progress: float
+    generation: int = 1
 
 
 @dataclass(frozen=True)

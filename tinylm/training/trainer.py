@@ -275,7 +275,7 @@ class Trainer:
         state.metrics = add_metrics({name: state.metrics.get(name) for name in sums.metrics}, sums.metrics)
         seconds = self._clock.end_step(batch.n_tokens)
         self.step_done(batch.n_tokens, seconds)
-        self.report(Stepped(state.step, progress))
+        self.report(Stepped(state.step, progress, state.generation + 1))
         if state.step % config.log_every == 0:
             self._log(progress, lr)
 

@@ -57,7 +57,7 @@ class NextToken(Task):
     """Predict each token from the tokens before it, in windows of `model.context` tokens.
 
     The token after the next counts with `mtp_weight`, which falls linearly to 0 at MTP_END. Merges of BPE are undone
-    with the probability `bpe_dropout`, which falls linearly to 0 at BPE_DROPOUT_END. With teachers, neither is done.
+    with the probability `bpe_dropout`, which falls linearly to 0 at BPE_DROPOUT_END. With teachers, none are.
     """
 
     validation_objective: Objective = staticmethod(next_token)
@@ -81,10 +81,10 @@ class NextToken(Task):
         return task
 
     def objective(self, progress: float) -> Objective:
+        second_weight = self._mtp_weight * max(0.0, 1 - progress / MTP_END)
         if self._soft is not None:
-            return functools.partial(soft_next_token, weight=self._teacher_weight)
+            return functools.partial(soft_next_token, weight=self._teacher_weight, second_weight=second_weight)
         objective: Objective = functools.partial(next_token, smoothing=self._smoothing)
-        second_weight = self._mtp_weight * (1 - progress / MTP_END)
         if second_weight > 0:
             objective = functools.partial(next_two_tokens, smoothing=self._smoothing, second_weight=second_weight)
         rate = self._bpe_dropout * (1 - progress / BPE_DROPOUT_END)

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.generation.converted import Conversion
+from tinylm.generation.conversion_cache import Conversion
 from tinylm.generation.engine import Engine
 from tinylm.kernels.process import share_heaps
 from tinylm.serving.completions import Completions

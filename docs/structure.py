@@ -21,6 +21,7 @@ from pathlib import Path
 from imports import ROOT, package_imports, reduced
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+SAVING = "RunDirectory.save_for_inference save_best"  # today's and the earlier name
 TRACE = """
 import sys
 last, home, *sys.argv = sys.argv[1:]
@@ -31,7 +32,7 @@ def profile(frame, event, argument):
         imports.append(None) if event == "call" else imports.pop()
     if event == "call" and code.co_flags & 1 and not imports and code.co_filename.startswith(home):
         modules.add(code.co_filename)
-        if code.co_name == last:
+        if {code.co_name, code.co_qualname} & set(last.split()):
             print("modules:", len(modules), flush=True)
             sys.setprofile(None)
 from tinylm.__main__ import main
@@ -49,7 +50,7 @@ def checkout(commit: str, folder: Path) -> Path:
 
 
 def path_modules(package: Path, last: str, command: str) -> int:
-    """The number of modules that a command passes until it calls the function `last`."""
+    """The number of modules that a command passes until it calls a function of `last`, names separated by spaces."""
     words = [sys.executable, "-c", TRACE, last, f"{package.resolve()}/", "tinylm", *command.split()]
     printed = subprocess.run(words, cwd=package.parent, capture_output=True, text=True, check=True, timeout=300).stdout
     return next(int(line.split()[-1]) for line in printed.splitlines() if line.startswith("modules:"))
@@ -134,7 +135,7 @@ def measure(package: Path, text: Path) -> dict[str, int]:
         "median of the lines of a file": int(statistics.median(counts)),
         "lines of code": sum(code_lines(source, ast.parse(source)) for source in sources),
         "modules beside the packages": sum(file.parent == package for file in files),
-        "modules before the first save": path_modules(package, "save_best", f"train {text} --steps 1 --out {run}"),
+        "modules before the first save": path_modules(package, SAVING, f"train {text} --steps 1 --out {run}"),
         "modules before a sample is printed": path_modules(package, "result", f"sample -m {run} -n 3 --stream"),
         "class names that stand twice": len(classes) - len(set(classes)),
         "asserts of `is not None`": sum(text.endswith("is not None") for text in asserts),

@@ -26,7 +26,7 @@ BORDERS = {  # with their packages and modules
     "report": ("report",),
     "serving": ("serving",),
     "doctor": ("machine.doctor",),
-    "llama.cpp": ("generation.llama_cpp", "generation.converted"),
+    "llama.cpp": ("generation.llama_cpp", "generation.conversion_cache"),
     "graphs": ("generation.graph_engine",),
 }
 # Without these, the core works (the last test): no module of the core imports them when it starts.

@@ -31,8 +31,8 @@ from tests.shell import CHILD_LIMIT, assert_error, environment, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_model import write_gguf
-from tinylm.generation import converted
-from tinylm.generation.converted import conversion_key, open_converted, record_checksums, take_cached
+from tinylm.generation import conversion_cache
+from tinylm.generation.conversion_cache import conversion_key, open_converted, record_checksums, take_cached
 from tinylm.generation.engine import Engine
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, free_cores, import_llama_cpp
@@ -68,7 +68,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(files, "SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(converted, "GPU_DEVICE_FILES", ())
+    monkeypatch.setattr(conversion_cache, "GPU_DEVICE_FILES", ())
     return tmp_path / "cache" / "gguf"
 
 
@@ -280,7 +280,7 @@ def test_a_model_is_identified_by_its_files_whatever_their_times_and_sizes(
     with monkeypatch.context() as patch:
         patch.setattr(files, "SETTLED_SECONDS", 3600.0)
         assert conversion_key(run, "cpu", "auto", "none") is None
-    monkeypatch.setattr(converted, "GPU_DEVICE_FILES", (str(tmp_path),))
+    monkeypatch.setattr(conversion_cache, "GPU_DEVICE_FILES", (str(tmp_path),))
     assert conversion_key(run, "auto", "auto", "none") is None
     assert conversion_key(run, "cpu", "auto", "none") == key
     (run / "model.safetensors").rename(tmp_path / "elsewhere")
@@ -298,7 +298,7 @@ def test_a_damaged_record_and_a_missing_file_are_replaced(
     assert opened() is not None
     (tmp_path / "other.gguf").write_bytes(b"GGUF")
     other = {"gguf": str(tmp_path / "other.gguf")}
-    changes = (other, {"config": {}}, {"tokenizer": "{}"}, {"rows": "many"}, {"more": 1})
+    changes = (other, {"config": {}}, {"tokenizer": "{}"}, {"embedding_rows": "many"}, {"more": 1})
     for damaged in ("", "[]", *(json.dumps({**json.loads(text), **change}) for change in changes)):
         record.write_text(damaged)
         assert opened() is None, damaged[-100:]

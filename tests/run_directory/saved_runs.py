@@ -54,7 +54,7 @@ def state_of(number: int) -> dict[str, Any]:
 def save(run: RunDirectory, number: int, ranks: int = 1) -> None:
     """Save as one process does, or as several with shards do, one after the other."""
     state = state_of(number)
-    run.save_best(weights_of(number), CONFIG, number, state["val_loss"])
+    run.save_for_inference(weights_of(number), CONFIG, number, state["val_loss"])
     if ranks == 1:
         run.save_last(weights_of(number), optimizer_of(number), state, CONFIG)
         return

@@ -60,7 +60,7 @@ def test_a_run_directory_has_the_documented_files_and_no_pickle(tmp_path: Path) 
 def test_a_new_run_is_hidden_until_its_first_save(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", CONFIG, TOKENIZER)
     run.append_metrics({"step": 0})
-    run.save_best(weights_of(0), CONFIG, 0, 1.0)
+    run.save_for_inference(weights_of(0), CONFIG, 0, 1.0)
     assert not (tmp_path / "run").exists()
     assert [entry.name for entry in tmp_path.iterdir()] == [".run.tinylm-new"]
     run.save_last(weights_of(0), {}, state_of(0), CONFIG)  # before the first step, without optimizer state
@@ -72,7 +72,9 @@ def test_a_new_run_is_hidden_until_its_first_save(tmp_path: Path) -> None:
 def test_weights_that_share_memory_or_are_not_contiguous_are_saved(tmp_path: Path) -> None:
     run = saved_run(tmp_path / "run", 0)
     shared = torch.arange(12.0).reshape(3, 4)
-    run.save_best({"a": shared, "b": shared.t(), "c": torch.tensor(1.0, dtype=torch.bfloat16)}, CONFIG, 1, None)
+    run.save_for_inference(
+        {"a": shared, "b": shared.t(), "c": torch.tensor(1.0, dtype=torch.bfloat16)}, CONFIG, 1, None
+    )
     tensors = read_weights(tmp_path / "run", CONFIG)
     assert torch.equal(tensors.tensors["b"], shared.t())
     assert (tensors.step, tensors.val_loss) == (1, None)

@@ -58,7 +58,7 @@ def test_the_last_weights_are_those_of_the_folder_last(ranks: int, tmp_path: Pat
     """Its files are those of one process, or of several with a shard each."""
     run = saved_run(tmp_path / "run", 0)
     save(run, 1, ranks)
-    run.save_best(weights_of(5), CONFIG, 5, state_of(5)["val_loss"])
+    run.save_for_inference(weights_of(5), CONFIG, 5, state_of(5)["val_loss"])
     assert (best_save(tmp_path / "run"), best_save(tmp_path / "run/last")) == (5, 1)
     best, last = (summarise(path) for path in (tmp_path / "run", tmp_path / "run/last"))
     assert (last["best_step"], last["val_loss"]) == (1, state_of(1)["val_loss"])
@@ -236,7 +236,7 @@ def test_an_adapter_is_not_loaded_as_a_model(tmp_path: Path) -> None:
     adapter = AdapterConfig(base="b", base_digest="d", rank=1, alpha=1.0, dropout=0.0, targets=("q_proj",))
     config = dataclasses.replace(CONFIG, adapter=adapter)
     run = RunDirectory.create(tmp_path / "run", config, TOKENIZER)
-    run.save_best({"lora": torch.ones(2)}, config, 1, 0.5)
+    run.save_for_inference({"lora": torch.ones(2)}, config, 1, 0.5)
     run.save_last({"lora": torch.ones(2)}, {}, state_of(1), config)
     with pytest.raises(AdapterNotModelError, match="is an adapter, not a model; give its base as `model`"):
         load_model(tmp_path / "run")

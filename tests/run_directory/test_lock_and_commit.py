@@ -171,7 +171,7 @@ def test_an_interrupted_save_leaves_the_previous_save_or_is_complete(ranks: int,
 
 def save_without_last(run: RunDirectory, number: int) -> None:
     """As imports and merges do; such runs cannot be resumed."""
-    run.save_best(weights_of(number), CONFIG, number, state_of(number)["val_loss"])
+    run.save_for_inference(weights_of(number), CONFIG, number, state_of(number)["val_loss"])
     run.commit()
 
 

@@ -1,1 +1,1 @@
-"""Text generation: decoding with a KV cache, sampling, beam search, quantization, fusion."""
+"""Text generation by decoders: prompts, sampling, engines (torch, CUDA graphs, llama.cpp) and chat."""

@@ -39,7 +39,7 @@ class Engine(Protocol):
     ) -> Generator[Token]:
         """Yield the next tokens of each prompt, one row per prompt, at most `config.max_tokens` per row.
 
-        The rows of llama.cpp have one prompt, those of torch any.
+        llama.cpp needs all prompts to be equal; torch takes different ones.
 
         Continues past the context length at a constant amortised cost per token, in windows (`window`) in which a BOS
         token stays first. first_stream: number of the random stream of the first row.
@@ -72,9 +72,9 @@ def window(text: list[int], context: int, kept_id: int | None) -> list[int]:
 
 
 def sample_seed(seed: int, stream: int) -> int:
-    """The seed whose stream 0 is the random stream (seed, stream), so that a sample can be generated alone.
+    """The seed with which the sample of the random stream (seed, stream) is generated alone, in stream 0.
 
-    For other streams than 0, a number below 2^53, which every reader of JSON keeps exactly.
+    `seed` itself for stream 0; otherwise a number below 2^53, which every reader of JSON keeps exactly.
     """
     return mix(seed, stream) >> 10 if stream else seed
 

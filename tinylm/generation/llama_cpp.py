@@ -73,9 +73,9 @@ class LlamaCpp(Engine):
     """A model in llama.cpp. The server ends when the object is garbage.
 
     file: a GGUF file that tinylm wrote, whose tokens are the numbers of their ids (`write_numbers`). context: context
-    length of the model. rows: number of rows of the embedding; those above the tokenizer's ids are never sampled.
-    is_exact: whether all weights have 32 bits; keys and values then have them, too. samples, slots: rows at a time and
-    tokens of each that are reserved at once; more are at need.
+    length of the model. embedding_rows: number of rows of the embedding; those above the tokenizer's ids are never
+    sampled. is_exact: whether all weights have 32 bits; keys and values then have them, too. samples, slots: caches
+    reserved at the start, and tokens in each; both grow on demand, which restarts the server.
 
     Raises UsageError outside the main thread, since llama.cpp replaces signal handlers that only that can restore.
     Raises TinyLMError, and deletes the file, if llama.cpp cannot open it.
@@ -86,7 +86,7 @@ class LlamaCpp(Engine):
         file: Path,
         context: int,
         tokenizer: Tokenizer,
-        rows: int,
+        embedding_rows: int,
         is_exact: bool,
         *,
         samples: int = 1,
@@ -95,7 +95,7 @@ class LlamaCpp(Engine):
         self.file = file
         self._context, self._tokenizer = context, tokenizer
         self.is_exact = is_exact
-        self.excluded = list(range(tokenizer.vocab_size, rows))  # ids that are never sampled
+        self.excluded = list(range(tokenizer.vocab_size, embedding_rows))  # ids that are never sampled
         self._samples = self._slots = 0
         self._server: list[Any] = []  # one or none: a list, so that the finalizer can empty it
         self._socket: Path

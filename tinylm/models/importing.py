@@ -46,7 +46,7 @@ def import_model(
     with reserve(out, force) as staging:
         model = open_model(path)
         run = RunDirectory.create(out, model.config, model.tokenizer)
-        run.save_best(model.weights.tensors, model.config, model.weights.step, model.weights.val_loss)
+        run.save_for_inference(model.weights.tensors, model.config, model.weights.step, model.weights.val_loss)
         check_weights_file(staging / MODEL_FILE, model.config)
         run.commit()
     return Imported(out, str(model.config.family), count_parameters(model.network)["total"])

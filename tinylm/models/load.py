@@ -11,7 +11,7 @@ from tinylm.config.run import DTYPES
 from tinylm.config.validation import check_choice
 from tinylm.errors import TinyLMError, concerning
 from tinylm.formats.hub import is_reference
-from tinylm.generation.converted import Conversion, conversion_key, open_converted, take_cached
+from tinylm.generation.conversion_cache import Conversion, conversion_key, open_converted, take_cached
 from tinylm.generation.generation_config import SpeedConfig
 from tinylm.generation.llama_cpp import reason_against
 from tinylm.reporter import LogReporter, Reporter, SilentReporter

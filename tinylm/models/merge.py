@@ -95,7 +95,7 @@ def merge_adapter(
 
         # A run with them, which is read again and compared before it appears
         run = RunDirectory.create(out, merged.config, merged.tokenizer)
-        run.save_best(tensors, merged.config, merged.step, merged.val_loss)
+        run.save_for_inference(tensors, merged.config, merged.step, merged.val_loss)
         written = load_model(staging).network.float()
         if undo:
             load_adapter(written, AdapterSpec(adapter), merged.config)

@@ -17,7 +17,7 @@ from tinylm.config.validation import check_choice, describe_value, require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
-from tinylm.generation.converted import Conversion
+from tinylm.generation.conversion_cache import Conversion
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig, is_sampled, settings_without_effect
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
 from tinylm.generation.text_generator import Continuation, Sample, TextGenerator

@@ -19,7 +19,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.family import ForeignModel
 from tinylm.formats.gguf_file import open_gguf
 from tinylm.formats.gguf_model import write_gguf
-from tinylm.generation.converted import CHECKSUMS, GGUF_FOLDER, LAYOUT, record_checksums, take_cached
+from tinylm.generation.conversion_cache import CHECKSUMS, GGUF_FOLDER, LAYOUT, record_checksums, take_cached
 from tinylm.generation.engine import Engine, Token
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.graph_engine import GraphEngine, has_fixed_shapes

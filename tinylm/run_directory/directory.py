@@ -110,7 +110,9 @@ class RunDirectory:
         with self._saving():
             write_text(self._current / "config.json", text)
 
-    def save_best(self, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> None:
+    def save_for_inference(
+        self, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None
+    ) -> None:
         """Replace the weights for inference: the best or, if those are kept, the last. val_loss: nats per token."""
         with self._saving():
             write_weights(self._current / weights_file(config), tensors, config, step, val_loss)
@@ -322,7 +324,9 @@ class ShardOnlyRun(RunDirectory):
 
     # What rank 0 writes
     def write_config(self, config: RunConfig) -> None: ...
-    def save_best(self, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> None: ...
+    def save_for_inference(
+        self, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None
+    ) -> None: ...
     def save_copy(self, write: Callable[[Path], None]) -> None: ...
     def append_metrics(self, record: dict[str, Any]) -> None: ...
     def append_sample(self, record: dict[str, Any]) -> None: ...

@@ -76,8 +76,8 @@ def find_run(name: Path, reporter: Reporter) -> Path:
     """The run directory at the path `name`, or the run with that name under checkpoints/.
 
     If there are both, the run at the path is used, with a note. The result is not always a run: it may be a file or
-    another folder at the path. If nothing is found, raises UsageError with the names of similar runs; if there are
-    none, UsageError for a path, or else NoRunError.
+    another folder at the path. If nothing is found: UsageError if similar runs exist or `name` looks like a path; else
+    NoRunError.
     """
     by_name = CHECKPOINTS / name
     is_name = not name.is_absolute() and ".." not in name.parts and name.name and path_exists(by_name)

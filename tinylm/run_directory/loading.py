@@ -104,9 +104,10 @@ def read_weights(path: Path, config: RunConfig) -> Weights:
 
 
 def _shards(path: Path, config: RunConfig) -> list[Path]:
-    """The files of the weights in a `last/` that several processes wrote, each its rows of them; without, []."""
+    """The shard files of the weights in a sharded `last/`; [] otherwise."""
+    is_last = run_of(path) != path
     stem, _, suffix = weights_file(config).rpartition(".")
-    return sorted(path.glob(f"{stem}-*-of-*.{suffix}"))[:MAX_SHARDS] if run_of(path) != path else []
+    return sorted(path.glob(f"{stem}-*-of-*.{suffix}"))[:MAX_SHARDS] if is_last else []
 
 
 class LoadedModel(NamedTuple):

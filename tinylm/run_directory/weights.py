@@ -86,9 +86,9 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def read_layout(files: Sequence[Path]) -> Layout:
-    """The dtypes and shapes of the tensors in N files, of which file i has part i of N.
+    """The dtypes and shapes of the tensors. files: the files of all shards, in order.
 
-    Raises TinyLMError also if the files are not the N parts of the same tensors.
+    Raises TinyLMError also if the files are not the shards of the same tensors.
     """
     return _join(files, [_open(file).tensors for file in files])
 
@@ -114,11 +114,12 @@ def _join(files: Sequence[Path], opened: Sequence[Mapping[str, StoredTensor]]) -
 def read_tensors(
     files: Sequence[Path], shard: Shard = WHOLE, free_memory: Callable[[str], int | None] = free_memory
 ) -> dict[str, Tensor]:
-    """Copies of the tensors in N files, of which file i has part i of N, by name.
+    """Copies of the tensors by name.
 
-    shard: the part that is read. free_memory: returns the free bytes of a device
+    files: the files of all shards, in order. shard: the part that is read, whatever the number of files.
+    free_memory: returns the free bytes of a device
 
-    Raises TinyLMError also if the files are not the N parts of the same tensors, and if they need more than the free
+    Raises TinyLMError also if the files are not the shards of the same tensors, and if they need more than the free
     memory.
     """
     opened = [_open(file).tensors for file in files]
@@ -197,7 +198,7 @@ def _header(file: Path, metadata: Mapping[str, str]) -> WeightsHeader:
 
 
 def read_weights_files(files: Sequence[Path], config: RunConfig) -> Weights:
-    """All tensors of the weights in N files, of which file i has part i of N, verified by their digests.
+    """All tensors of the weights, verified by their digests. files: the files of all shards, in order.
 
     The digest proves that the file is complete and belongs to `config`. It does not prove who wrote the file.
     """

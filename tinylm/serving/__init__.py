@@ -1,1 +1,1 @@
-"""The OpenAI-compatible server, and its page for models without a chat template."""
+"""The OpenAI-compatible server, and its two pages: a chat, or completions for models without a chat template."""

@@ -19,7 +19,7 @@ from tinylm.config.validation import Range, describe_value, require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.engine import Candidate, Engine, Token
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy, SamplingSettings
-from tinylm.generation.llama_cpp import LlamaCpp
+from tinylm.generation.llama_cpp import RANDOM_STREAM, LlamaCpp
 from tinylm.generation.prompts import EncodedPrompt, drop_unknown, empty_start, encode_conversation
 from tinylm.generation.text_generator import TextStream
 from tinylm.reporter import SilentReporter
@@ -33,7 +33,7 @@ MAX_CHOICES = 128  # answers to a request: prompts times `n`
 MAX_LOGPROBS = 100  # candidates at a position
 # llama.cpp has these defaults itself.
 JSON_DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-SAMPLING = (  # settings that llama.cpp takes as they are
+PASSED_TO_LLAMA_CPP = (  # settings of a request; repeat_last_n is limited to the context
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold"),
     *("dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta"),
     *("repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty"),
@@ -51,7 +51,7 @@ REFUSED = {
 }
 
 
-class Score(NamedTuple):
+class ScoredToken(NamedTuple):
     """A token of an answer with its log-probability and the likeliest tokens.
 
     logprob: `None` for the first token of a prompt. offset: index, in the text of the answer, of its first character.
@@ -68,7 +68,7 @@ class Chunk(NamedTuple):
 
     choice: int
     text: str = ""
-    scores: Sequence[Score] = ()
+    scores: Sequence[ScoredToken] = ()
     finish_reason: str | None = None
     tokens: int = 0  # of the whole answer, in its last chunk
 
@@ -120,8 +120,8 @@ class Completions:
         self._engine, self._tokenizer, self._data, self._context = engine, tokenizer, data, context
         self._open_torch, self._created = open_torch, int(time.time())
         self._torch_engine: Engine | None = None
-        self._torch = threading.Lock()  # for one request at a time
-        self._slots = threading.BoundedSemaphore(parallel)
+        self._torch_lock = threading.Lock()  # for one answer at a time
+        self._answers_running = threading.BoundedSemaphore(parallel)
         self._texts = TokenTexts(tokenizer)
 
     def models(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class Completions:
         stop = tuple([stop] if isinstance(stop, str) else stop if isinstance(stop, list) else [None])
         for text in stop:
             require(isinstance(text, str), "'stop' must be a text or a list of texts.")
-        sampling = {key: body[key] for key in SAMPLING if key in body}
+        sampling = {key: body[key] for key in PASSED_TO_LLAMA_CPP if key in body}
         for key, value in sampling.items():
             require(_is_number(value, 1 << 31), f"{key!r} is {describe_value(value)}; it must be a number.")
         if "repeat_last_n" in sampling:  # llama.cpp reserves memory for so many tokens
@@ -279,7 +279,7 @@ class Completions:
         given = sum(len(prompt.start) for prompt in request.prompts)
         return {"prompt_tokens": given, "completion_tokens": tokens, "total_tokens": given + tokens}
 
-    def _scores(self, request: CompletionRequest, scores: Sequence[Score]) -> dict[str, Any] | None:
+    def _scores(self, request: CompletionRequest, scores: Sequence[ScoredToken]) -> dict[str, Any] | None:
         """Log-probabilities in the form of the endpoint."""
         if request.logprobs is None:
             return None
@@ -350,20 +350,20 @@ class Completions:
         is_scored = request.logprobs is not None
         position, decoder = 0, stream_decoder(tokenizer, () if request.echo else prompt.start)
 
-        def score(token: Token) -> Score:
+        def with_offset(token: Token) -> ScoredToken:
             nonlocal position
             assert token.id is not None
             offset = position
             position += len(decoder.decode([token.id]))
-            return Score(token.id, token.logprob, token.candidates[: request.logprobs or 0], offset)
+            return ScoredToken(token.id, token.logprob, token.candidates[: request.logprobs or 0], offset)
 
         # The prompt
         if request.echo:
-            scores: list[Score] = []
+            scores: list[ScoredToken] = []
             if is_scored and prompt.ids:
                 candidates, end_id = request.logprobs or 0, tokenizer.end_of_text_id
                 following = self._engine.score(prompt.start, candidates, end_id, is_over.is_set)
-                scores = [score(token) for token in (Token(0, prompt.start[0]), *following)]
+                scores = [with_offset(token) for token in (Token(0, prompt.start[0]), *following)]
             put(Chunk(index, prompt.text, scores))
 
         # The answer
@@ -374,7 +374,7 @@ class Completions:
 
         def receive(token: Token) -> bool:
             text = stream.push(token.id)
-            scores = [score(token)] if is_scored and token.id is not None else []
+            scores = [with_offset(token)] if is_scored and token.id is not None else []
             if text or scores:
                 put(Chunk(index, text, scores))
             return stream.finished or is_over.is_set()
@@ -386,12 +386,12 @@ class Completions:
                 **request.sampling,
                 "prompt": prompt.start,
                 "max_tokens": max_tokens,
-                "seed": (request.seed + index % request.n) % ((1 << 32) - 1),  # llama.cpp replaces the last by another
+                "seed": (request.seed + index % request.n) % RANDOM_STREAM,  # 2**32 - 1 means a random seed there
                 "logit_bias": [*((i, False) for i in self._engine.excluded), *request.logit_bias],
             }
             if is_scored:
                 settings["logprobs"] = max(1, request.logprobs or 0)
-            with self._slots:  # a request that waits in llama.cpp's queue cannot be abandoned
+            with self._answers_running:  # a request that waits in llama.cpp's queue cannot be abandoned
                 if not is_over.is_set():
                     self._engine.complete(settings, receive)
         rest = stream.finish()
@@ -407,7 +407,7 @@ class Completions:
     ) -> None:
         prompt, config = request.prompts[index // request.n], _json_config(request, max_tokens)
         config = replace(config, seed=config.seed + index % request.n)
-        with self._torch:
+        with self._torch_lock:
             if is_over.is_set():
                 return
             if self._torch_engine is None:

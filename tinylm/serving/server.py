@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.generation.converted import Conversion
+from tinylm.generation.conversion_cache import Conversion
 from tinylm.generation.engine import Engine
 from tinylm.kernels.process import share_heaps
 from tinylm.serving.completions import Completions
@@ -140,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if path not in answers:
                 raise RequestError(HTTPStatus.NOT_FOUND, f"There is no {self.command} {path[:100]} here.")
-            self._require_host()
+            self._require_same_site()
             key = self.server.api_key
             given = self.headers.get("Authorization", "").removeprefix("Bearer ") or self.headers.get("X-Api-Key", "")
             is_open = key is None or path in ("/", "/health")
@@ -158,10 +158,8 @@ class Handler(BaseHTTPRequestHandler):
         except RecursionError:
             self._send_error(HTTPStatus.BAD_REQUEST, "The request is nested too deeply.")
 
-    def _require_host(self) -> None:
-        """Without a key, refuse pages of other sites, which could make the server compute, and names of other hosts:
-        a page whose name leads to this address (DNS rebinding) could read the answers.
-        """
+    def _require_same_site(self) -> None:
+        """Without a key, refuse a foreign Origin (other sites' pages) and a foreign Host (DNS rebinding)."""
         if self.server.api_key is not None:
             return
         try:

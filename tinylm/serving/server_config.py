@@ -15,7 +15,8 @@ class ServerConfig:
 
     host, port: the address to listen on; port 0 takes a free one.
     api_key: required of clients as a bearer token; `None` for none, which is possible on the loopback only.
-    parallel: number of requests that are computed at the same time; others wait.
+    parallel: number of answers that llama.cpp generates at the same time; others wait. A request with `n` = 4 has four.
+        Answers in JSON do not count: torch generates them beside these, one at a time.
     serving_context: tokens of a request and its answer; `None` for the model's context, at most 4,096.
     """
 
@@ -28,7 +29,14 @@ class ServerConfig:
         str | None,
         Setting("Key that clients must send; better given as TINYLM_SERVE_API_KEY.", Panel.MACHINE, metavar="KEY"),
     ] = None
-    parallel: Annotated[int, Setting("Requests that are computed at the same time.", Panel.MACHINE, Range(1, 256))] = 4
+    parallel: Annotated[
+        int,
+        Setting(
+            "Answers that are generated at the same time; those in JSON, one at a time beside them.",
+            Panel.MACHINE,
+            Range(1, 256),
+        ),
+    ] = 4
     serving_context: Annotated[
         int | None,
         Setting(

@@ -191,7 +191,7 @@ class RunStore:
     def save_for_inference(self, model: Transformer, step: int, val_loss: float | None) -> None:
         """Save the weights for inference: the best, or the last. val_loss: nats per token; `None` if not evaluated."""
         tensors = full_tensors(self._trained.tensors(model), self._ranks.is_first)
-        self._directory.save_best(tensors, self._config, step, val_loss)
+        self._directory.save_for_inference(tensors, self._config, step, val_loss)
         self._directory.save_copy(lambda folder: self._trained.write_copy(folder, self._config, tensors))
 
     def save_for_resuming(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:

@@ -53,14 +53,14 @@ GPU_DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # on Linux: NVIDI
 class Conversion:
     """The record of a converted model.
 
-    gguf: name of the GGUF file in GGUF_FOLDER. tokenizer: the tokenizer as JSON. rows, is_exact: see `LlamaCpp`.
-    note: the note of `tinylm.load` about device and number format.
+    gguf: name of the GGUF file in GGUF_FOLDER. tokenizer: the tokenizer as JSON. embedding_rows, is_exact: see
+    `LlamaCpp`. note: the note of `tinylm.load` about device and number format.
     """
 
     gguf: str
     config: RunConfig
     tokenizer: str
-    rows: int
+    embedding_rows: int
     is_exact: bool
     note: str
 
@@ -85,7 +85,8 @@ class Conversion:
 
     def open(self, tokenizer: Tokenizer, **sizes: int) -> LlamaCpp:
         """The model in llama.cpp. sizes: `samples` and `slots`. Raises the errors of `LlamaCpp`."""
-        return LlamaCpp(self.file, self.config.model.context, tokenizer, self.rows, self.is_exact, **sizes)
+        context = self.config.model.context
+        return LlamaCpp(self.file, context, tokenizer, self.embedding_rows, self.is_exact, **sizes)
 
     @classmethod
     def read(cls, key: str) -> Self | None:

@@ -190,13 +190,13 @@ class Trainer:
         self._save()  # of the generation that ends: a run that is stopped before the next save begins there
         with self._weights_for_inference():
             generations.keep_teacher(number, state.step)
+        self.report(Began(number + 1, self.config.generations, state.step))
         self._set_task(generations.taught_task(number, self.dtype, self.check_stop))
         generations.renew_weights(number)
         self.optimizer.state.clear()
         self._allocate_optimizer()
         state.generation, state.generation_step, state.generation_seconds = number, state.step, self._clock.seconds
         state.generation_loss, state.evals_since_best = None, 0
-        self.report(Began(number + 1, self.config.generations, state.step))
 
     def _step_within_memory(self, progress: float) -> None:
         """Take a step. If memory runs out, halve the micro-batch and repeat the step with the same random numbers.

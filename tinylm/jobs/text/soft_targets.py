@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tinylm.evaluation.loop import default_batch_size, evaluation_mode
 from tinylm.machine.device import autocast
-from tinylm.objectives.loss import decoder_output
+from tinylm.objectives.loss import MAX_LOGITS, decoder_output
 from tinylm.planning.recipes import SOFT_CANDIDATES
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.token_files import Tokens
@@ -48,7 +48,8 @@ def predict(
     ids = np.zeros((len(tokens), count), np.min_scalar_type(teachers[0].vocab_size))
     probabilities = np.zeros((len(tokens), count), np.float16)
     done = 0
-    for batch in evaluation_batches(tokens, context, default_batch_size(context), max(1, context // 2)):
+    rows = min(default_batch_size(context), MAX_LOGITS // (context * teachers[0].vocab_size))
+    for batch in evaluation_batches(tokens, context, max(1, rows), max(1, context // 2)):
         check()
         total: Tensor | float = 0.0
         for teacher in teachers:

@@ -81,11 +81,6 @@ def test_teachers_that_cannot_be_used_are_errors_before_training(text: Path, her
         (("--teacher", "masked"), 2, "--teacher is for decoders"),
         (("--teacher", "lora"), 2, "is an adapter, not a model"),
         (("--teacher", "missing"), 2, "missing"),
-        (
-            ("--teacher-weight", 0.2),
-            2,
-            "--teacher-weight is for decoders with teachers, not for decoders of plain text",
-        ),
         (("--teacher", "teacher1", "--objective", "next-token"), 2, "--teacher fixes --objective"),
         (("--teacher", "teacher1", "--label-smoothing", 0.1), 2, "--teacher fixes --label-smoothing"),
         (("--teacher", "teacher1", "--init-from", "teacher1", "--extend-vocab"), 2, "--teacher fixes --extend-vocab"),

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.machines import machine
-from tests.planning.planned import adapter, data, planned, planned_pairs
+from tests.planning.planned import adapter, data, planned, planned_pairs, request_of
 from tests.shell import ROOT
 from tests.variants import small
 from tinylm.config.model import INITIALISATIONS
@@ -266,3 +266,42 @@ def test_evaluations_of_a_slow_base_take_a_tenth_of_the_time() -> None:
     few = dataclasses.replace(text, val_tokens=1000)  # these take little time, so that they are not rarer
     plan = planned(base=base, adapter=adapter(), budget=Budget(time=300), data=few, vocab_size=49_152)
     assert plan.evaluation_seconds < 30 and plan.steps / plan.training.eval_every >= 4
+
+
+def test_a_new_modern_decoder_has_as_many_generations_as_its_passes_allow() -> None:
+    def number(epochs: float, tokens: int = 100_000, **choices: Any) -> int:
+        fields = {"model": {"size": "nano"}, "budget": Budget(epochs=epochs), **choices}
+        return planned(tokens, **fields).training.generations
+
+    assert [number(epochs) for epochs in (1, 39, 41, 61, 1000)] == [1, 1, 2, 3, recipes.MAX_GENERATIONS]
+    assert number(1000, model={"size": "nano", "preset": "gpt2"}) == 1
+    assert number(1000, model={"size": "nano", "architecture": "encoder"}, objective="masked-token") == 1
+    assert number(1000, ranks=2) == 1
+    assert number(1, training={"generations": 4}) == 4
+    assert number(1000, training={"generations": 1}) == 1
+
+
+def test_each_generation_is_planned_as_a_run_of_its_length_and_takes_the_time_of_two_evaluations() -> None:
+    """Weight decay, dropout and warmup; the time only where the number of steps is chosen."""
+    fields: dict[str, Any] = {"model": {"size": "nano"}, "budget": Budget(steps=12_000)}
+    three = planned(1_000_000, training={"generations": 3, "warmup_steps": 80}, **fields)
+    alone = planned(1_000_000, training={"warmup_steps": 80}, **{**fields, "budget": Budget(steps=4000)})
+    assert alone.training.generations == 1
+    assert three.training.weight_decay == alone.training.weight_decay > recipes.MIN_WEIGHT_DECAY
+    assert three.model == alone.model
+    assert three.training.warmup == alone.training.warmup == 0.02
+    without = planned(1_000_000, training={"generations": 1}, **fields)
+    config, speed = three.model, evaluation_speed(machine(), request_of(1_000_000), three.model)
+    assert config.width == without.model.width
+    assert three.seconds - without.seconds == pytest.approx(2 * 2 * 1_000_000 / speed, rel=1e-6)
+
+
+def test_generations_that_a_run_cannot_have_are_errors_and_a_weight_without_a_teacher_is_a_notice() -> None:
+    with pytest.raises(UsageError, match="`generations` is for new models"):
+        planned(base=make_model_config(vocab_size=100, preset="modern", size="nano"), training={"generations": 2})
+    with pytest.raises(UsageError, match="`generations` is for a run in one process"):
+        planned(ranks=2, training={"generations": 2})
+    assert any(
+        "`teacher_weight` has no effect" in notice for notice in planned(training={"teacher_weight": 0.2}).notices
+    )
+    assert not planned(training={"teacher_weight": 0.2, "generations": 2}).notices

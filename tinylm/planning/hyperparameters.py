@@ -26,6 +26,12 @@ class RunLength:
     tokens: float
     step_seconds: float
 
+    def without(self, seconds: float) -> Self:
+        """This length, of a budget in time, less the steps that so many seconds would have."""
+        share = max(0.0, 1 - seconds / (self.steps * self.step_seconds))
+        steps = max(1, int(self.steps * share))
+        return replace(self, steps=steps, epochs=self.epochs * share, tokens=self.tokens * share)
+
     def part(self, generations: int) -> Self:
         """The length of each of so many generations."""
         steps = max(1, self.steps // generations)
@@ -47,32 +53,32 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
     return RunLength(steps, steps / steps_per_epoch, steps * tokens_per_step, step_seconds)
 
 
-def choose_generations(request: PlanRequest, length: RunLength) -> int:
+def choose_generations(request: PlanRequest, length: RunLength, notices: list[str]) -> int:
     """The chosen number of generations, or of new modern decoders of plain text, as many as have GENERATION_EPOCHS
     passes, at most MAX_GENERATIONS (decision 051).
 
-    Raises UsageError for several of a run that begins with an existing model or in several processes, and for a
-    `teacher_weight` without a teacher.
+    A sentence about a `teacher_weight` without a teacher is appended to `notices`. Raises UsageError for several
+    generations of a run that begins with an existing model, or in several processes.
     """
-    number = _generations(request, length)
+    number = request.training.get("generations")
+    if number is None:
+        helps = request.is_new_modern and request.objective == "next-token" and request.ranks == 1
+        helps = helps and not request.data.by_heart and request.keep == "best"
+        passes = length.epochs / recipes.GENERATION_EPOCHS if helps else 1
+        number = max(1, min(recipes.MAX_GENERATIONS, int(passes)))
+    if number > 1 and request.base is not None:
+        raise UsageError("`generations` is for new models, since each begins with new weights; leave it out.")
+    if number > 1 and request.ranks > 1:
+        raise UsageError("`generations` is for a run in one process; leave it out.")
     if number == 1 and request.objective == "next-token" and "teacher_weight" in request.training:
-        raise UsageError("`teacher_weight` is for runs with a `teacher` or with `generations`; leave it out.")
+        notices.append("`teacher_weight` has no effect: the run has no teacher, and one generation.")
     return number
 
 
-def _generations(request: PlanRequest, length: RunLength) -> int:
-    chosen = request.training.get("generations")
-    if chosen is not None and chosen > 1:
-        if request.base is not None:
-            raise UsageError("`generations` is for new models, since each begins with new weights; leave it out.")
-        if request.ranks > 1:
-            raise UsageError("`generations` is for a run in one process; leave it out.")
-    if chosen is not None:
-        return chosen
-    helps = request.is_new_modern and request.objective == "next-token" and request.ranks == 1
-    if not helps or request.data.by_heart or request.keep == "last":
-        return 1
-    return max(1, min(recipes.MAX_GENERATIONS, int(length.epochs / recipes.GENERATION_EPOCHS)))
+def teaching_seconds(machine: Machine, request: PlanRequest, config: ModelConfig) -> float:
+    """Expected seconds in which the generations compute the predictions of their teachers: two evaluations each."""
+    teachers = request.training.get("generations", 1) - 1
+    return 2 * teachers * request.data.train_tokens / (recipes.EVALUATION_SPEEDUP * training_speed(machine, config))
 
 
 def choose_compile(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> bool:

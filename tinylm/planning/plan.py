@@ -21,6 +21,7 @@ from tinylm.planning.hyperparameters import (
     choose_length,
     choose_settings,
     evaluation_seconds,
+    teaching_seconds,
     with_average,
 )
 from tinylm.planning.memory import MemoryPlan, choose_batch_size, describe_remedies, max_tokens_per_step, plan_memory
@@ -87,8 +88,11 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
         if steps < run_length.steps:
             request = replace(request, budget=Budget(steps=steps))
             run_length = choose_length(machine, request, config, batch_size)
-    generations = choose_generations(request, run_length)
+    generations = choose_generations(request, run_length, notices)
     request = request.with_training(generations=generations)
+    teaching = teaching_seconds(machine, request, config)
+    if request.effective_budget.time is not None:
+        run_length = run_length.without(teaching)
     generation = run_length.part(generations)
     config = with_tying(config, request, generation)
     parameters = count_parameters(config)["total"]
@@ -118,7 +122,7 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
         parameters=parameters,
         steps=steps,
         epochs=run_length.epochs,
-        seconds=budget.time or steps * run_length.step_seconds + evaluation,
+        seconds=budget.time or steps * run_length.step_seconds + teaching + evaluation,
         evaluation_seconds=evaluation,
         memory=memory_plan.memory.total(micro_batch, batch_size, machine.free_memory),
         fits=memory_plan.fits,

@@ -136,8 +136,7 @@ AVERAGE_MIN_LR_DIVISOR = 7  # decision 006
 
 # Generations where a text is seen often: passes of each, their number, and the soft targets per position.
 
-GENERATION_EPOCHS, MAX_GENERATIONS = 12, 8  # decision 051
-MAX_TEACHERS = 3  # decision 051
+GENERATION_EPOCHS, MAX_GENERATIONS = 20, 8  # decision 051
 SOFT_CANDIDATES = 64  # decision 051
 
 # Batch size.

@@ -1,7 +1,7 @@
-"""Generations: parts of a run. Each trains a new model, which also learns from the models of the parts before it.
+"""Generations: parts of a run. Each trains a new model, which also learns from the model of the part before it.
 
 A model that has read a text many times learns it by heart, and more passes do not help it. A student of it, with new
-weights, becomes better than its teacher (born-again networks, Furlanello et al. 2018), and so does one of several.
+weights, becomes better than its teacher (born-again networks, Furlanello et al. 2018).
 """
 
 from collections.abc import Callable
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from tinylm.config.run import RunConfig
 from tinylm.jobs.job import Task
-from tinylm.planning.recipes import MAX_TEACHERS
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.layout import TEACHER_FILES
 from tinylm.run_directory.weights import require_tensors
@@ -34,22 +33,18 @@ class Generations:
         self.directory.save_teacher(number, dict(self.model.state_dict()), self.config, step)
 
     def taught_task(self, number: int, dtype: str, check: Callable[[], None]) -> Task:
-        """The task of generation `number`, from 1. Its teachers are the last MAX_TEACHERS models before it.
+        """The task of generation `number`, from 1, whose teacher is the model of the one before.
 
         dtype: of autocast. check: called often; may raise an exception
 
-        Raises TinyLMError if the weights of a teacher are missing or damaged.
+        Raises TinyLMError if the weights of the teacher are missing or damaged.
         """
-        teachers = [self._teacher(n) for n in range(max(1, number - MAX_TEACHERS + 1), number + 1)]
-        return self.task.taught_by(teachers, dtype, check)
-
-    def _teacher(self, number: int) -> Decoder:
         teacher = build_model(self.config.model)
         assert isinstance(teacher, Decoder)  # the only models whose runs have generations
         tensors = self.directory.read_teacher(number, self.config)
         require_tensors(tensors, teacher.state_dict(), self.directory.path / TEACHER_FILES[number - 1])
         teacher.load_state_dict(tensors)
-        return teacher.to(self.model.device)
+        return self.task.taught_by(teacher.to(self.model.device), dtype, check)
 
     def renew_weights(self, number: int) -> None:
         """Give the model the first weights of generation `number`, from a seed of its own."""

@@ -57,7 +57,7 @@ class NextToken(Task):
     """Predict each token from the tokens before it, in windows of `model.context` tokens.
 
     The token after the next counts with `mtp_weight`, which falls linearly to 0 at MTP_END. Merges of BPE are undone
-    with the probability `bpe_dropout`, which falls linearly to 0 at BPE_DROPOUT_END. With teachers, none are.
+    with the probability `bpe_dropout`, which falls linearly to 0 at BPE_DROPOUT_END. With a teacher, no merges are.
     """
 
     validation_objective: Objective = staticmethod(next_token)
@@ -75,9 +75,9 @@ class NextToken(Task):
         self._batches = Windows(tokens.train, model.context, training.batch_size, training.seed, end)
         self.steps_per_epoch = len(tokens.train) / (training.batch_size * model.context)
 
-    def taught_by(self, teachers: Sequence[Decoder], dtype: str, check: Callable[[], None]) -> Self:
+    def taught_by(self, teacher: Decoder, dtype: str, check: Callable[[], None]) -> Self:
         task = copy.copy(self)
-        task._soft = predict(teachers, self._batches.tokens, self._context, dtype, check)
+        task._soft = predict(teacher, self._batches.tokens, self._context, dtype, check)
         return task
 
     def objective(self, progress: float) -> Objective:

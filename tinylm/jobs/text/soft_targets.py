@@ -1,9 +1,9 @@
-"""Soft targets: what teachers predict at each position of a text (Hinton et al. 2015), computed before training.
+"""Soft targets: what a teacher predicts at each position of a text (Hinton et al. 2015), computed before training.
 
-A model that reads the text many times learns from them at the cost of one pass of each teacher.
+A model that reads the text many times learns from them at the cost of two evaluations of the text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -36,31 +36,26 @@ class SoftTargets(NamedTuple):
 
 
 @torch.no_grad()
-def predict(
-    teachers: Sequence[Decoder], tokens: Tokens, context: int, dtype: str, check: Callable[[], None]
-) -> SoftTargets:
-    """The mean of the teachers' distributions at each position but the last, after at least half a context where the
-    text has so many tokens before it.
+def predict(teacher: Decoder, tokens: Tokens, context: int, dtype: str, check: Callable[[], None]) -> SoftTargets:
+    """The teacher's distribution at each position but the last, after at least half a context where the text has so
+    many tokens before it.
 
     tokens: (N,). dtype: of autocast. check: called after each batch; may raise an exception
     """
-    count = min(SOFT_CANDIDATES, min(teacher.vocab_size for teacher in teachers))
-    ids = np.zeros((len(tokens), count), np.min_scalar_type(teachers[0].vocab_size))
+    count = min(SOFT_CANDIDATES, teacher.vocab_size)
+    ids = np.zeros((len(tokens), count), np.min_scalar_type(teacher.vocab_size))
     probabilities = np.zeros((len(tokens), count), np.float16)
+    rows = min(default_batch_size(context), MAX_LOGITS // (context * teacher.vocab_size))
     done = 0
-    rows = min(default_batch_size(context), MAX_LOGITS // (context * teachers[0].vocab_size))
     for batch in evaluation_batches(tokens, context, max(1, rows), max(1, context // 2)):
         check()
-        total: Tensor | float = 0.0
-        for teacher in teachers:
-            with evaluation_mode(teacher), autocast(teacher.device.type, dtype):
-                part = batch.to(teacher.device)
-                hidden = decoder_output(teacher, part).hidden.flatten(0, 1)  # (B*T, D)
-                scored = hidden if part.mask is None else hidden[part.mask.flatten()]  # (M, D)
-                total = total + log_softmax(teacher.logits(scored)).exp() / len(teachers)  # (M, V)
-        assert isinstance(total, Tensor)
-        best = total.topk(count)
-        rows = slice(done, done + len(total))
-        ids[rows], probabilities[rows] = best.indices.cpu().numpy(), best.values.half().cpu().numpy()
-        done = rows.stop
+        part = batch.to(teacher.device)
+        with evaluation_mode(teacher), autocast(teacher.device.type, dtype):
+            hidden = decoder_output(teacher, part).hidden.flatten(0, 1)  # (B*T, D)
+            scored = hidden if part.mask is None else hidden[part.mask.flatten()]  # (M, D)
+            best = log_softmax(teacher.logits(scored)).topk(count)  # (M, K)
+        found = slice(done, done + len(scored))
+        ids[found] = best.indices.cpu().numpy()
+        probabilities[found] = best.values.exp().half().cpu().numpy()
+        done = found.stop
     return SoftTargets(ids, probabilities)

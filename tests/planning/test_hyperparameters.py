@@ -24,6 +24,7 @@ from tinylm.errors import UsageError
 from tinylm.jobs.scored import ScoredSizes
 from tinylm.planning import recipes
 from tinylm.planning.hyperparameters import choose_learning_rate, choose_weight_decay, evaluation_speed
+from tinylm.planning.plan import Plan
 from tinylm.planning.plan_request import PlanRequest, Sizes, matrix_parameters
 from tinylm.training.optimizer import learning_rate
 
@@ -277,7 +278,7 @@ def test_a_new_modern_decoder_has_as_many_generations_as_its_passes_allow() -> N
     assert number(1000, model={"size": "nano", "preset": "gpt2"}) == 1
     assert number(1000, model={"size": "nano", "architecture": "encoder"}, objective="masked-token") == 1
     assert number(1000, ranks=2) == 1
-    assert number(1, training={"generations": 4}) == 4
+    assert number(4, training={"generations": 4}) == 4
     assert number(1000, training={"generations": 1}) == 1
 
 
@@ -297,11 +298,19 @@ def test_each_generation_is_planned_as_a_run_of_its_length_and_takes_the_time_of
 
 
 def test_generations_that_a_run_cannot_have_are_errors_and_a_weight_without_a_teacher_is_a_notice() -> None:
+    def two(**choices: Any) -> Plan:
+        return planned(**{"budget": Budget(epochs=8), **choices, "training": {"generations": 2}})
+
     with pytest.raises(UsageError, match="`generations` is for new models"):
-        planned(base=make_model_config(vocab_size=100, preset="modern", size="nano"), training={"generations": 2})
+        two(base=make_model_config(vocab_size=100, preset="modern", size="nano"))
     with pytest.raises(UsageError, match="`generations` is for a run in one process"):
-        planned(ranks=2, training={"generations": 2})
-    assert any(
-        "`teacher_weight` has no effect" in notice for notice in planned(training={"teacher_weight": 0.2}).notices
-    )
-    assert not planned(training={"teacher_weight": 0.2, "generations": 2}).notices
+        two(ranks=2)
+    with pytest.raises(UsageError, match=r"`generations=2`, each has 0\.75 passes over the text"):
+        two(budget=Budget(epochs=1.5))
+    few = dataclasses.replace(machine(), free_memory=600_000_000)
+    with pytest.raises(UsageError, match=r"`generations` needs 0.3 GB for the predictions of a teacher"):
+        two(on=few)
+    assert planned(on=few, budget=Budget(epochs=80)).training.generations == 1
+    assert not two().notices
+    notices = planned(training={"teacher_weight": 0.2}).notices
+    assert any("`teacher_weight` has no effect" in notice for notice in notices)

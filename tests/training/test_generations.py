@@ -1,14 +1,18 @@
 """Generations: reference for a resumed run is the uninterrupted run, to the bit."""
 
+import copy
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from tests.training.conftest import Begin
 from tests.training.run_sessions import SHAPE, TOKENIZER, Killed, RunSession, config_of, contents
+from tests.training.trainer_bench import FakeTime
 from tinylm.config.training import Budget
 from tinylm.errors import TinyLMError
 from tinylm.objectives.loss import decoder_output
@@ -59,6 +63,7 @@ def test_each_generation_begins_with_new_weights_and_leaves_its_last_ones_as_tea
     for name, tensor in build_model(config.model, 3 + 2).state_dict().items():
         torch.testing.assert_close(last[name], tensor, rtol=0, atol=1e-6)
     losses = {record["step"]: record["val_loss"] for record in read_metrics(folder) if "val_loss" in record}
+    assert sorted(file.name for file in folder.glob("teacher-*")) == list(TEACHER_FILES[:2])
     for generation, step in ((1, 20), (2, 40)):
         teacher = read_weights_files([folder / TEACHER_FILES[generation - 1]], config)
         assert teacher.step == step
@@ -151,3 +156,48 @@ def test_a_finished_run_is_continued_by_more_generations(tokens: TokenFolder, tm
     assert [(event.number, event.step) for event in second.reported(Began)] == [(3, 40), (4, 60)]
     RunSession(tmp_path / "whole", tokens).begin(config_of(generations=4, budget=Budget(steps=80)))
     assert contents(tmp_path / "run")["weights"] == contents(tmp_path / "whole")["weights"]
+
+
+def test_two_teachers_stay_in_the_run_directory(tokens: TokenFolder, tmp_path: Path) -> None:
+    RunSession(tmp_path / "run", tokens).begin(config_of(generations=6))
+    assert sorted(file.name for file in (tmp_path / "run").glob("teacher-*")) == list(TEACHER_FILES[3:5])
+
+
+@pytest.mark.parametrize(
+    "forged", [{"generation": 2}, {"generation": 10**9}, {"generation_step": 99}, {"generation_seconds": 1e9}]
+)
+def test_forged_numbers_of_a_generation_are_errors(forged: dict[str, Any], tokens: TokenFolder, tmp_path: Path) -> None:
+    config = config_of(generations=2, average=0.1)
+    RunSession(tmp_path / "run", tokens, until=34).begin(config)
+    run = RunDirectory(tmp_path / "run")
+    save = run.load_last(config)
+    run.save_last(save.read_weights(), save.read_optimizer(), {**save.state, **forged}, config)
+    with pytest.raises(TinyLMError, match="The saved training state is damaged"):
+        RunSession(tmp_path / "run", tokens).resume()
+
+
+def test_a_finished_run_needs_no_teacher(tokens: TokenFolder, tmp_path: Path) -> None:
+    RunSession(tmp_path / "run", tokens).begin(config_of(generations=2))
+    before = contents(tmp_path / "run")
+    for file in (tmp_path / "run").glob("teacher-*"):
+        file.unlink()
+    assert RunSession(tmp_path / "run", tokens).resume()[0] == "steps"
+    assert contents(tmp_path / "run")["weights"] == before["weights"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 3.0, 30.0])
+def test_a_budget_of_time_is_kept_however_long_the_predictions_of_a_teacher_take(seconds: float) -> None:
+    """Of 100 s, with steps of 1 s. The time that is left is divided among the generations that are left."""
+    clock = FakeTime()
+    bench = clock.bench(100, 1.0, 0.5, 0.1, generations=4)
+    generations = Mock(task=bench.trainer.task)
+    generations.taught = lambda *arguments: (clock.spend(seconds), copy.copy(generations.task))[1]
+    bench.trainer.generations = generations
+    assert bench.run() == "time"
+    assert 95 <= clock.now - 1000 <= 105
+    begun = [event.step for event in bench.reported(Began)]
+    lengths = [end - start for start, end in itertools.pairwise([0, *begun, bench.state.step])]
+    assert len(begun) == (3 if seconds < 30 else 1)  # at 75 s, the second predictions would take all the rest
+    assert begun[0] in range(20, 26)
+    if seconds < 30:
+        assert min(lengths) >= 0.7 * max(lengths)

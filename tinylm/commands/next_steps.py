@@ -86,12 +86,24 @@ def longer(budget: "Budget") -> str:
             return f"--epochs {2 * (budget.epochs or 0):g}"
 
 
-def improvement(history: "History", epochs: float, budget: "Budget", bits: float, ppmd: float | None) -> str:
+def improvement(history: "History | None", epochs: float, budget: "Budget", bits: float, ppmd: float | None) -> str:
     """A sentence on what would improve a run on plain text, from its curves: more time or more text. If neither is
     clear, how it compares with PPMd; "" without that figure.
 
+    history: `None` for a run of several generations, whose losses are not one curve
     epochs: passes over the training text. bits, ppmd: bits per byte of the validation text, under the model and PPMd.
     """
+    advice = _from_curves(history, epochs, budget) if history is not None else ""
+    if advice:
+        return advice
+    if ppmd is None:
+        return ""
+    compared = f"{abs(1 - bits / ppmd):.0%} {'fewer' if bits <= ppmd else 'more'}"
+    return f"The model needs {compared} bits than PPMd, the best simple model."
+
+
+def _from_curves(history: "History", epochs: float, budget: "Budget") -> str:
+    """Whether more time or more text helps; "" if the curves do not show it."""
     import numpy as np
 
     validation = history.validation
@@ -115,10 +127,7 @@ def improvement(history: "History", epochs: float, budget: "Budget", bits: float
                 f"The training loss is {gap:.0%} below the validation loss, which no longer falls: more text helps, "
                 "more time does not."
             )
-    if ppmd is None:
-        return ""
-    compared = f"{abs(1 - bits / ppmd):.0%} {'fewer' if bits <= ppmd else 'more'}"
-    return f"The model needs {compared} bits than PPMd, the best simple model."
+    return ""
 
 
 def _ways_past(run: Path, command: Sequence[str]) -> str:

@@ -94,7 +94,7 @@ class TrainingDisplay:
             case Began():
                 self._console.note(
                     f"Generation {event.number} of {event.count} begins after step {event.step}: a new model, which "
-                    f"also learns from those before it ({self._best})."
+                    f"also learns from the last one ({self._best})."
                 )
             case Stepped():
                 self._has_trained = True
@@ -175,6 +175,9 @@ class TrainingDisplay:
             data = self._config.data
             own = data is not None and data.by_heart
             cause = "the model overfits the text" if result.epochs > 1 and not own else "a lower --lr may help"
+            generations = 1 if self._config.training is None else self._config.training.generations
+            if generations > 1:
+                cause = "the last of the --generations is worse than one before it; fewer and longer ones may help"
             kept = f"The best weights are kept; those of the last step are in {result.run / LAST}."
             if result.kept_step != result.best_step:
                 kept = "The last weights are kept, since the validation data are too few to choose by."
@@ -231,7 +234,8 @@ class TrainingDisplay:
         assert training is not None
         # With few validation data, and beside the losses of teachers, the curves do not show this.
         if training.objective == "next-token" and training.keep == "best":
-            advice = improvement(result.history, result.epochs, training.budget, bits, scores.get("PPMd"))
+            history = result.history if training.generations == 1 else None
+            advice = improvement(history, result.epochs, training.budget, bits, scores.get("PPMd"))
             if advice:
                 self._console.note(advice)
 

@@ -331,6 +331,12 @@ class RunConfig:
             "A run has teachers if its objective learns from them, and only then.",
         )
         require(
+            self.training is None
+            or self.training.generations == 1
+            or (self.objective == "next-token" and self.adapter is None),
+            "Several `generations` are for runs that train a decoder on plain text.",
+        )
+        require(
             self.data is None or self.data.kind in {row.data for row in fitting.values()},
             f"A run of the objective {' or '.join(fitting)} is trained on "
             f"{' or '.join(row.data for row in fitting.values())}; this one has other data.",

@@ -87,7 +87,7 @@ class TrainingSettings:
     generations: Annotated[
         int | None,
         Setting(
-            "Parts of the run; each trains a new model, which learns from those before it, too (default: by passes).",
+            "Parts of the run; each trains a new model, which also learns from the last one (default: by passes).",
             Panel.LENGTH,
             GENERATIONS,
             metavar="N|auto",

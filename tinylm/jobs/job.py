@@ -52,7 +52,7 @@ class Task(Protocol):
         """The training batch `number`, from 0. The same number gives the same batch, so that resuming is exact."""
         ...
 
-    def taught_by(self, teacher: Decoder, dtype: str, check: Callable[[], None]) -> "Task":
+    def with_soft_targets(self, teacher: Decoder, dtype: str, check: Callable[[], None]) -> "Task":
         """The task of a later generation: the same data, with the predictions of a teacher as targets beside the text.
         Only of jobs whose runs may have generations.
 

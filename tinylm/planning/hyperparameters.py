@@ -9,7 +9,7 @@ from tinylm.config.jobs import applicable
 from tinylm.config.model import ModelConfig
 from tinylm.config.run import AdapterConfig
 from tinylm.config.training import MUON_OPTIMIZERS, TrainingSettings
-from tinylm.errors import UsageError
+from tinylm.config.validation import require
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
 from tinylm.planning.plan_request import PlanRequest, training_speed, training_step_seconds
@@ -32,7 +32,7 @@ class RunLength:
         steps = max(1, int(self.steps * share))
         return replace(self, steps=steps, epochs=self.epochs * share, tokens=self.tokens * share)
 
-    def part(self, generations: int) -> Self:
+    def of_generation(self, generations: int) -> Self:
         """The length of each of so many generations."""
         steps = max(1, self.steps // generations)
         return replace(self, steps=steps, epochs=self.epochs / generations, tokens=self.tokens / generations)
@@ -53,29 +53,33 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
     return RunLength(steps, steps / steps_per_epoch, steps * tokens_per_step, step_seconds)
 
 
-def choose_generations(request: PlanRequest, length: RunLength, notices: list[str]) -> int:
+def choose_generations(machine: Machine, request: PlanRequest, length: RunLength, notices: list[str]) -> int:
     """The chosen number of generations, or of new modern decoders of plain text, as many as have GENERATION_EPOCHS
     passes, at most MAX_GENERATIONS (decision 051).
 
     A sentence about a `teacher_weight` without a teacher is appended to `notices`. Raises UsageError for several
-    generations of a run that begins with an existing model, or in several processes.
+    generations of a run that begins with an existing model, or in several processes; if each has less than one pass;
+    and if memory is too short for the predictions of a teacher.
     """
+    size, free = request.soft_target_bytes, machine.free_memory if machine.device == "cpu" else None
+    fits = free is None or size < recipes.SOFT_TARGET_SHARE * free
     number = request.training.get("generations")
     if number is None:
         helps = request.is_new_modern and request.objective == "next-token" and request.ranks == 1
-        helps = helps and not request.data.by_heart and request.keep == "best"
-        passes = length.epochs / recipes.GENERATION_EPOCHS if helps else 1
-        number = max(1, min(recipes.MAX_GENERATIONS, int(passes)))
-    if number > 1 and request.base is not None:
-        raise UsageError("`generations` is for new models, since each begins with new weights; leave it out.")
-    if number > 1 and request.ranks > 1:
-        raise UsageError("`generations` is for a run in one process; leave it out.")
-    if number == 1 and request.objective == "next-token" and "teacher_weight" in request.training:
+        helps = helps and fits and not request.data.by_heart and request.keep == "best"
+        number = min(recipes.MAX_GENERATIONS, int(length.epochs / recipes.GENERATION_EPOCHS)) if helps else 1
+    if number > 1:
+        passes = length.epochs / number
+        require(request.base is None, "`generations` is for new models, since each begins with new weights.")
+        require(request.ranks == 1, "`generations` is for a run in one process; leave it out.")
+        require(passes >= 1, f"With `generations={number}`, each has {passes:.2g} passes over the text; set fewer.")
+        require(fits, f"`generations` needs {size / 1e9:.1f} GB for the predictions of a teacher; leave it out.")
+    elif request.objective == "next-token" and "teacher_weight" in request.training:
         notices.append("`teacher_weight` has no effect: the run has no teacher, and one generation.")
-    return number
+    return max(1, number)
 
 
-def teaching_seconds(machine: Machine, request: PlanRequest, config: ModelConfig) -> float:
+def prediction_seconds(machine: Machine, request: PlanRequest, config: ModelConfig) -> float:
     """Expected seconds in which the generations compute the predictions of their teachers: two evaluations each."""
     teachers = request.training.get("generations", 1) - 1
     return 2 * teachers * request.data.train_tokens / (recipes.EVALUATION_SPEEDUP * training_speed(machine, config))
@@ -215,7 +219,7 @@ def choose_settings(
     lr = choose_learning_rate(request.recipe_name, config.width, request.adapter)
     lr *= request.sizes.new_lr_factor if request.base is None else request.sizes.lr_factor
     relies_on_validation = request.budget is None and request.keep == "best" and not request.data.by_heart
-    generation = length.part(request.training.get("generations", 1))
+    generation = length.of_generation(request.training.get("generations", 1))
     settings = {
         **request.recipe.settings,
         "objective": request.objective,

@@ -117,10 +117,7 @@ def training_memory(
     longest = request.rows(config).longest
     size = element_size(machine)
     on_cpu = device_class(machine) == "cpu"
-    soft_targets = 0  # on the CPU: an id of up to four bytes and a probability of two for each candidate of a position
-    if request.training.get("generations", 1) > 1:
-        id_bytes = 2 if config.vocab_size <= 1 << 16 else 4
-        soft_targets = request.data.train_tokens * min(recipes.SOFT_CANDIDATES, config.vocab_size) * (id_bytes + 2)
+    soft_targets = request.soft_target_bytes if request.training.get("generations", 1) > 1 else 0
     layer_parameters = sum(shape.numel() * layers for shape, layers in layer_matrices(config).values())
     trained = parameters if request.adapter is None else adapter_parameters(config, request.adapter)
     frozen = parameters if request.adapter is not None else 0

@@ -21,7 +21,7 @@ from tinylm.planning.hyperparameters import (
     choose_length,
     choose_settings,
     evaluation_seconds,
-    teaching_seconds,
+    prediction_seconds,
     with_average,
 )
 from tinylm.planning.memory import MemoryPlan, choose_batch_size, describe_remedies, max_tokens_per_step, plan_memory
@@ -88,12 +88,12 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
         if steps < run_length.steps:
             request = replace(request, budget=Budget(steps=steps))
             run_length = choose_length(machine, request, config, batch_size)
-    generations = choose_generations(request, run_length, notices)
+    generations = choose_generations(machine, request, run_length, notices)
     request = request.with_training(generations=generations)
-    teaching = teaching_seconds(machine, request, config)
+    teaching = prediction_seconds(machine, request, config)
     if request.effective_budget.time is not None:
         run_length = run_length.without(teaching)
-    generation = run_length.part(generations)
+    generation = run_length.of_generation(generations)
     config = with_tying(config, request, generation)
     parameters = count_parameters(config)["total"]
     config = with_dropout(config, request, generation, parameters)

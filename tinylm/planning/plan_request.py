@@ -274,6 +274,12 @@ class PlanRequest:
         is_small = self.vocab_size <= recipes.MTP_MAX_VOCABULARY
         return recipes.MTP_WEIGHT if self.is_new_modern and self.objective == "next-token" and is_small else 0.0
 
+    @property
+    def soft_target_bytes(self) -> int:
+        """Memory for the soft targets of the text: at each position, an id and a probability of each candidate."""
+        id_bytes = 2 if self.vocab_size < 1 << 16 else 4
+        return self.data.train_tokens * min(recipes.SOFT_CANDIDATES, self.vocab_size) * (id_bytes + 2)
+
     def mean_length(self, config: ModelConfig) -> float:
         """Tokens per sequence, as a mean over the run, for windows of the context of a model."""
         return config.context * mean_share(self.sequence_growth(config))

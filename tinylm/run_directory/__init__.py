@@ -6,8 +6,7 @@
                                the same weights of a LoRA in PEFT's format, if its base is a model of a Hugging Face
                                family; tinylm writes them and never reads them
     first.safetensors          the weights that training started from, if its objective compares with them
-    teacher-N.safetensors      the weights at the end of generation N of a run of several generations, from which later
-                               ones learn
+    teacher-N.safetensors      the weights at the end of generation N of a run, from which the next one learns
     last/                      weights, optimizer.safetensors, state.json, and manifest.json with the SHA-256 of each;
                                of a sharded model, each rank has files of its own, such as
                                model-00001-of-00002.safetensors

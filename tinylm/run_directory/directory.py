@@ -126,14 +126,18 @@ class RunDirectory:
         """The weights that training started from. Raises TinyLMError if they are missing or damaged."""
         return read_weights_files([self.path / FIRST_FILE], config).tensors
 
-    def save_teacher(self, generation: int, tensors: dict[str, Tensor], config: RunConfig, step: int) -> None:
-        """Write the weights at the end of a generation, from 1, from which later ones learn."""
+    def save_teacher(self, number: int, tensors: dict[str, Tensor], config: RunConfig, step: int) -> None:
+        """Write the weights from which generation `number`, from 1, learns. Those of the generation before it stay,
+        since a resumed run may need them; earlier ones are deleted.
+        """
         with self._saving():
-            write_weights(self._current / TEACHER_FILES[generation - 1], tensors, config, step, None)
+            write_weights(self._current / TEACHER_FILES[number - 1], tensors, config, step, None)
+            for name in TEACHER_FILES[: max(0, number - 2)]:
+                (self._current / name).unlink(missing_ok=True)
 
-    def read_teacher(self, generation: int, config: RunConfig) -> dict[str, Tensor]:
+    def read_teacher(self, number: int, config: RunConfig) -> dict[str, Tensor]:
         """The weights from `save_teacher`. Raises TinyLMError if they are missing or damaged."""
-        return read_weights_files([self._current / TEACHER_FILES[generation - 1]], config).tensors
+        return read_weights_files([self._current / TEACHER_FILES[number - 1]], config).tensors
 
     def save_copy(self, write: Callable[[Path], None]) -> None:
         """Call `write` with the folder of the run, to replace the best weights in the format of another tool."""

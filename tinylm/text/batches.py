@@ -31,7 +31,7 @@ class Batch:
     source, source_lengths: (B, S) and (B,), the sources of pairs and their lengths without padding.
     segments: (B, T), if several texts share a row: the number of each token's text, from 1; 0 for padding.
     lengths: (B,), if rows are padded to the right: the number of tokens of each row without padding.
-    soft_ids, soft: (B, T, K), ids that may follow at each position, and their probabilities by teachers, in fp32.
+    soft_ids, soft: (B, T, K), ids that may follow at each position, and their probabilities by a teacher, in fp32.
     """
 
     ids: Tensor

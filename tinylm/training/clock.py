@@ -10,6 +10,7 @@ from tinylm.training.state import TrainerState
 
 EXIT_SECONDS = 0.2  # for the process to exit
 PACE_STEPS = 5
+ROUNDING = 1e-9  # of a fraction of the budget
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,13 @@ class StoppingRule:
         return is_last and self.patience is not None and state.evals_since_best >= self.patience
 
     def within_generation(self, state: TrainerState, progress: float) -> float:
-        """The used fraction, from 0 to 1, of the part of the budget that the current generation has."""
-        end = (state.generation + 1) / self.generations
+        """The used fraction, from 0 to 1, of the part of the budget that the current generation has: what was left when
+        it began, divided by the number of generations that were left.
+        """
         began = self.progress(state, state.generation_seconds, step=state.generation_step) if state.generation else 0.0
-        return min(1.0, max(0.0, (progress - began) / max(end - began, 1e-9)))
+        share = (1 - began) / max(1, self.generations - state.generation)
+        used = (progress - began) / max(share, 1e-9)
+        return 1.0 if used > 1 - ROUNDING else max(0.0, used)
 
     def finished_by(self, state: TrainerState, seconds: float) -> str | None:
         """The reason that a saved run is finished (patience, time, steps or epochs); `None` if it is not.
@@ -152,6 +156,13 @@ class Clock:
         yield
         self._state.eval_seconds = self._without_tokens(start)
         self._evaluated_pace = self._pace
+
+    @contextlib.contextmanager
+    def prediction(self) -> Iterator[None]:
+        """Context manager that measures the predictions of a teacher."""
+        start = self._now()
+        yield
+        self._state.prediction_seconds = self._without_tokens(start)
 
     @contextlib.contextmanager
     def save(self) -> Iterator[None]:

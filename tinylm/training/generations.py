@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tinylm.config.run import RunConfig
+from tinylm.errors import TinyLMError, memory_errors
 from tinylm.jobs.job import Task
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.layout import TEACHER_FILES
@@ -18,7 +19,7 @@ from tinylm.transformer.build import build_model
 
 @dataclass(frozen=True)
 class Generations:
-    """What a trainer needs to begin a generation of the run in `directory`. Generations are numbered from 0.
+    """How the generations of the run in `directory` follow each other. They are numbered from 0.
 
     model: its weights are replaced. task: of the first generation
     """
@@ -29,22 +30,29 @@ class Generations:
     task: Task
 
     def keep_teacher(self, number: int, step: int) -> None:
-        """Keep the weights that the model has now, at the end of the generation before `number`."""
+        """Keep the weights that the model has now, those from which generation `number` learns."""
         self.directory.save_teacher(number, dict(self.model.state_dict()), self.config, step)
 
-    def taught_task(self, number: int, dtype: str, check: Callable[[], None]) -> Task:
-        """The task of generation `number`, from 1, whose teacher is the model of the one before.
+    def taught(self, number: int, dtype: str, check: Callable[[], None]) -> Task:
+        """The task of generation `number`, from 1, with what its teacher predicts.
 
         dtype: of autocast. check: called often; may raise an exception
 
-        Raises TinyLMError if the weights of the teacher are missing or damaged.
+        Raises TinyLMError if the weights of the teacher are missing or damaged, and if memory runs out.
         """
         teacher = build_model(self.config.model)
-        assert isinstance(teacher, Decoder)  # the only models whose runs have generations
+        assert isinstance(teacher, Decoder)  # by RunConfig
         tensors = self.directory.read_teacher(number, self.config)
         require_tensors(tensors, teacher.state_dict(), self.directory.path / TEACHER_FILES[number - 1])
         teacher.load_state_dict(tensors)
-        return self.task.taught_by(teacher.to(self.model.device), dtype, check)
+        try:
+            with memory_errors():
+                return self.task.with_soft_targets(teacher.to(self.model.device), dtype, check)
+        except MemoryError:
+            raise TinyLMError(
+                f"Out of memory for the predictions of the teacher in {TEACHER_FILES[number - 1]}; the run is saved. "
+                "Free memory and resume, or train with `generations=1`."
+            ) from None
 
     def renew_weights(self, number: int) -> None:
         """Give the model the first weights of generation `number`, from a seed of its own."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tinylm.config.jobs import JOBS
 from tinylm.config.run import RunConfig, RuntimeConfig
 from tinylm.config.training import SEQUENCE_GROWTHS, TrainingConfig
+from tinylm.errors import TinyLMError
 from tinylm.evaluation.loop import evaluation_mode
 from tinylm.jobs.job import Task, load_job
 from tinylm.kernels.cpu import ThreadPlacement, can_place_threads
@@ -187,6 +188,8 @@ class TrainingRun:
         else:
             restore_optimizer(optimizer, self.model, self._read_optimizer(self.resume_from))
             state = TrainerState.from_json(self.resume_from.state)
+            if state.generation >= self.training.generations:
+                raise TinyLMError(f"The saved training state is damaged (generation is {state.generation}).")
             self.directory.write_config(self.config)
             self.directory.truncate_metrics(state.step, state.last_eval_step)
         saved_step = -1 if self.resume_from is None else state.step

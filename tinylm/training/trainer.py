@@ -75,7 +75,7 @@ class Trainer:
     dtype: number format of the forward and backward pass, under autocast: fp32, bf16 or fp16
     ranks: the processes that train the model together, each with a replica or a shard of it
     graphed: the model with CUDA graphs, which steps use; `None` without
-    generations: for a run of more than one; otherwise `None`
+    generations: how the weights of one are kept for the next one, and are renewed; `None` for a run of one
     report: receives every event
     check_stop: called between steps and between evaluation batches; raises StopTraining to end training
     step_done: called after each step with its tokens and its duration in seconds
@@ -139,8 +139,6 @@ class Trainer:
         self.model.train()
         self._allocate_optimizer()
         try:
-            if self.generations is not None and self.state.generation:  # resumed
-                self._set_task(self.generations.taught_task(self.state.generation, self.dtype, self.check_stop))
             ended_by = self._loop()
             if self.state.last_eval_step != self.state.step:
                 self._evaluate()
@@ -174,29 +172,48 @@ class Trainer:
                 return config.budget.kind
             self.check_stop()  # raises StopTraining
 
-            # Begin a generation
-            number = min(int(progress * config.generations), config.generations - 1)
-            if self.generations is not None and number > state.generation:
-                self._begin_generation(self.generations, number)
+            # Begin a generation, or continue one that was resumed
+            if self.generations is not None and self._prepare_generation(self.generations, progress):
+                continue
 
             # Train
             self._step_within_memory(progress)
 
-    def _begin_generation(self, generations: Generations, number: int) -> None:
-        """Keep the weights for inference as teacher, and start anew with other weights and a new optimizer."""
+    def _prepare_generation(self, generations: Generations, progress: float) -> bool:
+        """Begin the next generation if the current one has had its part of the budget, and compute what a teacher
+        predicts, where it is not known. Returns whether that took time.
+        """
         state = self.state
-        if state.last_eval_step != state.step:
-            self._evaluate()
-        self._save()  # of the generation that ends: a run that is stopped before the next save begins there
-        with self._weights_for_inference():
-            generations.keep_teacher(number, state.step)
-        self.report(Began(number + 1, self.config.generations, state.step))
-        self._set_task(generations.taught_task(number, self.dtype, self.check_stop))
-        generations.renew_weights(number)
-        self.optimizer.state.clear()
-        self._allocate_optimizer()
-        state.generation, state.generation_step, state.generation_seconds = number, state.step, self._clock.seconds
-        state.generation_loss, state.evals_since_best = None, 0
+        number = state.generation
+        has_ended = self._rule.within_generation(state, progress) == 1 and number < self.config.generations - 1
+        begins = has_ended and not self._clock.ends_within(state.prediction_seconds)
+        if not begins and (number == 0 or self.task is not generations.task):
+            return False
+
+        # At the end of a generation, keep its weights for inference
+        if begins:
+            if state.last_eval_step != state.step:
+                self._evaluate()
+            self._save()  # a run that is stopped before the next save begins here
+            number += 1
+            with self._weights_for_inference():
+                generations.keep_teacher(number, state.step)
+            self.report(Began(number + 1, self.config.generations, state.step))
+
+        # What they predict
+        self._set_task(generations.task)  # frees the predictions of the teacher before
+        with self._clock.prediction():
+            self._set_task(generations.taught(number, self.dtype, self.check_stop))
+
+        # New weights, and a new optimizer
+        if begins:
+            generations.renew_weights(number)
+            self.optimizer.state.clear()
+            self._allocate_optimizer()
+            state.generation, state.generation_step, state.generation_seconds = number, state.step, self._clock.seconds
+            state.generation_loss, state.evals_since_best = None, 0
+            state.loss_sum, state.n_targets, state.metrics = 0.0, 0, {}
+        return True
 
     def _step_within_memory(self, progress: float) -> None:
         """Take a step. If memory runs out, halve the micro-batch and repeat the step with the same random numbers.
@@ -232,11 +249,11 @@ class Trainer:
         config, state = self.config, self.state
 
         # The batch, of all ranks and of this one
-        part = self._rule.within_generation(state, progress)
-        sequences = window_parts(state.step, part, config.sequence_growth)  # per window
+        within = self._rule.within_generation(state, progress)
+        sequences = window_parts(state.step, within, config.sequence_growth)  # per window
         batch, rank_rows = (windows.split_windows(sequences) for windows in self._batch(state.step))
         self.ranks.seed(config.seed, state.step)
-        objective = self.task.objective(part)
+        objective = self.task.objective(within)
 
         # Loss and gradient, in micro-batches
         with self._passes_of_all_ranks() as sums:  # at its end, gradients are sums over the ranks

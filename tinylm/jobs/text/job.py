@@ -75,7 +75,7 @@ class NextToken(Task):
         self._batches = Windows(tokens.train, model.context, training.batch_size, training.seed, end)
         self.steps_per_epoch = len(tokens.train) / (training.batch_size * model.context)
 
-    def taught_by(self, teacher: Decoder, dtype: str, check: Callable[[], None]) -> Self:
+    def with_soft_targets(self, teacher: Decoder, dtype: str, check: Callable[[], None]) -> Self:
         task = copy.copy(self)
         task._soft = predict(teacher, self._batches.tokens, self._context, dtype, check)
         return task

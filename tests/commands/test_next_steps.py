@@ -60,6 +60,7 @@ def test_without_a_clear_curve_the_sentence_compares_with_ppmd_if_its_bits_are_k
     flat = history(FLAT, FLAT)
     assert improvement(flat, 3, Budget(steps=800), 2.5, 2.0) == PPMD.format("25% more")
     assert improvement(flat, 3, Budget(steps=800), 2.5, None) == ""
+    assert improvement(flat, 3, Budget(steps=800), 2.5, 0.0) == ""
     assert improvement(history(FALLING, FALLING), 3, Budget(steps=800), 2.5, None) == FALLS.format("3.0%")
     assert (
         improvement(History({"step": [], "loss": []}, {"step": [], "val_loss": []}), 0, Budget(steps=8), 1, None) == ""

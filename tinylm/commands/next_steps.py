@@ -96,7 +96,7 @@ def improvement(history: "History | None", epochs: float, budget: "Budget", bits
     advice = _from_curves(history, epochs, budget) if history is not None else ""
     if advice:
         return advice
-    if ppmd is None:
+    if not ppmd:  # PPMd needs 0 bits for a text that repeats the training text
         return ""
     compared = f"{abs(1 - bits / ppmd):.0%} {'fewer' if bits <= ppmd else 'more'}"
     return f"The model needs {compared} bits than PPMd, the best simple model."

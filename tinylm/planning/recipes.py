@@ -136,7 +136,7 @@ AVERAGE_MIN_LR_DIVISOR = 7  # decision 006
 
 # Generations where a text is seen often: passes of each, their number, and the soft targets per position.
 
-GENERATION_EPOCHS, MAX_GENERATIONS = 20, 8  # decision 051
+GENERATION_EPOCHS, MAX_GENERATIONS = 16, 8  # decision 051
 SOFT_CANDIDATES = 64  # decision 051
 SOFT_TARGET_SHARE = 0.25  # of the free memory, the most that they may take; not measured
 

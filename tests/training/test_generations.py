@@ -23,7 +23,7 @@ from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.run_directory.weights import read_weights_files
 from tinylm.text.token_files import TokenFolder
 from tinylm.training.clock import StoppingRule
-from tinylm.training.events import Began, Logged, Stepped
+from tinylm.training.events import GenerationBegan, Logged, Stepped
 from tinylm.training.state import TrainerState
 from tinylm.training.trainer import StopTraining
 from tinylm.transformer.build import build_model
@@ -78,7 +78,10 @@ def test_the_schedule_of_the_learning_rate_begins_anew_with_each_generation(begi
     assert rates[20:40] == pytest.approx(rates[:20])
     assert rates[40:] == pytest.approx(rates[:20])
     assert rates[0] < max(rates) > rates[19]
-    assert [(event.number, event.count, event.step) for event in session.reported(Began)] == [(2, 3, 20), (3, 3, 40)]
+    assert [(event.number, event.count, event.step) for event in session.reported(GenerationBegan)] == [
+        (2, 3, 20),
+        (3, 3, 40),
+    ]
 
 
 def test_a_student_that_only_learns_from_its_teacher_comes_near_to_its_distribution(
@@ -153,7 +156,7 @@ def test_a_finished_run_is_continued_by_more_generations(tokens: TokenFolder, tm
     RunSession(tmp_path / "run", tokens).begin(config_of(generations=2, budget=Budget(steps=40)))
     second = RunSession(tmp_path / "run", tokens)
     second.resume(budget=Budget(steps=80), generations=4)
-    assert [(event.number, event.step) for event in second.reported(Began)] == [(3, 40), (4, 60)]
+    assert [(event.number, event.step) for event in second.reported(GenerationBegan)] == [(3, 40), (4, 60)]
     RunSession(tmp_path / "whole", tokens).begin(config_of(generations=4, budget=Budget(steps=80)))
     assert contents(tmp_path / "run")["weights"] == contents(tmp_path / "whole")["weights"]
 
@@ -191,11 +194,11 @@ def test_a_budget_of_time_is_kept_however_long_the_predictions_of_a_teacher_take
     clock = FakeTime()
     bench = clock.bench(100, 1.0, 0.5, 0.1, generations=4)
     generations = Mock(task=bench.trainer.task)
-    generations.taught = lambda *arguments: (clock.spend(seconds), copy.copy(generations.task))[1]
+    generations.task_of = lambda *arguments: (clock.spend(seconds), copy.copy(generations.task))[1]
     bench.trainer.generations = generations
     assert bench.run() == "time"
     assert 95 <= clock.now - 1000 <= 105
-    begun = [event.step for event in bench.reported(Began)]
+    begun = [event.step for event in bench.reported(GenerationBegan)]
     lengths = [end - start for start, end in itertools.pairwise([0, *begun, bench.state.step])]
     assert len(begun) == (3 if seconds < 30 else 1)  # at 75 s, the second predictions would take all the rest
     assert begun[0] in range(20, 26)

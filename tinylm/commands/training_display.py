@@ -66,9 +66,9 @@ class TrainingDisplay:
 
     def __call__(self, event: "Event") -> None:
         from tinylm.training.events import (
-            Began,
             Evaluated,
             Examples,
+            GenerationBegan,
             Logged,
             Notice,
             Planned,
@@ -91,7 +91,7 @@ class TrainingDisplay:
                     step, val_loss = event.best
                     self._best = f"best {self._short(val_loss)}@{step}"
                 self._show_progress = self._progress_context.enter_context(self._console.progress())
-            case Began():
+            case GenerationBegan():
                 self._console.note(
                     f"Generation {event.number} of {event.count} begins after step {event.step}: a new model, which "
                     f"also learns from the last one ({self._best})."

@@ -116,11 +116,11 @@ def soft_next_token(model: LanguageModel, batch: Batch, weight: float, second_we
 
     def losses(hidden: Tensor, rows: Tensor) -> list[Tensor]:
         """hidden: (N, D). rows: (1 or 2, N), their numbers in the batch."""
-        log_p, part = log_softmax(model.logits(hidden)), rows[0]  # (N, V)
-        taught, rest = soft[part], 1 - soft[part].sum(dim=1)  # (N, K), (N,)
-        of_text = log_p.gather(1, targets[0, part, None]).squeeze(1)  # (N,)
-        first = -(taught * log_p.gather(1, ids[part])).sum() - (rest * of_text).sum()
-        return [first] if len(rows) == 1 else [first, cross_entropy(log_p, targets[1, part], 0.0)]
+        log_p, chosen = log_softmax(model.logits(hidden)), rows[0]  # (N, V)
+        taught, rest = soft[chosen], 1 - soft[chosen].sum(dim=1)  # (N, K), (N,)
+        of_text = log_p.gather(1, targets[0, chosen, None]).squeeze(1)  # (N,)
+        first = -(taught * log_p.gather(1, ids[chosen])).sum() - (rest * of_text).sum()
+        return [first] if len(rows) == 1 else [first, cross_entropy(log_p, targets[1, chosen], 0.0)]
 
     rows = torch.arange(len(ids), device=ids.device).expand(2 if second_weight else 1, -1)
     total, *second = in_chunks(model, losses, output.hidden.flatten(0, 1), rows)

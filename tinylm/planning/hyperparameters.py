@@ -70,7 +70,7 @@ def choose_generations(machine: Machine, request: PlanRequest, length: RunLength
         number = min(recipes.MAX_GENERATIONS, int(length.epochs / recipes.GENERATION_EPOCHS)) if helps else 1
     if number > 1:
         passes = length.epochs / number
-        require(request.base is None, "`generations` is for new models, since each begins with new weights.")
+        require(request.base is None, "`generations` is for new models, as each begins with new weights; leave it out.")
         require(request.ranks == 1, "`generations` is for a run in one process; leave it out.")
         require(passes >= 1, f"With `generations={number}`, each has {passes:.2g} passes over the text; set fewer.")
         require(fits, f"`generations` needs {size / 1e9:.1f} GB for the predictions of a teacher; leave it out.")

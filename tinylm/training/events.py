@@ -89,7 +89,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Began:
+class GenerationBegan:
     """Sent when a generation but the first begins. number: from 1, of `count`. step: steps before it"""
 
     number: int
@@ -138,7 +138,7 @@ class Started:
     resumed_step: int | None = None
 
 
-Event = Planned | Examples | Started | Began | Stepped | Logged | Evaluated | Sampled | Notice
+Event = Planned | Examples | Started | GenerationBegan | Stepped | Logged | Evaluated | Sampled | Notice
 EventCallback = Callable[[Event], None]
 
 

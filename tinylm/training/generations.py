@@ -33,7 +33,7 @@ class Generations:
         """Keep the weights that the model has now, those from which generation `number` learns."""
         self.directory.save_teacher(number, dict(self.model.state_dict()), self.config, step)
 
-    def taught(self, number: int, dtype: str, check: Callable[[], None]) -> Task:
+    def task_of(self, number: int, dtype: str, check: Callable[[], None]) -> Task:
         """The task of generation `number`, from 1, with what its teacher predicts.
 
         dtype: of autocast. check: called often; may raise an exception

@@ -22,7 +22,7 @@ from tinylm.planning.recipes import MAX_EVALUATION_SHARE
 from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import prefetch
 from tinylm.training.clock import Clock, StoppingRule
-from tinylm.training.events import Began, Evaluated, Event, Logged, Notice, Stepped
+from tinylm.training.events import Evaluated, Event, GenerationBegan, Logged, Notice, Stepped
 from tinylm.training.execution import GraphedModel
 from tinylm.training.generations import Generations
 from tinylm.training.optimizer import WeightAverage, allocate_state, learning_rate
@@ -198,12 +198,12 @@ class Trainer:
             number += 1
             with self._weights_for_inference():
                 generations.keep_teacher(number, state.step)
-            self.report(Began(number + 1, self.config.generations, state.step))
+            self.report(GenerationBegan(number + 1, self.config.generations, state.step))
 
         # What they predict
         self._set_task(generations.task)  # frees the predictions of the teacher before
         with self._clock.prediction():
-            self._set_task(generations.taught(number, self.dtype, self.check_stop))
+            self._set_task(generations.task_of(number, self.dtype, self.check_stop))
 
         # New weights, and a new optimizer
         if begins:

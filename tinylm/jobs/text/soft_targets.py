@@ -49,10 +49,10 @@ def predict(teacher: Decoder, tokens: Tokens, context: int, dtype: str, check: C
     done = 0
     for batch in evaluation_batches(tokens, context, max(1, rows), max(1, context // 2)):
         check()
-        part = batch.to(teacher.device)
+        batch = batch.to(teacher.device)
         with evaluation_mode(teacher), autocast(teacher.device.type, dtype):
-            hidden = decoder_output(teacher, part).hidden.flatten(0, 1)  # (B*T, D)
-            scored = hidden if part.mask is None else hidden[part.mask.flatten()]  # (M, D)
+            hidden = decoder_output(teacher, batch).hidden.flatten(0, 1)  # (B*T, D)
+            scored = hidden if batch.mask is None else hidden[batch.mask.flatten()]  # (M, D)
             best = log_softmax(teacher.logits(scored)).topk(count)  # (M, K)
         found = slice(done, done + len(scored))
         ids[found] = best.indices.cpu().numpy()

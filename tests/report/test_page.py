@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from tests.shell import ROOT
-from tinylm.report.page import encode_json, render_page
+from tinylm.report.page import render_page
+from tinylm.system.html import encode_json
 
 HOSTILE = (
     "</script><script>alert(1)</script>",

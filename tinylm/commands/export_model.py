@@ -14,14 +14,15 @@ from tinylm.run_directory.layout import MODEL_FILE
 @with_option_groups
 def export_model(
     out: Annotated[
-        Path, Setting("Folder to write, or for GGUF the file.", Panel.RUN, metavar="PATH", flags=("--out", "-o"))
+        Path,
+        Setting("Folder, or for gguf and html file, to write.", Panel.RUN, metavar="PATH", flags=("--out", "-o")),
     ],
     to: Annotated[
         str,
         Setting(
-            "hf: folder for transformers, vLLM. gguf: file for llama.cpp, ollama. peft: LoRA adapter.",
+            "hf: folder for transformers, vLLM. gguf: file for llama.cpp, ollama. html: page. peft: LoRA adapter.",
             None,
-            ("hf", "gguf", "peft"),
+            ("hf", "gguf", "html", "peft"),
         ),
     ],
     model: Annotated[
@@ -35,9 +36,9 @@ def export_model(
     dtype: Annotated[
         str | None,
         Setting(
-            "Number format of the weights (default: their own; for gguf f16). q8_0 is for gguf only.",
+            "Number format of the weights (default: their own; gguf: f16; html: int8).",
             None,
-            metavar="f32|f16|bf16|q8_0",
+            metavar="f32|f16|bf16|q8_0|int8",
         ),
     ] = None,
     base: Annotated[
@@ -52,7 +53,7 @@ def export_model(
     *,
     output: OutputOptions,
 ) -> None:
-    """Write a model for transformers, vLLM, llama.cpp or ollama, or an adapter for PEFT, and verify the result."""
+    """Write a model for transformers, vLLM, llama.cpp, ollama or a browser, or an adapter for PEFT, and verify it."""
     from tinylm.models import exporting
 
     console = output.console()
@@ -60,7 +61,7 @@ def export_model(
     if to == "peft":
         console.note(f"Checked: logits with the exported adapter differ by at most {exported.difference:.1e}.")
     else:
-        rounding = dtype or (exporting.DEFAULT_GGUF_DTYPE if to == "gguf" else "f32")
+        rounding = dtype or exporting.DEFAULT_DTYPES.get(to, "f32")
         same = "the written tensors and tokens are the model's"
         logits = "" if exported.difference is None else f", and logits differ by {exported.difference:.1e}"
         if rounding != "f32":

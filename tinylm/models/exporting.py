@@ -1,7 +1,10 @@
-"""Export a model, trained by tinylm or imported, as a Hugging Face folder or a GGUF file, and adapters for PEFT."""
+"""Export a model, trained by tinylm or imported, as a Hugging Face folder, a GGUF file or a web page, and adapters for
+PEFT.
+"""
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from tinylm.adapters.adapter import adapter_tensors
 from tinylm.config.run import AdapterConfig, RunConfig, run_of
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import TinyLMError, UsageError, concerning
+from tinylm.formats import web_page
 from tinylm.formats.family import ForeignModel
 from tinylm.formats.gguf_file import MAGIC
 from tinylm.formats.gguf_model import SAMPLES, check_name, from_line, make_modelfile, modelfile_path, write_gguf
@@ -33,13 +37,14 @@ from tinylm.run_directory import tensor_file
 from tinylm.run_directory.layout import find_run, newest_model
 from tinylm.run_directory.loading import LoadedModel, read_config, restore_model
 from tinylm.system.files import open_regular, resolve_links, write_text
+from tinylm.text.chat_format import chat_format
 from tinylm.text.tokenizer import Tokenizer
 
 _HUB_SNAPSHOT = re.compile(r".*[/\\]models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\][^/\\]+")
 
-FORMATS = ("hf", "gguf", "peft")
+FORMATS = ("hf", "gguf", "html", "peft")
 DTYPES = {name.lower(): dtype for name, dtype in tensor_file.DTYPES.items()}
-DEFAULT_GGUF_DTYPE = "f16"
+DEFAULT_DTYPES = {"gguf": "f16", "html": "int8"}
 
 
 @dataclass(frozen=True)
@@ -144,9 +149,10 @@ def export_model(
     """Write a model for other tools, and verify it before it appears at its path.
 
     model: as in `load`; for peft, the directory of a LoRA adapter. Default: the newest model under checkpoints/.
-    to: hf, a folder for transformers and vLLM; gguf, a file for llama.cpp and ollama, with a Modelfile beside it; or
-        peft, a folder for PEFT.
-    dtype: of the weights: f32, f16 or bf16, and for GGUF q8_0. Default: their own; for GGUF f16.
+    to: hf, a folder for transformers and vLLM; gguf, a file for llama.cpp and ollama, with a Modelfile beside it; html,
+        a page that generates text in a browser; or peft, a folder for PEFT.
+    dtype: of the weights: f32, f16 or bf16, and for GGUF q8_0; of a page int8, f16 or f32. Default: their own; for GGUF
+        f16, for a page int8.
     base: for peft, the base model of the adapter. Default: the one that `find_base_model` finds.
     force: replace an earlier export at `out`.
 
@@ -155,7 +161,8 @@ def export_model(
     unchanged, unless only the Modelfile cannot be written.
     """
     check_choice("to", to, FORMATS)
-    check_choice("dtype", dtype or "f32", (*DTYPES, "q8_0") if to == "gguf" else tuple(DTYPES))
+    dtypes = {"gguf": (*DTYPES, "q8_0"), "html": web_page.DTYPES}.get(to, tuple(DTYPES))
+    check_choice("dtype", dtype or "f32", dtypes)
     reporter = reporter or LogReporter()
     require(base is None or to == "peft", '`base` is for `to="peft"`; leave it out.')
     if to == "peft":
@@ -169,7 +176,10 @@ def export_model(
     same = resolve_links(out) == resolve_links(path)
     require(not same, f"{out} is the model to export, which is never overwritten; choose another `out`.")
     if to == "gguf":
-        _check_gguf_free(out, force)
+        check_name(out)
+        _check_free({out: MAGIC, modelfile_path(out): from_line(out).encode()}, force)
+    elif to == "html":
+        _check_free({out: web_page.MARK}, force)
     else:
         check_folder_free(out, FOLDER_FILES, force)
     opened = open_model(path)
@@ -180,12 +190,16 @@ def export_model(
         advice = 'choose `to="hf"`' if is_decoder else 'for `to="hf"`, train a decoder on the same texts'
         require(not opened.config.labels, f"{path} is a classifier, which GGUF cannot represent; {advice}.")
         exported = _foreign(opened)
-        architecture = write_gguf(out, exported, dtype or DEFAULT_GGUF_DTYPE, name=run_of(path).stem)
+        architecture = write_gguf(out, exported, dtype or DEFAULT_DTYPES[to], name=run_of(path).stem)
         try:
             write_text(modelfile_path(out), make_modelfile(out, exported))
         except OSError as error:
             raise TinyLMError(f"Cannot write {modelfile_path(out)}: {error.strerror or error}.") from error
         return Exported(out, architecture, None)
+
+    # A page, whose rounded weights are compared
+    if to == "html":
+        return _write_web_page(opened, out, dtype or DEFAULT_DTYPES[to], run_of(path).stem)
 
     # A folder, which is opened again and compared before it appears
     with replacing_folder(out) as folder:
@@ -197,6 +211,23 @@ def export_model(
             f'this model other tokens. Load it with transformers.PreTrainedTokenizerFast.from_pretrained("{out}").'
         )
     return Exported(out, family, difference)
+
+
+def _write_web_page(opened: LoadedModel, out: Path, dtype: str, name: str) -> Exported:
+    config, tokenizer = opened.config, opened.tokenizer
+    web_page.require_representable(config.model, tokenizer, name)
+    weights = web_page.round_weights(opened.weights.tensors, config.model, dtype)
+    template = config.tokenizer.chat_template
+    format = None if template is None else chat_format(template, tokenizer)
+    page = web_page.render_web_page(name, config.model, tokenizer, config.data, weights, format)
+    expected = probe_logits(opened.network.float())
+    rounded = web_page.rounded_tensors(weights, config.model)
+    difference = logit_difference(probe_logits(restore_model(config, rounded, out)), expected)
+    try:
+        write_text(out, page)
+    except OSError as error:
+        raise TinyLMError(f"Cannot write {out}: {error.strerror or error}.") from error
+    return Exported(out, config.model.architecture, difference)
 
 
 def _foreign(opened: LoadedModel) -> ForeignModel:
@@ -211,15 +242,16 @@ def _foreign(opened: LoadedModel) -> ForeignModel:
 
 
 @concerning("out")
-def _check_gguf_free(out: Path, force: bool) -> None:
-    """Raise UsageError unless `out` ends in .gguf, and neither the file nor its Modelfile exists.
+def _check_free(contents: Mapping[Path, bytes], force: bool) -> None:
+    """Raise UsageError unless the first file has the ending of its format, and none of the files exists.
 
-    With `force`, a GGUF file and a Modelfile for it may exist.
+    With `force`, files with these contents near their beginnings, earlier exports, may exist.
     """
-    check_name(out)
-    if out.suffix != ".gguf":
-        raise UsageError(f"{out} does not end in .gguf, as the name of such a file does; add that to `out`.")
-    contents = {out: MAGIC, modelfile_path(out): from_line(out).encode()}
+    out, *_ = contents
+    ending = ".html" if contents[out] == web_page.MARK else ".gguf"
+    require(
+        out.suffix == ending, f"{out} does not end in {ending}, as the name of such a file does; add that to `out`."
+    )
     for file, content in contents.items():
         if not os.path.lexists(file):
             continue

@@ -5,10 +5,7 @@ JSON block; the script inserts its strings as text. A content security policy ad
 package, by their hashes, and forbids network requests.
 """
 
-import base64
 import datetime
-import hashlib
-import json
 import math
 import time
 from collections import Counter
@@ -26,6 +23,7 @@ from tinylm.report.predictions import ModelOptions, describe_model
 from tinylm.reporter import LogReporter, Reporter, counted
 from tinylm.run_directory.loading import read_config, summarise
 from tinylm.system.files import write_text
+from tinylm.system.html import encode_json, security_policy
 from tinylm.training.events import Evaluated, Event, Logged, Sampled, Started, Stepped
 from tinylm.transformer.build import count_parameters
 
@@ -193,12 +191,8 @@ def render_page(report: dict[str, Any]) -> str:
     Raises ValueError for NaN and infinities.
     """
     styles, scripts = ([_read(name) for name in names] for names in (STYLES, SCRIPTS))
-    policy = (
-        f"default-src 'none'; base-uri 'none'; form-action 'none'; "
-        f"style-src {_hashes(styles)}; script-src {_hashes(scripts)}"
-    )
     return _read(TEMPLATE).format(
-        policy=policy,
+        policy=security_policy(styles, scripts),
         styles="\n".join(f"<style>{text}</style>" for text in styles),
         licence=_read("uPlot-LICENSE.txt"),
         data=encode_json(report),
@@ -211,23 +205,8 @@ def write_page(report: dict[str, Any], path: Path) -> None:
     write_text(path, render_page(report))
 
 
-def encode_json(values: Any) -> str:
-    """JSON for a script element: without `<`, which could end the element, `>`, `&` and characters beyond ASCII.
-
-    Raises ValueError for NaN and infinities.
-    """
-    text = json.dumps(values, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 def _read(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
-
-
-def _hashes(texts: list[str]) -> str:
-    """Sources of a content security policy that admit elements with exactly these texts."""
-    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
-    return " ".join(f"'sha256-{digest}'" for digest in digests)
 
 
 MIN_SECONDS = 5.0  # between two writes

@@ -23,10 +23,17 @@ from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.jobs.scored import ScoredSizes
 from tinylm.planning import recipes
-from tinylm.planning.hyperparameters import choose_learning_rate, choose_weight_decay, evaluation_speed
+from tinylm.planning.hyperparameters import (
+    choose_learning_rate,
+    choose_weight_decay,
+    evaluation_speed,
+    join_seconds,
+    join_tokens,
+)
 from tinylm.planning.plan import Plan
 from tinylm.planning.plan_request import PlanRequest, Sizes, matrix_parameters
 from tinylm.training.optimizer import learning_rate
+from tinylm.transformer.build import count_parameters
 
 
 def test_steps_are_those_of_the_budget() -> None:
@@ -168,8 +175,8 @@ def test_only_new_modern_decoders_of_text_with_a_small_vocabulary_predict_the_to
 
 
 def test_bpe_dropout_is_for_new_decoders_that_see_a_text_of_bpe_tokens_often() -> None:
-    often = {"tokenizer_kind": "bpe", "budget": Budget(epochs=recipes.BPE_DROPOUT_MIN_EPOCHS)}
-    assert planned(**often).training.bpe_dropout == recipes.BPE_DROPOUT > 0
+    often: dict[str, Any] = {"tokenizer_kind": "bpe", "budget": Budget(epochs=recipes.BPE_DROPOUT_MIN_EPOCHS)}
+    assert planned(**often, training={"generations": 1}).training.bpe_dropout == recipes.BPE_DROPOUT > 0
     assert planned(**often, training={"bpe_dropout": 0.0}).training.bpe_dropout == 0
     seldom = {**often, "budget": Budget(epochs=recipes.BPE_DROPOUT_MIN_EPOCHS - 1)}
     assert planned(**seldom).training.bpe_dropout == 0
@@ -274,7 +281,7 @@ def test_a_new_modern_decoder_has_as_many_generations_as_its_passes_allow() -> N
         fields = {"model": {"size": "nano"}, "budget": Budget(epochs=epochs), **choices}
         return planned(tokens, **fields).training.generations
 
-    assert [number(epochs) for epochs in (1, 31, 33, 49, 1000)] == [1, 1, 2, 3, recipes.MAX_GENERATIONS]
+    assert [number(epochs) for epochs in (1, 11, 13, 19, 1000)] == [1, 1, 2, 3, recipes.MAX_GENERATIONS]
     assert number(1000, model={"size": "nano", "preset": "gpt2"}) == 1
     assert number(1000, model={"size": "nano", "architecture": "encoder"}, objective="masked-token") == 1
     assert number(1000, ranks=2) == 1
@@ -295,6 +302,40 @@ def test_each_generation_is_planned_as_a_run_of_its_length_and_takes_the_time_of
     config, speed = three.model, evaluation_speed(machine(), request_of(1_000_000), three.model)
     assert config.width == without.model.width
     assert three.seconds - without.seconds == pytest.approx(2 * 2 * 1_000_000 / speed, rel=1e-6)
+
+
+def test_as_many_generations_are_joined_as_help_unless_a_size_is_chosen() -> None:
+    def plan(epochs: float = 1000, tokens: int = 30_000, **choices: Any) -> Plan:
+        return planned(tokens, **{"budget": Budget(epochs=epochs), **choices})
+
+    several = plan()
+    assert several.training.join == recipes.JOINED
+    assert several.model == several.model.part(recipes.JOINED).side_by_side(recipes.JOINED)
+    assert several.model.part(recipes.JOINED).width == plan(training={"join": 1}).model.width
+    assert several.parameters == count_parameters(several.model.part(recipes.JOINED))["total"]
+    assert plan(2.4 * recipes.GENERATION_EPOCHS, 100_000).training.join == 2
+    assert plan(1.5 * recipes.GENERATION_EPOCHS, 100_000).training.join == 1
+    for chosen in ({"size": "nano"}, {"width": 96}, {"ffn_width": 96}, {"norm": "layernorm"}, {"position": "learned"}):
+        assert plan(model=chosen).training.join == 1
+    two = plan(model={"size": "nano"}, training={"join": 2, "generations": 2})
+    assert two.model == plan(model={"size": "nano"}, training={"generations": 2}).model.side_by_side(2)
+    with pytest.raises(UsageError, match="`join` is for models of `preset` modern"):
+        plan(model={"preset": "gpt2"}, training={"join": 2, "generations": 2})
+    with pytest.raises(UsageError, match="`join` is 2; it must be at most `generations`"):
+        plan(training={"join": 2, "generations": 1})
+
+
+def test_joining_is_planned_to_take_a_small_part_of_a_budget_of_time_and_few_parameters() -> None:
+    config = small(width=96, heads=3, kv_heads=3, ffn_width=256)
+    request = request_of(1_000_000, training={})
+    for number in (1, 2, 3):  # a training step of the joined model takes as long as 3 * number ** 2 evaluations of one
+        fitted, scored = recipes.JOIN_STEPS * recipes.JOIN_ROWS * recipes.JOIN_LENGTH, 1_000_000 // 10
+        expected = 0 if number == 1 else fitted * (3 * number**2 + number) + number**2 * scored
+        assert join_tokens(number, scored) == expected
+    assert join_seconds(machine(), request, config, 3) > 2 * join_seconds(machine(), request, config, 2) > 0
+    plan = planned(30_000, budget=Budget(time=600))
+    most = math.isqrt(recipes.MAX_JOINED_PARAMETERS // plan.parameters)
+    assert 1 < plan.training.join <= most
 
 
 def test_generations_that_a_run_cannot_have_are_errors_and_a_weight_without_a_teacher_is_a_notice() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from tinylm.config.jobs import applicable
-from tinylm.config.model import ModelConfig
+from tinylm.config.model import JOINED_SIZES, ModelConfig
 from tinylm.config.run import AdapterConfig
 from tinylm.config.training import MUON_OPTIMIZERS, TrainingSettings
 from tinylm.config.validation import require
@@ -77,6 +77,46 @@ def choose_generations(machine: Machine, request: PlanRequest, length: RunLength
     elif request.objective == "next-token" and "teacher_weight" in request.training:
         notices.append("`teacher_weight` has no effect: the run has no teacher, and one generation.")
     return max(1, number)
+
+
+def choose_join(
+    machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength, generations: int
+) -> int:
+    """The chosen number of generations to join or, if no size of the model is chosen, as many as help: at most JOINED,
+    with at most MAX_JOINED_PARAMETERS together, and in at most MAX_JOIN_SHARE of the time of the run (decision 052).
+
+    config: of the model of each. Raises UsageError for models that are not joined.
+    """
+    if "join" in request.training:
+        number = int(request.training["join"])
+        if number > 1:
+            config.side_by_side(number)  # raises UsageError
+        return number
+    is_chosen = request.size != "auto" or request.model.keys() & set(JOINED_SIZES)
+    if is_chosen or not (request.is_new_modern and config.is_joinable and request.keep == "best"):
+        return 1
+    seconds = request.effective_budget.time or length.steps * length.step_seconds
+    largest = math.isqrt(recipes.MAX_JOINED_PARAMETERS // count_parameters(config)["total"])
+    number = min(generations, recipes.JOINED, largest)
+    while number > 1 and join_seconds(machine, request, config, number) > recipes.MAX_JOIN_SHARE * seconds:
+        number -= 1
+    return max(1, number)
+
+
+def join_tokens(number: int, validation_tokens: int) -> int:
+    """As many tokens as a model evaluates in the time in which `number` of them are joined and evaluated."""
+    if number == 1:
+        return 0
+    fitted = recipes.JOIN_STEPS * recipes.JOIN_ROWS * recipes.JOIN_LENGTH
+    joined = number * number  # times as long; a training step takes three times as long as an evaluation
+    return fitted * (3 * joined + number) + joined * validation_tokens
+
+
+def join_seconds(machine: Machine, request: PlanRequest, config: ModelConfig, number: int) -> float:
+    """Expected seconds in which so many generations are joined and evaluated. config: of the model of each"""
+    targets, _ = request.sizes.validation_size(request.data, config.context)
+    tokens = join_tokens(number, min(targets, recipes.MAX_EVALUATION_TOKENS))
+    return tokens / (recipes.EVALUATION_SPEEDUP * training_speed(machine, config))
 
 
 def prediction_seconds(machine: Machine, request: PlanRequest, config: ModelConfig) -> float:

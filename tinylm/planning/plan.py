@@ -18,9 +18,11 @@ from tinylm.planning.hyperparameters import (
     RunLength,
     choose_compile,
     choose_generations,
+    choose_join,
     choose_length,
     choose_settings,
     evaluation_seconds,
+    join_seconds,
     prediction_seconds,
     with_average,
 )
@@ -33,7 +35,8 @@ from tinylm.transformer.build import count_parameters
 class Plan:
     """A planned training run.
 
-    parameters: number of parameters of the model
+    model: of a run that joins generations, several of those that are trained
+    parameters: number of parameters of the model that is trained
     steps, epochs: optimizer steps and passes over the training data; estimates if the budget is a time
     ranks, parallel: number of processes; ddp (each has a replica of the model) or fsdp (each has a shard)
     seconds, evaluation_seconds: estimated time of the run, and of all its evaluations
@@ -90,9 +93,11 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
             run_length = choose_length(machine, request, config, batch_size)
     generations = choose_generations(machine, request, run_length, notices)
     request = request.with_training(generations=generations)
-    teaching = prediction_seconds(machine, request, config)
+    join = choose_join(machine, request, config, run_length, generations)
+    request = request.with_training(join=join)
+    others = prediction_seconds(machine, request, config) + join_seconds(machine, request, config, join)
     if request.effective_budget.time is not None:
-        run_length = run_length.without(teaching)
+        run_length = run_length.without(others)
     generation = run_length.of_generation(generations)
     config = with_tying(config, request, generation)
     parameters = count_parameters(config)["total"]
@@ -110,11 +115,12 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
     settings = choose_settings(machine, request, config, run_length, parameters, notices)
     settings |= {"sequence_length": sequence_length, "checkpoint_activations": memory_plan.checkpointing}
     budget, steps = request.effective_budget, run_length.steps
+    joined = config if join == 1 else config.side_by_side(join)
     evaluation = evaluation_seconds(machine, request, config, steps, settings)
     if budget.time is not None:  # with their time, there are fewer steps and evaluations
         evaluation *= budget.time / (budget.time + evaluation)
     return Plan(
-        model=config if request.base is None else replace(config, context=request.base.context),
+        model=joined if request.base is None else replace(config, context=request.base.context),
         training=TrainingConfig(**{**settings, "batch_size": batch_size, "micro_batch": micro_batch, "budget": budget}),
         runtime=machine.runtime(compile=choose_compile(machine, request, config, run_length)),
         ranks=request.ranks,
@@ -122,7 +128,7 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
         parameters=parameters,
         steps=steps,
         epochs=run_length.epochs,
-        seconds=budget.time or steps * run_length.step_seconds + teaching + evaluation,
+        seconds=budget.time or steps * run_length.step_seconds + others + evaluation,
         evaluation_seconds=evaluation,
         memory=memory_plan.memory.total(micro_batch, batch_size, machine.free_memory),
         fits=memory_plan.fits,
@@ -149,7 +155,8 @@ def plan_resumed(
     Raises TinyLMError if the run does not fit in memory, and UsageError as `plan_memory`.
     """
     training, runtime, data = recorded
-    model = replace(config.model, context=training.sequence_length or config.model.context)
+    model = config.while_training.model
+    model = replace(model, context=training.sequence_length or model.context)
     kept = {name: getattr(training, name) for name in ("optimizer", "average", "checkpoint_activations", "generations")}
     request = PlanRequest(
         objective=training.objective,

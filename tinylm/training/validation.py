@@ -137,11 +137,11 @@ class RunSampler:
         self._max_seconds = math.inf if budget is None else MAX_BUDGET_SHARE * budget
 
     def sample_if_due(self, evaluated: Evaluated) -> str | None:
-        """A sample; `None` before the first step, after a stop, before the time of the next sample, and as
-        `generate_sample`.
+        """A sample; `None` before the first step, after a stop, of a joined model, before the time of the next sample,
+        and as `generate_sample`.
         """
         start = self._now()
-        if evaluated.tokens is not None or start < self._next:
+        if evaluated.tokens is not None or evaluated.joined is not None or start < self._next:
             return None
         text = self._generate(self._model, self._tokenizer, self._config, SAMPLE_TOKENS, self._max_seconds)
         cost = self._now() - start

@@ -28,12 +28,10 @@ from tinylm.planning.hyperparameters import (
     choose_weight_decay,
     evaluation_speed,
     join_seconds,
-    join_tokens,
 )
 from tinylm.planning.plan import Plan
 from tinylm.planning.plan_request import PlanRequest, Sizes, matrix_parameters
 from tinylm.training.optimizer import learning_rate
-from tinylm.transformer.build import count_parameters
 
 
 def test_steps_are_those_of_the_budget() -> None:
@@ -308,34 +306,47 @@ def test_as_many_generations_are_joined_as_help_unless_a_size_is_chosen() -> Non
     def plan(epochs: float = 1000, tokens: int = 30_000, **choices: Any) -> Plan:
         return planned(tokens, **{"budget": Budget(epochs=epochs), **choices})
 
-    several = plan()
+    several, alone = plan(), plan(training={"join": 1})
     assert several.training.join == recipes.JOINED
-    assert several.model == several.model.part(recipes.JOINED).side_by_side(recipes.JOINED)
-    assert several.model.part(recipes.JOINED).width == plan(training={"join": 1}).model.width
-    assert several.parameters == count_parameters(several.model.part(recipes.JOINED))["total"]
+    assert several.model.width == recipes.JOINED * alone.model.width
+    assert several.model.layers == alone.model.layers
+    assert several.parameters == alone.parameters
     assert plan(2.4 * recipes.GENERATION_EPOCHS, 100_000).training.join == 2
     assert plan(1.5 * recipes.GENERATION_EPOCHS, 100_000).training.join == 1
-    for chosen in ({"size": "nano"}, {"width": 96}, {"ffn_width": 96}, {"norm": "layernorm"}, {"position": "learned"}):
+    for chosen in ({"size": "nano"}, {"width": 96}, {"layers": 2}, {"norm": "layernorm"}, {"position": "learned"}):
         assert plan(model=chosen).training.join == 1
     two = plan(model={"size": "nano"}, training={"join": 2, "generations": 2})
-    assert two.model == plan(model={"size": "nano"}, training={"generations": 2}).model.side_by_side(2)
+    assert (two.model.width, two.model.heads) == (2 * SIZES["nano"]["width"], 2 * SIZES["nano"]["heads"])
     with pytest.raises(UsageError, match="`join` is for models of `preset` modern"):
         plan(model={"preset": "gpt2"}, training={"join": 2, "generations": 2})
     with pytest.raises(UsageError, match="`join` is 2; it must be at most `generations`"):
         plan(training={"join": 2, "generations": 1})
 
 
-def test_joining_is_planned_to_take_a_small_part_of_a_budget_of_time_and_few_parameters() -> None:
-    config = small(width=96, heads=3, kv_heads=3, ffn_width=256)
-    request = request_of(1_000_000, training={})
-    for number in (1, 2, 3):  # a training step of the joined model takes as long as 3 * number ** 2 evaluations of one
-        fitted, scored = recipes.JOIN_STEPS * recipes.JOIN_ROWS * recipes.JOIN_LENGTH, 1_000_000 // 10
-        expected = 0 if number == 1 else fitted * (3 * number**2 + number) + number**2 * scored
-        assert join_tokens(number, scored) == expected
-    assert join_seconds(machine(), request, config, 3) > 2 * join_seconds(machine(), request, config, 2) > 0
-    plan = planned(30_000, budget=Budget(time=600))
-    most = math.isqrt(recipes.MAX_JOINED_PARAMETERS // plan.parameters)
-    assert 1 < plan.training.join <= most
+def test_fewer_generations_are_joined_where_the_model_would_be_large_or_joining_takes_long() -> None:
+    def join(limits: dict[str, float], **choices: Any) -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in limits.items():
+                patch.setattr(recipes, name, value)
+            return planned(30_000, **{"budget": Budget(epochs=1000), **choices}).training.join
+
+    parameters = planned(30_000, budget=Budget(epochs=1000)).parameters
+    for number in (1, 2, 3):
+        assert join({"MAX_JOINED_PARAMETERS": number**2 * parameters}) == number
+        assert join({"MAX_JOINED_PARAMETERS": number**2 * parameters - 1}) == max(1, number - 1)
+    alone = planned(30_000, budget=Budget(epochs=1000), training={"join": 1, "generations": 1})
+    three = join_seconds(machine(), request_of(30_000), alone.model, 3)
+    assert join({"MAX_JOIN_SHARE": 1.2 * three / alone.seconds}) == 3
+    assert join({"MAX_JOIN_SHARE": 0.7 * three / alone.seconds}) == 2
+    assert join({"MAX_JOIN_SHARE": 0.0}) == 1
+
+
+def test_generations_of_a_budget_of_time_have_enough_passes_after_the_time_between_them() -> None:
+    for seconds in (60, 120, 300, 600, 1800):
+        plan = planned(100_000, budget=Budget(time=seconds))
+        if plan.training.generations > 1:
+            assert plan.epochs / plan.training.generations >= recipes.GENERATION_EPOCHS
+            assert plan.training.average > 0
 
 
 def test_generations_that_a_run_cannot_have_are_errors_and_a_weight_without_a_teacher_is_a_notice() -> None:

@@ -100,7 +100,7 @@ class TrainingDisplay:
             case Joining():
                 width = f"width {self._config.model.width}"
                 self._console.note(
-                    f"Joining the last {event.count} generations to one model, of {width} ({self._best})."
+                    f"Joining the last {event.count} generations into one model of {width} ({self._best})."
                 )
             case Stepped():
                 self._has_trained = True
@@ -184,8 +184,9 @@ class TrainingDisplay:
             cause = "the model overfits the text" if result.epochs > 1 and not own else "a lower --lr may help"
             training = self._config.training
             if training is not None and training.generations > 1:
-                last_ones = "the last of the --generations is" if training.join == 1 else "the joined --generations are"
-                cause = f"{last_ones} worse than one before; fewer and longer ones may help"
+                joined = result.history.validation.get("joined", [None])[-1] is not None
+                worse = "the joined --generations are" if joined else "the last of the --generations is"
+                cause = f"{worse} worse than one before; fewer and longer ones may help"
             kept = f"The best weights are kept; those of the last step are in {result.run / LAST}."
             if result.kept_step != result.best_step:
                 kept = "The last weights are kept, since the validation data are too few to choose by."
@@ -265,12 +266,13 @@ def _sample(result: "TrainingResult", config: RunConfig) -> str:
     """The beginning of a text by the saved weights; "" for an adapter, whose base may be large, and without time."""
     from tinylm.models.load import load
     from tinylm.reporter import SilentReporter
+    from tinylm.transformer.build import count_parameters
 
     training, runtime, _ = config.training_parts(result.run)
     budget = training.budget.time
     seconds = SAMPLE_SECONDS if budget is None else min(SAMPLE_SECONDS, SAMPLE_SHARE * budget)
     end = time.monotonic() + seconds
-    if result.is_adapter or LOADING_SECONDS * result.parameters > seconds / 2:
+    if result.is_adapter or LOADING_SECONDS * count_parameters(config.model)["total"] > seconds / 2:
         return ""
     model = load(result.run, device=runtime.device, reporter=SilentReporter())
     text = ""
@@ -324,9 +326,14 @@ def show_plan(console: Console, plan: "Plan", config: RunConfig, trainable_param
 def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> dict[str, str]:
     from tinylm.jobs.job import load_job
     from tinylm.planning.recipes import MAX_EVALUATION_SHARE
+    from tinylm.transformer.build import count_parameters
 
     model, training, data = plan.model, plan.training, config.data
     trained = config.while_training.model
+    joined = ""
+    if training.join > 1:
+        parameters = count_parameters(model)["total"]
+        joined = f"; the last {training.join} are joined: width {model.width}, {parameters:,} parameters"
     assert data is not None
     micro_batch = f", micro-batch {training.micro_batch}" if training.micro_batch < training.batch_size else ""
     batch = f"{counted(training.batch_size, 'sequence')} per step{micro_batch}"
@@ -355,7 +362,7 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         "batch": batch,
         "length": f"{about}{counted(plan.steps, 'step')}, {plan.epochs:.1f} passes over the text"
         + (f", in {training.generations} generations" if training.generations > 1 else "")
-        + (f", the last {training.join} of which are joined, width {model.width}" if training.join > 1 else "")
+        + joined
         + ("; averaged weights are saved" if training.average else ""),
         "time": f"about {format_duration(plan.seconds)}"
         + (f", {evaluation_share:.0%} of it for evaluations" if is_long else ""),

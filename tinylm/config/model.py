@@ -465,21 +465,21 @@ class ModelConfig(ModelSettings):
 
     @property
     def is_joinable(self) -> bool:
-        """Whether its kinds of layers leave several of these models apart if they are side by side."""
+        """Whether several of these models can be one model, side by side (see `tinylm.training.join`)."""
         kinds = (self.architecture, self.position, self.norm, self.norm_placement)
         has_scales = self.norm_unit_offset or self.scale_embedding or self.embedding_scale is not None
         is_plain = self.norm_gain and self.residual and not has_scales and self.experts == 1
         return is_plain and kinds == ("decoder", "rope", "rmsnorm", "pre")
 
     def side_by_side(self, number: int) -> Self:
-        """The model that is `number` of these side by side (see `tinylm.training.join`).
+        """The model that is `number` of these side by side.
 
         Raises UsageError if it is not joinable, and for a model that is too large.
         """
         require(self.is_joinable, "`join` is for models of `preset` modern, without experts; leave it out.")
         return self._with_sizes(lambda size: size * number)
 
-    def part(self, number: int) -> Self:
+    def member(self, number: int) -> Self:
         """The inverse of `side_by_side`. Raises UsageError for a model that is not `number` of another one."""
         require(
             all(getattr(self, name) % number == 0 for name in JOINED_SIZES),

@@ -355,7 +355,7 @@ class RunConfig:
         """This configuration with the model that is trained: of a run that joins generations, that of each."""
         if self.training is None or self.training.join == 1:
             return self
-        model = self.model.part(self.training.join)
+        model = self.model.member(self.training.join)
         return dataclasses.replace(self, model=model, training=dataclasses.replace(self.training, join=1))
 
     @property

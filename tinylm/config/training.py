@@ -99,7 +99,7 @@ class TrainingSettings:
     join: Annotated[
         int | None,
         Setting(
-            "Join the last N generations to one model, N times as wide (default: 1 to 3, if no size is chosen).",
+            "Join the last N generations into one model, N times as wide (default: up to 4 unless a size is chosen).",
             Panel.LENGTH,
             GENERATIONS,
             jobs="text",

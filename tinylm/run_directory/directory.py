@@ -131,11 +131,11 @@ class RunDirectory:
     ) -> None:
         """Write or replace the best weights of generation `index`, from 0. val_loss: nats per token"""
         with self._saving():
-            write_weights(self._current / GENERATION_FILES[index], tensors, config, step, val_loss)
+            write_weights(self._current / GENERATION_FILES[index], tensors, config.while_training, step, val_loss)
 
     def read_generation(self, index: int, config: RunConfig) -> dict[str, Tensor]:
         """The weights from `save_generation`. Raises TinyLMError if they are missing or damaged."""
-        return read_weights_files([self._current / GENERATION_FILES[index]], config).tensors
+        return read_weights_files([self._current / GENERATION_FILES[index]], config.while_training).tensors
 
     def save_copy(self, write: Callable[[Path], None]) -> None:
         """Call `write` with the folder of the run, to replace the best weights in the format of another tool."""
@@ -194,7 +194,7 @@ class RunDirectory:
         files = _shard_files(new, config, shard)
         try:
             with self._saving():
-                write_weights(files[0], tensors, config, state["step"], state["val_loss"])
+                write_weights(files[0], tensors, config.while_training, state["step"], state["val_loss"])
                 check()
                 write_tensors(files[1], optimizer, {"format": "pt"})
                 hashes = {}
@@ -277,7 +277,7 @@ class RunDirectory:
         for files in (weights, optimizer):
             read_layout(files)
         for file in weights:
-            check_weights_file(file, config)
+            check_weights_file(file, config.while_training)
         return LastSave(weights, optimizer, state)
 
     def append_metrics(self, record: dict[str, Any]) -> None:

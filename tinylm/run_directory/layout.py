@@ -22,7 +22,9 @@ FOREIGN_FILE = "tokenizer_config.json"  # of Hugging Face folders; runs have non
 # The best weights of each generation of a run
 GENERATION_FILES = tuple(f"generation-{number}.safetensors" for number in range(1, int(GENERATIONS.high) + 1))
 WEIGHTS_FILES = (MODEL_FILE, ADAPTER_FILE, FIRST_FILE, *GENERATION_FILES)
-RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", "samples.jsonl", *WEIGHTS_FILES, *PEFT_FILES)
+FORMER_FILES = tuple(f"teacher-{number}.safetensors" for number in range(1, int(GENERATIONS.high)))  # on 2026-11-30
+RECORDS = ("config.json", "tokenizer.json", "metrics.jsonl", "samples.jsonl")
+RUN_FILES = (*RECORDS, *WEIGHTS_FILES, *PEFT_FILES, *FORMER_FILES)
 RUN_FOLDERS = (LAST, "last.new", "last.old", "tokens")
 
 

@@ -52,13 +52,17 @@ class StoppingRule:
         slowdown: how many times longer they take now, as when other processes have begun to use the processor
         """
         step_seconds = state.step_seconds / max(state.step, 1)
-        evaluation_and_save = 1.1 * (state.eval_seconds + state.save_seconds)
-        return slowdown * (step_seconds + evaluation_and_save + state.join_seconds) + EXIT_SECONDS
+        saves = (2 if self.joins else 1) * state.save_seconds  # before and after joining
+        return slowdown * (step_seconds + 1.1 * (state.eval_seconds + saves) + state.join_seconds) + EXIT_SECONDS
 
     def patience_exhausted(self, state: TrainerState) -> bool:
         """Whether the last `patience` evaluations of the last generation brought no lower validation loss."""
         is_last = state.generation >= self.generations - 1
         return is_last and self.patience is not None and state.evals_since_best >= self.patience
+
+    def is_unjoined(self, state: TrainerState) -> bool:
+        """Whether generations are to be joined after the last step: several, which are not joined yet."""
+        return self.joins and state.generation > 0 and state.joined_step != state.step
 
     def within_generation(self, state: TrainerState, progress: float) -> float:
         """The used fraction, from 0 to 1, of the part of the budget that the current generation has: what was left when
@@ -75,13 +79,12 @@ class StoppingRule:
         seconds: the training time in all sessions, including the start of this process. A run whose last evaluation is
         missing is not finished, unless its patience or time budget is used up; nor is one that is not joined yet.
         """
-        is_joined = not self.joins or state.joined_step == state.step
-        if self.patience_exhausted(state) and is_joined:
+        if self.patience_exhausted(state) and not self.is_unjoined(state):
             return "patience"
         if self.progress(state, seconds) < 1:
             return None
         time_is_over = self.budget.time is not None and state.seconds >= self.budget.time
-        is_complete = state.last_eval_step == state.step and is_joined
+        is_complete = state.last_eval_step == state.step and not self.is_unjoined(state)
         return self.budget.kind if is_complete or time_is_over else None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tinylm.config.run import RunConfig
+from tinylm.config.training import TrainingConfig
 from tinylm.errors import TinyLMError, memory_errors
 from tinylm.jobs.job import Task
 from tinylm.planning.recipes import JOIN_LENGTH, JOIN_ROWS, JOIN_STEPS
@@ -54,21 +55,22 @@ class Generations:
                 "Free memory and resume, or train with `generations=1`."
             ) from None
 
+    def joined_by(self, last: int) -> range:
+        """The generations that the run joins if `last` is the last one, all from 0."""
+        return range(max(0, last + 1 - self._training.join), last + 1)
+
     def join(self, last: int, dtype: str, check: Callable[[], None]) -> Decoder:
-        """The best weights of the generations up to `last`, from 0, as many as the run joins, in one model.
+        """The best weights of the generations `joined_by` the run, in one model.
 
         dtype, check: as in `task_of`. Raises TinyLMError as `task_of`, and MemoryError if memory runs out.
         """
-        number = self.config.training_parts(self.directory.path).training.join
-        numbers = range(max(0, last + 1 - number), last + 1)
         with memory_errors():
-            parts = [self._read(index).to(self.model.device).eval() for index in numbers]
+            members = [self._read(index).to(self.model.device).eval() for index in self.joined_by(last)]
             batches = (self.task.batch(step).ids[:JOIN_ROWS, :JOIN_LENGTH] for step in range(JOIN_STEPS))
-            return join_models(parts, self.config.model, number, batches, dtype, check)
+            return join_models(members, self.config.model, self._training.join, batches, dtype, check)
 
     def _read(self, index: int) -> Decoder:
-        config = self.config.while_training
-        model = build_model(config.model)
+        model = build_model(self.config.while_training.model)
         assert isinstance(model, Decoder)  # by RunConfig
         tensors = self.directory.read_generation(index, self.config)
         require_tensors(tensors, model.state_dict(), self.directory.path / GENERATION_FILES[index])
@@ -77,6 +79,9 @@ class Generations:
 
     def renew_weights(self, number: int) -> None:
         """Give the model the first weights of generation `number`, from a seed of its own."""
-        training = self.config.training_parts(self.directory.path).training
-        config = self.config.while_training
-        self.model.load_state_dict(build_model(config.model, training.seed + number).state_dict())
+        first = build_model(self.config.while_training.model, self._training.seed + number)
+        self.model.load_state_dict(first.state_dict())
+
+    @property
+    def _training(self) -> TrainingConfig:
+        return self.config.training_parts(self.directory.path).training

@@ -1,10 +1,10 @@
 """Models of the same architecture side by side, as one model that is as many times as wide.
 
-A hidden vector of the joined model is those of its parts, one after the other. Its matrices are block-diagonal and its
-heads are those of the parts, so that the parts do not mix, and its logits are the mean of theirs: the joined model
-predicts about as well as an ensemble of its parts, and is an ordinary model. Only its norms differ from theirs, as they
-divide by the root mean square of the whole vector and have one gain for the queries, or keys, of all heads. `fit_norms`
-makes up for that.
+A hidden vector of the joined model is those of its members, one after the other. Its matrices are block-diagonal and
+its heads are those of the members, so that these do not mix, and its logits are the mean of theirs: the joined model
+predicts about as well as an ensemble of its members, and is an ordinary model. Only its norms differ from theirs, as
+they divide by the root mean square of the whole vector and have one gain for the queries, or keys, of all heads.
+`fit_norms` makes up for that.
 """
 
 import math
@@ -17,58 +17,59 @@ from tinylm.config.model import ModelConfig
 from tinylm.machine.device import autocast
 from tinylm.planning.recipes import JOIN_STEPS
 from tinylm.transformer.architectures import Decoder
-from tinylm.transformer.build import build_model
+from tinylm.transformer.build import build_empty_model
 
 FIT_LR, FIT_WARMUP = 0.03, 5  # of Adam, for gains of about 1; steps
 
 
-def join_weights(parts: Sequence[Mapping[str, Tensor]], number: int) -> dict[str, Tensor]:
-    """The weights of `number` models side by side, of which those without weights in `parts` are zero."""
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in parts[0].items()}
-    weights = [*parts, *[zeros] * (number - len(parts))]
-    return {name: _join(name, [part[name] for part in weights], len(parts)) for name in zeros}
+def join_weights(members: Sequence[Mapping[str, Tensor]], number: int) -> dict[str, Tensor]:
+    """The weights of `number` models side by side; the ones after `members` have only zeros."""
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in members[0].items()}
+    weights = [*members, *[zeros] * (number - len(members))]
+    return {name: _join_tensors(name, [of[name] for of in weights], len(members)) for name in zeros}
 
 
-def _join(name: str, parts: list[Tensor], count: int) -> Tensor:
-    """A tensor of the joined model. parts: those of its name. count: of the first ones, which are not zero"""
+def _join_tensors(name: str, tensors: list[Tensor], count: int) -> Tensor:
+    """The joined tensor of a name. tensors: those of all members. count: of the first ones, which are not zero"""
     *_, layer, kind = name.split(".")
     if layer in ("q_norm", "k_norm"):
-        return torch.stack(parts[:count]).mean(dim=0)
+        return torch.stack(tensors[:count]).mean(dim=0)
     if layer in ("embedding", "output"):
-        return torch.cat(parts, dim=1)
-    if kind == "bias" or layer.endswith("norm"):
-        # The mean square is that over all parts, and logits are the mean of those of the parts that are not zero.
-        rms = math.sqrt(count / len(parts)) if kind == "weight" and layer.endswith("norm") else 1.0
-        return torch.cat(parts) * (rms / count if layer == "norm" else rms)
-    return torch.block_diag(*parts)
+        return torch.cat(tensors, dim=1)
+    if layer.endswith("norm"):
+        # The mean square is that of all members, and the logits are the mean of those that are not zero.
+        root = math.sqrt(count / len(tensors)) if kind == "weight" else 1.0
+        return torch.cat(tensors) * (root / count if layer == "norm" else root)
+    return torch.cat(tensors) if kind == "bias" else torch.block_diag(*tensors)
 
 
 def join_models(
-    parts: Sequence[Decoder],
+    members: Sequence[Decoder],
     config: ModelConfig,
     number: int,
     batches: Iterable[Tensor],
     dtype: str,
     check: Callable[[], None],
 ) -> Decoder:
-    """`number` models side by side, with the configuration `config`, which predict about the mean of the `parts`.
+    """`number` models side by side, with the configuration `config`, which predict about the mean of the `members`.
 
-    parts: on one device, in evaluation mode; at most `number`. batches: ids (B, T) of the text, for JOIN_STEPS steps
+    members: on one device, in evaluation mode; at most `number`
+    batches: ids (B, T) of the text, for JOIN_STEPS steps
     dtype: of autocast. check: called before each step; may raise an exception
     """
-    joined = build_model(config)
+    joined = build_empty_model(config)
     assert isinstance(joined, Decoder)
-    joined.load_state_dict(join_weights([part.state_dict() for part in parts], number))
-    joined = joined.to(parts[0].device).eval()
-    if len(parts) > 1:
-        fit_norms(joined, parts, batches, dtype, check)
+    joined.load_state_dict(join_weights([member.state_dict() for member in members], number), assign=True)
+    joined.eval()
+    if len(members) > 1:
+        fit_norms(joined, members, batches, dtype, check)
     return joined
 
 
 def fit_norms(
-    joined: Decoder, parts: Sequence[Decoder], batches: Iterable[Tensor], dtype: str, check: Callable[[], None]
+    joined: Decoder, members: Sequence[Decoder], batches: Iterable[Tensor], dtype: str, check: Callable[[], None]
 ) -> None:
-    """Train the gains of the norms of `joined`, in place, so that it predicts the mean of the `parts`: with Adam, on
+    """Train the gains of the norms of `joined`, in place, so that it predicts the mean of the `members`: with Adam, on
     the cross-entropy with their mean distribution. Arguments: see `join_models`.
     """
     joined.requires_grad_(False)
@@ -78,10 +79,10 @@ def fit_norms(
         check()
         ids = ids.to(joined.device)
         with torch.no_grad(), autocast(joined.device.type, dtype):
-            target = sum(part.logits(part(ids).hidden).float().softmax(-1) for part in parts) / len(parts)
+            target = sum(member.logits(member(ids).hidden).float().softmax(-1) for member in members) / len(members)
         with autocast(joined.device.type, dtype):
             log_p = joined.logits(joined(ids).hidden).float().log_softmax(-1)
-        loss = -(target * log_p).sum(-1).mean()
+        loss = -(target * log_p).sum(-1).sum()  # a sum: in fp16, gradients of a mean may vanish; Adam has no scale
         optimizer.param_groups[0]["lr"] = FIT_LR * min(1, (step + 1) / FIT_WARMUP) * (1 - step / JOIN_STEPS)
         loss.backward()
         optimizer.step()

@@ -193,7 +193,8 @@ class RunStore:
         """Save the weights for inference: the best, or the last. val_loss: nats per token; `None` if not evaluated."""
         tensors = full_tensors(self._trained.tensors(model), self._ranks.is_first)
         if model.width < self._config.model.width:  # a single one of the generations that the run will join
-            tensors = join_weights([tensors], self._config.model.width // model.width)
+            on_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
+            tensors = join_weights([on_cpu], self._config.model.width // model.width)
         self._directory.save_for_inference(tensors, self._config, step, val_loss)
         self._directory.save_copy(lambda folder: self._trained.write_copy(folder, self._config, tensors))
 

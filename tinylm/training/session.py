@@ -169,7 +169,8 @@ def train_session(run: TrainingRun, session: Session) -> TrainingResult:
         raise InterruptedRunError(InterruptedRunError.BEFORE_FIRST_STEP, stop.signal_number)
 
     # The result, over all sessions
-    val_loss = state.joined_loss if state.joined_step == state.step else state.val_loss
+    is_joined = run.training.join > 1 and state.joined_step == state.step
+    val_loss = state.joined_loss if is_joined else state.val_loss
     return TrainingResult(
         run=run.directory.path,
         history=History.read(run.directory.path),

@@ -102,7 +102,7 @@ class TrainerState:
     def _check_numbers(self) -> None:
         """Raise ValueError for a number of the wrong type or range. A state may come from an untrusted source."""
         _check_number("micro_batch", self.micro_batch, int, 1)
-        counts = ("step", "best_step", "generation", "generation_step", "joined_step", "evals_since_best")
+        counts = ("step", "best_step", "generation", "generation_step", "evals_since_best")
         for name in (*counts, "eval_tokens", "n_targets", "skipped_steps"):
             _check_number(name, getattr(self, name), int, 0)
         _check_number("last_eval_step", self.last_eval_step, int, -1)
@@ -110,6 +110,9 @@ class TrainerState:
         for name in (*times, "step_seconds", "eval_seconds", "save_seconds"):
             _check_number(name, getattr(self, name), float, 0.0, MAX_COUNT)
         _check_number("generation_step", self.generation_step, int, 0, self.step)
+        _check_number("joined_step", self.joined_step, int, 0, self.step)
+        if self.joined_step and self.joined_loss is None:
+            raise ValueError("joined_loss is None")
         _check_number("generation_seconds", self.generation_seconds, float, 0.0, self.seconds)
         for name in ("loss_sum", "best_loss", "val_loss", "generation_loss", "joined_loss"):
             if name == "loss_sum" or getattr(self, name) is not None:

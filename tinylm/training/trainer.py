@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tinylm.config.training import TrainingConfig, window_parts
 from tinylm.errors import DivergedError, TinyLMError, memory_errors
-from tinylm.evaluation.loop import EvaluationLoss, batch_losses
+from tinylm.evaluation.loop import EVALUATION_TOKENS, EvaluationLoss, batch_losses
 from tinylm.jobs.job import Task
 from tinylm.kernels.graphs import force_eager
 from tinylm.machine.device import autocast, empty_cache, mark
@@ -143,8 +143,8 @@ class Trainer:
             ended_by = self._loop()
             if self.state.last_eval_step != self.state.step:
                 self._evaluate()
-            if self.generations is not None and self.config.join > 1 and self.state.joined_step != self.state.step:
-                self._join(self.generations)
+            if self.generations is not None and self._rule.is_unjoined(self.state):
+                self._join_generations(self.generations)
         except StopTraining:
             ended_by = "signal"
         self._save()
@@ -207,7 +207,7 @@ class Trainer:
             self._set_task(generations.task_of(number, self.dtype, self.check_stop))
 
         # New weights, and a new optimizer
-        if begins:
+        if begins and self._clock.progress() < 1:
             generations.renew_weights(number)
             self.optimizer.state.clear()
             self._allocate_optimizer()
@@ -216,20 +216,24 @@ class Trainer:
             state.loss_sum, state.n_targets, state.metrics = 0.0, 0, {}
         return True
 
-    def _join(self, generations: Generations) -> None:
-        """Join the last generations in one model, and save it for inference if it is better than all before, or if the
-        last weights are kept.
+    def _join_generations(self, generations: Generations) -> None:
+        """Join the last generations into one model, and save it for inference if it is better than all before, or if
+        the last weights are kept. If that fails, the best generation is kept, and a resumed run tries again.
         """
         state = self.state
-        count = min(self.config.join, state.generation + 1)
+        count = len(generations.joined_by(state.generation))
         self._save()  # a run that is stopped in the following begins here
         self.report(Joining(count))
         try:
-            joined = generations.join(state.generation, self.dtype, self.check_stop)
-        except MemoryError:
-            self.report(Notice("Out of memory to join the generations; the best of them is kept."))
+            with memory_errors():
+                joined = generations.join(state.generation, self.dtype, self.check_stop)
+                tokens_per_pass = EVALUATION_TOKENS // count  # activations as those of one generation
+                validation = replace(self._validation, model=joined, tokens_per_pass=tokens_per_pass)
+                found = validation.loss(validation.tokens, self.check_stop)
+        except (MemoryError, TinyLMError) as error:
+            reason = "out of memory." if isinstance(error, MemoryError) else error
+            self.report(Notice(f"The generations are not joined, and the best one is kept: {reason}"))
             return
-        found = replace(self._validation, model=joined).loss(self._validation.tokens, self.check_stop)
         best = state.best_loss is None or found.loss < state.best_loss
         if best:
             state.best_loss, state.best_step = found.loss, state.step
@@ -443,8 +447,8 @@ class Trainer:
         if budget is not None:
             state.eval_tokens = max(1, validation.tokens_within(MAX_EVALUATION_SHARE * budget))
             state.eval_seconds = seconds * validation.n_targets(validation.tokens)
-            joining = seconds * join_tokens(self.config.join, validation.n_targets(validation.tokens))
-            state.join_seconds = min(joining, MAX_JOIN_SHARE * budget)
+        joining = seconds * join_tokens(self.config.join, validation.n_targets(validation.tokens))
+        state.join_seconds = joining if budget is None else min(joining, MAX_JOIN_SHARE * budget)
         state.setup_seconds = self._clock.seconds
 
     def _evaluate(self) -> None:

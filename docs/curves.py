@@ -23,7 +23,7 @@ FOLDER = ROOT / "checkpoints/results"
 TEXT = (ROOT / "data/corpus.txt").read_bytes()
 RUNS = {  # the title of the panel, the bytes of the text, and the options
     "short": ("Too short: 2 passes over 100 KB", 100_000, "--size nano --epochs 2"),
-    "good": ("Good: 20 passes over 500 KB", 500_000, "--size nano --epochs 20"),
+    "good": ("Good: 20 passes over 500 KB", 500_000, "--size nano --epochs 20 --generations 1"),
     "overfit": ("Overfits: 60 passes over 30 KB", 30_000, "--size nano --epochs 60 --generations 1"),
 }
 WIDTH, HEIGHT, MARGIN = 300, 200, 44  # of a panel, and of its labels

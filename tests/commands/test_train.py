@@ -17,6 +17,7 @@ import torch
 from tests.machines import pretend_bf16
 from tests.shell import FILES, TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
 from tinylm.run_directory.loading import load_model, read_config, summarise
+from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.training.session import StopRequest
 
 LAST_RECORD = {"run", "step", "val_loss", "val_bits_per_byte", "best_step", "best_val_loss", "best_val_bits_per_byte"}
@@ -223,3 +224,28 @@ def test_divergence_exits_with_3_and_keeps_the_last_weights_and_overfitting_warn
     options = ("--steps", 160, "--eval-every", 40, "--lr", "0.05", "--schedule", "constant", "--warmup-steps", 0, *TINY)
     result = run_ok("train", "random.txt", "--val-fraction", 0.2, *options, "--quiet")
     assert "Warning: The validation loss rose from " in result.stderr
+
+
+def test_the_joined_model_of_a_run_is_used_like_any_other(here: Path) -> None:
+    (here / "a.txt").write_text(story(4000))
+    options = ("--layers", 1, "--heads", 2, "--width", 16, "--context", 16, "--generations", 3, "--join", 2)
+    result = run_ok("train", "a.txt", "--steps", 30, *options)
+    assert "; the last 2 are joined: width 32, " in result.stderr
+    assert "Generation 3 of 3 begins after step 20" in result.stderr
+    assert "Joining the last 2 generations into one model of width 32" in result.stderr
+    config = read_config(here / "checkpoints/a")
+    assert (config.model.width, config.model.heads) == (32, 4)
+    last = records(run_ok("info", "a/last", "--json"))[0]
+    best = records(run_ok("info", "a", "--json"))[0]
+    assert (last["config"]["model"]["width"], best["config"]["model"]["width"]) == (16, 32)
+    for model in ("a", "a/last"):
+        run_ok("sample", "--model", model, "-n", 5)
+        run_ok("eval", "--model", model, "a.txt")
+    run_ok("export", "a", "--to", "gguf", "--out", "a.gguf")
+    greedy = ("--prompt", "the ", "-n", 8, "--temperature", 0)
+    answers = [run_ok("sample", "--model", model, *greedy).stdout for model in ("a", "a.gguf")]
+    assert answers[0] == answers[1]
+    run_ok("train", "--resume", "a", "--steps", 50)
+    assert [record["joined"] for record in read_metrics(here / "checkpoints/a") if "joined" in record] == [2, 2]
+    run_ok("train", "a.txt", "--force", "--steps", 2, *TINY)
+    assert {path.name for path in (here / "checkpoints/a").iterdir()} == FILES

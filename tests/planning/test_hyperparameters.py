@@ -23,7 +23,12 @@ from tinylm.config.training import Budget, TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.jobs.scored import ScoredSizes
 from tinylm.planning import recipes
-from tinylm.planning.hyperparameters import choose_learning_rate, choose_weight_decay, evaluation_speed
+from tinylm.planning.hyperparameters import (
+    choose_learning_rate,
+    choose_weight_decay,
+    evaluation_speed,
+    join_seconds,
+)
 from tinylm.planning.plan import Plan
 from tinylm.planning.plan_request import PlanRequest, Sizes, matrix_parameters
 from tinylm.training.optimizer import learning_rate
@@ -168,8 +173,8 @@ def test_only_new_modern_decoders_of_text_with_a_small_vocabulary_predict_the_to
 
 
 def test_bpe_dropout_is_for_new_decoders_that_see_a_text_of_bpe_tokens_often() -> None:
-    often = {"tokenizer_kind": "bpe", "budget": Budget(epochs=recipes.BPE_DROPOUT_MIN_EPOCHS)}
-    assert planned(**often).training.bpe_dropout == recipes.BPE_DROPOUT > 0
+    often: dict[str, Any] = {"tokenizer_kind": "bpe", "budget": Budget(epochs=recipes.BPE_DROPOUT_MIN_EPOCHS)}
+    assert planned(**often, training={"generations": 1}).training.bpe_dropout == recipes.BPE_DROPOUT > 0
     assert planned(**often, training={"bpe_dropout": 0.0}).training.bpe_dropout == 0
     seldom = {**often, "budget": Budget(epochs=recipes.BPE_DROPOUT_MIN_EPOCHS - 1)}
     assert planned(**seldom).training.bpe_dropout == 0
@@ -274,7 +279,7 @@ def test_a_new_modern_decoder_has_as_many_generations_as_its_passes_allow() -> N
         fields = {"model": {"size": "nano"}, "budget": Budget(epochs=epochs), **choices}
         return planned(tokens, **fields).training.generations
 
-    assert [number(epochs) for epochs in (1, 31, 33, 49, 1000)] == [1, 1, 2, 3, recipes.MAX_GENERATIONS]
+    assert [number(epochs) for epochs in (1, 11, 13, 19, 1000)] == [1, 1, 2, 3, recipes.MAX_GENERATIONS]
     assert number(1000, model={"size": "nano", "preset": "gpt2"}) == 1
     assert number(1000, model={"size": "nano", "architecture": "encoder"}, objective="masked-token") == 1
     assert number(1000, ranks=2) == 1
@@ -295,6 +300,53 @@ def test_each_generation_is_planned_as_a_run_of_its_length_and_takes_the_time_of
     config, speed = three.model, evaluation_speed(machine(), request_of(1_000_000), three.model)
     assert config.width == without.model.width
     assert three.seconds - without.seconds == pytest.approx(2 * 2 * 1_000_000 / speed, rel=1e-6)
+
+
+def test_as_many_generations_are_joined_as_help_unless_a_size_is_chosen() -> None:
+    def plan(epochs: float = 1000, tokens: int = 30_000, **choices: Any) -> Plan:
+        return planned(tokens, **{"budget": Budget(epochs=epochs), **choices})
+
+    several, alone = plan(), plan(training={"join": 1})
+    assert several.training.join == recipes.JOINED
+    assert several.model.width == recipes.JOINED * alone.model.width
+    assert several.model.layers == alone.model.layers
+    assert several.parameters == alone.parameters
+    assert plan(2.4 * recipes.GENERATION_EPOCHS, 100_000).training.join == 2
+    assert plan(1.5 * recipes.GENERATION_EPOCHS, 100_000).training.join == 1
+    for chosen in ({"size": "nano"}, {"width": 96}, {"layers": 2}, {"norm": "layernorm"}, {"position": "learned"}):
+        assert plan(model=chosen).training.join == 1
+    two = plan(model={"size": "nano"}, training={"join": 2, "generations": 2})
+    assert (two.model.width, two.model.heads) == (2 * SIZES["nano"]["width"], 2 * SIZES["nano"]["heads"])
+    with pytest.raises(UsageError, match="`join` is for models of `preset` modern"):
+        plan(model={"preset": "gpt2"}, training={"join": 2, "generations": 2})
+    with pytest.raises(UsageError, match="`join` is 2; it must be at most `generations`"):
+        plan(training={"join": 2, "generations": 1})
+
+
+def test_fewer_generations_are_joined_where_the_model_would_be_large_or_joining_takes_long() -> None:
+    def join(limits: dict[str, float], **choices: Any) -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in limits.items():
+                patch.setattr(recipes, name, value)
+            return planned(30_000, **{"budget": Budget(epochs=1000), **choices}).training.join
+
+    parameters = planned(30_000, budget=Budget(epochs=1000)).parameters
+    for number in (1, 2, 3):
+        assert join({"MAX_JOINED_PARAMETERS": number**2 * parameters}) == number
+        assert join({"MAX_JOINED_PARAMETERS": number**2 * parameters - 1}) == max(1, number - 1)
+    alone = planned(30_000, budget=Budget(epochs=1000), training={"join": 1, "generations": 1})
+    three = join_seconds(machine(), request_of(30_000), alone.model, 3)
+    assert join({"MAX_JOIN_SHARE": 1.2 * three / alone.seconds}) == 3
+    assert join({"MAX_JOIN_SHARE": 0.7 * three / alone.seconds}) == 2
+    assert join({"MAX_JOIN_SHARE": 0.0}) == 1
+
+
+def test_generations_of_a_budget_of_time_have_enough_passes_after_the_time_between_them() -> None:
+    for seconds in (60, 120, 300, 600, 1800):
+        plan = planned(100_000, budget=Budget(time=seconds))
+        if plan.training.generations > 1:
+            assert plan.epochs / plan.training.generations >= recipes.GENERATION_EPOCHS
+            assert plan.training.average > 0
 
 
 def test_generations_that_a_run_cannot_have_are_errors_and_a_weight_without_a_teacher_is_a_notice() -> None:

@@ -39,7 +39,8 @@ def test_a_batch_leaves_enough_steps_within_the_range_that_suits_the_device(devi
         model = {"size": "micro", "context": 64, "preset": preset}
         config = planned(model=model).model
         step = training_step_seconds(machine(device), config, (min_tokens + max_tokens) / 2, optimizer)
-        between = planned(model=model, on=machine(device), budget=Budget(time=steps * step))
+        budget, one = Budget(time=steps * step), {"generations": 1}
+        between = planned(model=model, on=machine(device), budget=budget, training=one)
         assert between.training.batch_size * 64 == pytest.approx((min_tokens + max_tokens) / 2, abs=64)
         assert between.steps == pytest.approx(steps, rel=0.05)
 
@@ -109,8 +110,9 @@ def test_long_runs_are_compiled_if_compiled_layers_are_faster() -> None:
 @pytest.mark.parametrize(("share", "compiled"), [(0.98, False), (1.02, True)])
 def test_a_run_of_steps_is_compiled_by_its_expected_time(share: float, compiled: bool) -> None:
     on = machine(compiled_is_faster=True, dtype="fp32")
-    seconds_per_step = planned(budget=Budget(steps=1000), on=on, model={"size": "nano"}).seconds / 1000
-    plan = planned(budget=Budget(steps=round(share * 1200 / seconds_per_step)), on=on, model={"size": "nano"})
+    one: dict[str, Any] = {"on": on, "model": {"size": "nano"}, "training": {"generations": 1}}
+    seconds_per_step = planned(budget=Budget(steps=1000), **one).seconds / 1000
+    plan = planned(budget=Budget(steps=round(share * 1200 / seconds_per_step)), **one)
     assert (plan.seconds, plan.runtime.compile) == (pytest.approx(share * 1200, rel=0.01), compiled)
 
 

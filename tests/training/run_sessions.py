@@ -94,7 +94,7 @@ class RunSession:
         config = dataclasses.replace(config, training=dataclasses.replace(config.training, **changes))
         save = RunDirectory(self.path).load_last(config)
         if config.adapter is None:
-            model = restore_model(config, save.read_weights(), self.path)
+            model = restore_model(config.while_training, save.read_weights(), self.path)
         else:
             model = self._model(config)
             load_adapter_tensors(adapter_layers(model), save.read_weights(), self.path)
@@ -104,7 +104,7 @@ class RunSession:
     def _model(self, config: RunConfig) -> Transformer:
         assert config.training is not None
         if config.adapter is None:
-            return build_model(config.model, config.training.seed)
+            return build_model(config.while_training.model, config.training.seed)
         base = load_base_model(self.path, config.adapter, Path(config.adapter.base), "cpu").network
         add_adapter(base, config.adapter, config.training.seed)
         return base

@@ -17,7 +17,7 @@ from tinylm.config.training import Budget
 from tinylm.errors import TinyLMError
 from tinylm.objectives.loss import decoder_output
 from tinylm.run_directory.directory import RunDirectory
-from tinylm.run_directory.layout import TEACHER_FILES
+from tinylm.run_directory.layout import GENERATION_FILES
 from tinylm.run_directory.loading import load_model, read_config, read_weights, restore_model
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.run_directory.weights import read_weights_files
@@ -52,7 +52,7 @@ def test_a_resumed_run_of_generations_equals_an_uninterrupted_one(
     assert sorted(set(steps)) == list(range(1, 61))
 
 
-def test_each_generation_begins_with_new_weights_and_leaves_its_last_ones_as_teacher(
+def test_each_generation_begins_with_new_weights_and_leaves_its_best_ones_for_the_next(
     tokens: TokenFolder, tmp_path: Path
 ) -> None:
     """With a learning rate of almost 0, the weights stay those of the seeds of the generations."""
@@ -63,12 +63,13 @@ def test_each_generation_begins_with_new_weights_and_leaves_its_last_ones_as_tea
     for name, tensor in build_model(config.model, 3 + 2).state_dict().items():
         torch.testing.assert_close(last[name], tensor, rtol=0, atol=1e-6)
     losses = {record["step"]: record["val_loss"] for record in read_metrics(folder) if "val_loss" in record}
-    assert sorted(file.name for file in folder.glob("teacher-*")) == list(TEACHER_FILES[:2])
-    for generation, step in ((1, 20), (2, 40)):
-        teacher = read_weights_files([folder / TEACHER_FILES[generation - 1]], config)
-        assert teacher.step == step
-        for name, tensor in build_model(config.model, 3 + generation - 1).state_dict().items():
-            torch.testing.assert_close(teacher.tensors[name], tensor, rtol=0, atol=1e-6)
+    assert sorted(file.name for file in folder.glob("generation-*")) == list(GENERATION_FILES[:3])
+    for index in range(3):
+        kept = read_weights_files([folder / GENERATION_FILES[index]], config)
+        own = {step: loss for step, loss in losses.items() if 20 * index < step <= 20 * index + 20}
+        assert kept.val_loss == own[kept.step] == min(own.values())
+        for name, tensor in build_model(config.model, 3 + index).state_dict().items():
+            torch.testing.assert_close(kept.tensors[name], tensor, rtol=0, atol=1e-6)
     assert read_weights(folder, config).val_loss == min(loss for step, loss in losses.items() if step)
 
 
@@ -92,7 +93,7 @@ def test_a_student_that_only_learns_from_its_teacher_comes_near_to_its_distribut
     config = config_of(model=model, generations=2, teacher_weight=1.0, budget=Budget(steps=240), keep="last")
     RunSession(tmp_path / "run", tokens).begin(config)
     teacher = build_model(model)
-    teacher.load_state_dict(RunDirectory(tmp_path / "run").read_teacher(1, config))
+    teacher.load_state_dict(RunDirectory(tmp_path / "run").read_generation(0, config))
     student = restore_model(config, RunDirectory(tmp_path / "run").load_last(config).read_weights(), tmp_path)
     ids = torch.from_numpy(tokens.train[:8].astype("int64"))[None]
 
@@ -119,7 +120,7 @@ def test_patience_counts_the_evaluations_of_the_last_generation() -> None:
 def test_a_run_without_its_teacher_is_not_resumed(damage: str, tokens: TokenFolder, tmp_path: Path) -> None:
     config = config_of(generations=2)
     RunSession(tmp_path / "run", tokens, until=34).begin(config)
-    file = tmp_path / "run" / TEACHER_FILES[0]
+    file = tmp_path / "run" / GENERATION_FILES[0]
     if damage == "missing":
         file.unlink()
     elif damage == "truncated":
@@ -128,7 +129,7 @@ def test_a_run_without_its_teacher_is_not_resumed(damage: str, tokens: TokenFold
         other = config_of(model=dataclasses.replace(SHAPE, width=16))
         RunSession(tmp_path / "other", tokens).begin(other)
         file.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
-    with pytest.raises(TinyLMError, match="teacher-1"):
+    with pytest.raises(TinyLMError, match="generation-1"):
         RunSession(tmp_path / "run", tokens).resume()
     assert load_model(tmp_path / "run")[3].step > 0
     assert read_config(tmp_path / "run") == config
@@ -161,11 +162,6 @@ def test_a_finished_run_is_continued_by_more_generations(tokens: TokenFolder, tm
     assert contents(tmp_path / "run")["weights"] == contents(tmp_path / "whole")["weights"]
 
 
-def test_two_teachers_stay_in_the_run_directory(tokens: TokenFolder, tmp_path: Path) -> None:
-    RunSession(tmp_path / "run", tokens).begin(config_of(generations=6))
-    assert sorted(file.name for file in (tmp_path / "run").glob("teacher-*")) == list(TEACHER_FILES[3:5])
-
-
 @pytest.mark.parametrize(
     "forged", [{"generation": 2}, {"generation": 10**9}, {"generation_step": 99}, {"generation_seconds": 1e9}]
 )
@@ -182,7 +178,7 @@ def test_forged_numbers_of_a_generation_are_errors(forged: dict[str, Any], token
 def test_a_finished_run_needs_no_teacher(tokens: TokenFolder, tmp_path: Path) -> None:
     RunSession(tmp_path / "run", tokens).begin(config_of(generations=2))
     before = contents(tmp_path / "run")
-    for file in (tmp_path / "run").glob("teacher-*"):
+    for file in (tmp_path / "run").glob("generation-*"):
         file.unlink()
     assert RunSession(tmp_path / "run", tokens).resume()[0] == "steps"
     assert contents(tmp_path / "run")["weights"] == before["weights"]

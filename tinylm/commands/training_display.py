@@ -69,6 +69,7 @@ class TrainingDisplay:
             Evaluated,
             Examples,
             GenerationBegan,
+            Joining,
             Logged,
             Notice,
             Planned,
@@ -96,6 +97,11 @@ class TrainingDisplay:
                     f"Generation {event.number} of {event.count} begins after step {event.step}: a new model, which "
                     f"also learns from the last one ({self._best})."
                 )
+            case Joining():
+                width = f"width {self._config.model.width}"
+                self._console.note(
+                    f"Joining the last {event.count} generations into one model of {width} ({self._best})."
+                )
             case Stepped():
                 self._has_trained = True
                 epochs, data = event.step / self._steps_per_epoch, self._config.data
@@ -117,6 +123,7 @@ class TrainingDisplay:
                 evaluated = f"{self._short(event.val_loss)}@{event.step}"
                 if event.best:
                     self._best, self._val_loss = f"best {evaluated}", ""
+                    self._sampled_step = -1  # a sample of this step was of other weights
                     self._best_metrics = "".join(f", {name} {value:.4f}" for name, value in event.metrics.items())
                 else:
                     self._val_loss = f"val {evaluated}"
@@ -175,9 +182,11 @@ class TrainingDisplay:
             data = self._config.data
             own = data is not None and data.by_heart
             cause = "the model overfits the text" if result.epochs > 1 and not own else "a lower --lr may help"
-            generations = 1 if self._config.training is None else self._config.training.generations
-            if generations > 1:
-                cause = "the last of the --generations is worse than one before it; fewer and longer ones may help"
+            training = self._config.training
+            if training is not None and training.generations > 1:
+                joined = result.history.validation.get("joined", [None])[-1] is not None
+                worse = "the joined --generations are" if joined else "the last of the --generations is"
+                cause = f"{worse} worse than one before; fewer and longer ones may help"
             kept = f"The best weights are kept; those of the last step are in {result.run / LAST}."
             if result.kept_step != result.best_step:
                 kept = "The last weights are kept, since the validation data are too few to choose by."
@@ -257,12 +266,13 @@ def _sample(result: "TrainingResult", config: RunConfig) -> str:
     """The beginning of a text by the saved weights; "" for an adapter, whose base may be large, and without time."""
     from tinylm.models.load import load
     from tinylm.reporter import SilentReporter
+    from tinylm.transformer.build import count_parameters
 
     training, runtime, _ = config.training_parts(result.run)
     budget = training.budget.time
     seconds = SAMPLE_SECONDS if budget is None else min(SAMPLE_SECONDS, SAMPLE_SHARE * budget)
     end = time.monotonic() + seconds
-    if result.is_adapter or LOADING_SECONDS * result.parameters > seconds / 2:
+    if result.is_adapter or LOADING_SECONDS * count_parameters(config.model)["total"] > seconds / 2:
         return ""
     model = load(result.run, device=runtime.device, reporter=SilentReporter())
     text = ""
@@ -316,8 +326,14 @@ def show_plan(console: Console, plan: "Plan", config: RunConfig, trainable_param
 def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> dict[str, str]:
     from tinylm.jobs.job import load_job
     from tinylm.planning.recipes import MAX_EVALUATION_SHARE
+    from tinylm.transformer.build import count_parameters
 
     model, training, data = plan.model, plan.training, config.data
+    trained = config.while_training.model
+    joined = ""
+    if training.join > 1:
+        parameters = count_parameters(model)["total"]
+        joined = f"; the last {training.join} are joined: width {model.width}, {parameters:,} parameters"
     assert data is not None
     micro_batch = f", micro-batch {training.micro_batch}" if training.micro_batch < training.batch_size else ""
     batch = f"{counted(training.batch_size, 'sequence')} per step{micro_batch}"
@@ -339,13 +355,14 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         + (f" (each time {training.eval_tokens:,} of them)" if sampled else "")
         + (f" ({counted(data.val_records, 'record')})" if data.val_records else "")
         + (f"; {described}" if (described := load_job(training.objective).describe(config, data)) else ""),
-        "model": f"{plan.parameters:,} parameters: {counted(model.layers, 'layer')}, {counted(model.heads, 'head')}, "
-        f"width {model.width}, context {model.context}"
+        "model": f"{plan.parameters:,} parameters: {counted(trained.layers, 'layer')}, "
+        f"{counted(trained.heads, 'head')}, width {trained.width}, context {trained.context}"
         + ("" if model.tie else ", untied")
         + (", compiled" if plan.runtime.compile else ""),
         "batch": batch,
         "length": f"{about}{counted(plan.steps, 'step')}, {plan.epochs:.1f} passes over the text"
         + (f", in {training.generations} generations" if training.generations > 1 else "")
+        + joined
         + ("; averaged weights are saved" if training.average else ""),
         "time": f"about {format_duration(plan.seconds)}"
         + (f", {evaluation_share:.0%} of it for evaluations" if is_long else ""),

@@ -6,10 +6,11 @@ combination of values, that is not allowed. Imports no torch.
 
 from __future__ import annotations
 
+import dataclasses
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from tinylm.config.validation import (
     FRACTION,
@@ -31,6 +32,7 @@ ACTIVATIONS = ("swiglu", "gelu", "relu", "gelu-exact", "geglu", "geglu-exact")
 GATED_ACTIVATIONS = ("swiglu", "geglu", "geglu-exact")  # three matrices instead of two
 ROPE_SCALINGS = ("linear", "llama3", "yarn")
 INITIALISATIONS = ("modern", "gpt2", "original")
+JOINED_SIZES = ("width", "heads", "kv_heads", "ffn_width")  # of models side by side, the sums of theirs
 
 # Bounds of the size of a model: any accepted model can be built on the meta device in seconds.
 MAX_BLOCKS = 1 << 14  # feed-forward layers: layers times experts (Qwen3-MoE: 48 x 128, DeepSeek-V3: 61 x 256)
@@ -460,6 +462,35 @@ class ModelConfig(ModelSettings):
             f"{self.layers - 1}.",
         )
         require(len(set(self.local_layers)) == len(self.local_layers), "`local_layers` names a layer twice.")
+
+    @property
+    def is_joinable(self) -> bool:
+        """Whether several of these models can be one model, side by side (see `tinylm.training.join`)."""
+        kinds = (self.architecture, self.position, self.norm, self.norm_placement)
+        has_scales = self.norm_unit_offset or self.scale_embedding or self.embedding_scale is not None
+        is_plain = self.norm_gain and self.residual and not has_scales and self.experts == 1
+        return is_plain and kinds == ("decoder", "rope", "rmsnorm", "pre")
+
+    def side_by_side(self, number: int) -> Self:
+        """The model that is `number` of these side by side.
+
+        Raises UsageError if it is not joinable, and for a model that is too large.
+        """
+        require(self.is_joinable, "`join` is for models of `preset` modern, without experts; leave it out.")
+        return self._with_sizes(lambda size: size * number)
+
+    def member(self, number: int) -> Self:
+        """The inverse of `side_by_side`. Raises UsageError for a model that is not `number` of another one."""
+        require(
+            all(getattr(self, name) % number == 0 for name in JOINED_SIZES),
+            f"A model with {', '.join(f'{name} {getattr(self, name)}' for name in JOINED_SIZES)} is not {number} side "
+            "by side.",
+        )
+        return self._with_sizes(lambda size: size // number)
+
+    def _with_sizes(self, change: Callable[[int], int]) -> Self:
+        sizes: dict[str, Any] = {name: change(getattr(self, name)) for name in JOINED_SIZES}
+        return dataclasses.replace(self, **sizes)
 
     @property
     def derived_defaults(self) -> dict[str, Any]:

@@ -336,6 +336,8 @@ class RunConfig:
             or (self.objective == "next-token" and self.adapter is None),
             "Several `generations` are for runs that train a decoder on plain text.",
         )
+        if self.training is not None and self.training.join > 1:
+            self.while_training.model.side_by_side(self.training.join)  # raises UsageError
         require(
             self.data is None or self.data.kind in {row.data for row in fitting.values()},
             f"A run of the objective {' or '.join(fitting)} is trained on "
@@ -347,6 +349,14 @@ class RunConfig:
         if self.training is None or self.runtime is None or self.data is None:
             raise NotTrainedError(run)
         return TrainingParts(self.training, self.runtime, self.data)
+
+    @property
+    def while_training(self) -> Self:
+        """This configuration with the model that is trained: of a run that joins generations, that of each."""
+        if self.training is None or self.training.join == 1:
+            return self
+        model = self.model.member(self.training.join)
+        return dataclasses.replace(self, model=model, training=dataclasses.replace(self.training, join=1))
 
     @property
     def objective(self) -> str | None:

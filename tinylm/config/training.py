@@ -96,6 +96,16 @@ class TrainingSettings:
             neutral=1,
         ),
     ] = None
+    join: Annotated[
+        int | None,
+        Setting(
+            "Join the last N generations into one model, N times as wide (default: up to 4 unless a size is chosen).",
+            Panel.LENGTH,
+            GENERATIONS,
+            jobs="text",
+            neutral=1,
+        ),
+    ] = None
     patience: Annotated[
         int | None,
         Setting(
@@ -248,6 +258,7 @@ class TrainingConfig(TrainingSettings):
     label_smoothing: weight of the uniform distribution in the target.
     mtp_weight, bpe_dropout: of the first step; see `tinylm.jobs.text.job`.
     dpo_beta: see `tinylm.jobs.preferences.job`. generations: see `tinylm.training.generations`.
+    join: the number of generations that the model of the run joins; see `tinylm.training.join`.
     teacher_weight: see `soft_next_token` and `tinylm.jobs.distillation.job`.
     class_weights: see `tinylm.jobs.labels.classifier`. sequence_growth: see `window_parts`.
     micro_batch: sequences per forward pass at most, on each rank.
@@ -261,6 +272,7 @@ class TrainingConfig(TrainingSettings):
     objective: str = "next-token"
     budget: Budget
     generations: int = 1
+    join: int = 1
     batch_size: int = field()
     micro_batch: int = field()
     checkpoint_activations: bool = False
@@ -318,6 +330,10 @@ class TrainingConfig(TrainingSettings):
         require(
             self.average == 0 or self.average >= MIN_AVERAGE,
             f"`average` is {self.average:g}; it must be 0, or from {MIN_AVERAGE:g} to 0.5.",
+        )
+        require(
+            self.join <= self.generations,
+            f"`join` is {self.join}; it must be at most `generations` ({self.generations}).",
         )
         require(
             self.min_lr <= self.lr,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from tinylm.config.jobs import applicable
-from tinylm.config.model import ModelConfig
+from tinylm.config.model import JOINED_SIZES, ModelConfig
 from tinylm.config.run import AdapterConfig
 from tinylm.config.training import MUON_OPTIMIZERS, TrainingSettings
 from tinylm.config.validation import require
@@ -53,36 +53,103 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
     return RunLength(steps, steps / steps_per_epoch, steps * tokens_per_step, step_seconds)
 
 
-def choose_generations(machine: Machine, request: PlanRequest, length: RunLength, notices: list[str]) -> int:
-    """The chosen number of generations, or of new modern decoders of plain text, as many as have GENERATION_EPOCHS
-    passes, at most MAX_GENERATIONS (decision 051).
+def usual_generations(machine: Machine, request: PlanRequest, epochs: float) -> int:
+    """The number of generations of a run of so many passes, unless it is chosen: for new modern decoders of plain text,
+    as many as have GENERATION_EPOCHS passes, at most MAX_GENERATIONS (decisions 051, 052); otherwise 1.
+    """
+    is_suited = request.is_new_modern and request.objective == "next-token" and request.keep == "best"
+    if not is_suited or request.ranks > 1 or request.data.by_heart or not _predictions_fit(machine, request):
+        return 1
+    return max(1, min(recipes.MAX_GENERATIONS, int(epochs / recipes.GENERATION_EPOCHS)))
+
+
+def _predictions_fit(machine: Machine, request: PlanRequest) -> bool:
+    free = machine.free_memory if machine.device == "cpu" else None
+    return free is None or request.soft_target_bytes < recipes.SOFT_TARGET_SHARE * free
+
+
+def choose_generations(
+    machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength, notices: list[str]
+) -> int:
+    """The chosen number of generations, or the usual one that leaves GENERATION_EPOCHS passes to each.
 
     A sentence about a `teacher_weight` without a teacher is appended to `notices`. Raises UsageError for several
     generations of a run that begins with an existing model, or in several processes; if each has less than one pass;
     and if memory is too short for the predictions of a teacher.
     """
-    size, free = request.soft_target_bytes, machine.free_memory if machine.device == "cpu" else None
-    fits = free is None or size < recipes.SOFT_TARGET_SHARE * free
     number = request.training.get("generations")
     if number is None:
-        helps = request.is_new_modern and request.objective == "next-token" and request.ranks == 1
-        helps = helps and fits and not request.data.by_heart and request.keep == "best"
-        number = min(recipes.MAX_GENERATIONS, int(length.epochs / recipes.GENERATION_EPOCHS)) if helps else 1
+        number = usual_generations(machine, request, length.epochs)
+        minimum = recipes.GENERATION_EPOCHS
+        while number > 1 and remaining_length(machine, request, config, length, number).epochs < number * minimum:
+            number -= 1
     if number > 1:
-        passes = length.epochs / number
+        passes, size = length.epochs / number, request.soft_target_bytes
+        fits = _predictions_fit(machine, request)
         require(request.base is None, "`generations` is for new models, as each begins with new weights; leave it out.")
         require(request.ranks == 1, "`generations` is for a run in one process; leave it out.")
         require(passes >= 1, f"With `generations={number}`, each has {passes:.2g} passes over the text; set fewer.")
         require(fits, f"`generations` needs {size / 1e9:.1f} GB for the predictions of a teacher; leave it out.")
     elif request.objective == "next-token" and "teacher_weight" in request.training:
         notices.append("`teacher_weight` has no effect: the run has no teacher, and one generation.")
+    return int(number)
+
+
+def choose_join(
+    machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength, generations: int
+) -> int:
+    """The chosen number of generations to join or, if no size of the model is chosen, as many as help: at most JOINED,
+    with at most MAX_JOINED_PARAMETERS together, and in at most MAX_JOIN_SHARE of the time of the run (decision 052).
+
+    config: of the model of each. Raises UsageError for models that are not joined.
+    """
+    if "join" in request.training:
+        number = int(request.training["join"])
+        if number > 1:
+            config.side_by_side(number)  # raises UsageError
+        return number
+    has_size = request.size != "auto" or request.model.keys() & {"layers", *JOINED_SIZES}
+    if has_size or not (request.is_new_modern and config.is_joinable and request.keep == "best"):
+        return 1
+    seconds = request.effective_budget.time or length.steps * length.step_seconds
+    largest = math.isqrt(recipes.MAX_JOINED_PARAMETERS // count_parameters(config)["total"])
+    number = min(generations, recipes.JOINED, largest)
+    while number > 1 and join_seconds(machine, request, config, number) > recipes.MAX_JOIN_SHARE * seconds:
+        number -= 1
     return max(1, number)
 
 
-def prediction_seconds(machine: Machine, request: PlanRequest, config: ModelConfig) -> float:
+def join_tokens(number: int, validation_tokens: int) -> int:
+    """The time to join `number` models and to evaluate the joined one, as the tokens that one model evaluates in it."""
+    if number == 1:
+        return 0
+    fitted = recipes.JOIN_STEPS * recipes.JOIN_ROWS * recipes.JOIN_LENGTH
+    longer = number * number  # times as long as with one model; a training step takes as long as three evaluations
+    return fitted * (3 * longer + number) + longer * validation_tokens
+
+
+def join_seconds(machine: Machine, request: PlanRequest, config: ModelConfig, number: int) -> float:
+    """Expected seconds in which so many generations are joined and evaluated. config: of the model of each"""
+    targets, _ = request.sizes.validation_size(request.data, config.context)
+    tokens = join_tokens(number, min(targets, recipes.MAX_EVALUATION_TOKENS))
+    return tokens / (recipes.EVALUATION_SPEEDUP * training_speed(machine, config))
+
+
+def prediction_seconds(machine: Machine, request: PlanRequest, config: ModelConfig, generations: int) -> float:
     """Expected seconds in which the generations compute the predictions of their teachers: two evaluations each."""
-    teachers = request.training.get("generations", 1) - 1
-    return 2 * teachers * request.data.train_tokens / (recipes.EVALUATION_SPEEDUP * training_speed(machine, config))
+    evaluated = 2 * (generations - 1) * request.data.train_tokens
+    return evaluated / (recipes.EVALUATION_SPEEDUP * training_speed(machine, config))
+
+
+def remaining_length(
+    machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength, generations: int
+) -> RunLength:
+    """The length of a run without the time of the predictions and of joining, if its budget is a time."""
+    if request.effective_budget.time is None:
+        return length
+    number = choose_join(machine, request, config, length, generations)
+    seconds = prediction_seconds(machine, request, config, generations)
+    return length.without(seconds + join_seconds(machine, request, config, number))
 
 
 def choose_compile(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> bool:

@@ -47,7 +47,8 @@ class TrainingMemory:
         holds: one per loss, and that of a chunk
     copies: copies of the state for saves in the background, if there is memory for them (`keeps_copies`)
     base_loading: the weights of a base model while they are read, before training; 0 on a GPU
-    best: additional memory of rank 0 while it saves the best weights: all weights if they are sharded; 0 on a GPU
+    best: additional memory of rank 0 while it saves the best weights: all weights if they are sharded; 0 on a GPU. Of a
+        run that joins generations, the joined weights, in memory twice
     """
 
     ranks: int = 1
@@ -158,6 +159,8 @@ def training_memory(
             casts = casts if on_cpu else min(casts, size * outside)
             backward = casts + 4 * outside  # and the unsharded gradients of these weights
         best = 4 * trained if on_cpu and not frozen else 0
+    if (join := request.training.get("join", 1)) > 1:
+        best = 2 * 4 * parameters * join**2
     return TrainingMemory(
         ranks=request.ranks,
         process=process + (soft_targets if on_cpu else 0),

@@ -18,10 +18,14 @@ from tinylm.planning.hyperparameters import (
     RunLength,
     choose_compile,
     choose_generations,
+    choose_join,
     choose_length,
     choose_settings,
     evaluation_seconds,
+    join_seconds,
     prediction_seconds,
+    remaining_length,
+    usual_generations,
     with_average,
 )
 from tinylm.planning.memory import MemoryPlan, choose_batch_size, describe_remedies, max_tokens_per_step, plan_memory
@@ -33,7 +37,8 @@ from tinylm.transformer.build import count_parameters
 class Plan:
     """A planned training run.
 
-    parameters: number of parameters of the model
+    model: that of the run; of one that joins generations, as many of the trained one side by side
+    parameters: number of parameters of the model that is trained
     steps, epochs: optimizer steps and passes over the training data; estimates if the budget is a time
     ranks, parallel: number of processes; ddp (each has a replica of the model) or fsdp (each has a shard)
     seconds, evaluation_seconds: estimated time of the run, and of all its evaluations
@@ -88,11 +93,11 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
         if steps < run_length.steps:
             request = replace(request, budget=Budget(steps=steps))
             run_length = choose_length(machine, request, config, batch_size)
-    generations = choose_generations(machine, request, run_length, notices)
-    request = request.with_training(generations=generations)
-    teaching = prediction_seconds(machine, request, config)
-    if request.effective_budget.time is not None:
-        run_length = run_length.without(teaching)
+    generations = choose_generations(machine, request, config, run_length, notices)
+    join = choose_join(machine, request, config, run_length, generations)
+    run_length = remaining_length(machine, request, config, run_length, generations)
+    between = prediction_seconds(machine, request, config, generations) + join_seconds(machine, request, config, join)
+    request = request.with_training(generations=generations, join=join)
     generation = run_length.of_generation(generations)
     config = with_tying(config, request, generation)
     parameters = count_parameters(config)["total"]
@@ -110,11 +115,12 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
     settings = choose_settings(machine, request, config, run_length, parameters, notices)
     settings |= {"sequence_length": sequence_length, "checkpoint_activations": memory_plan.checkpointing}
     budget, steps = request.effective_budget, run_length.steps
+    joined = config if join == 1 else config.side_by_side(join)
     evaluation = evaluation_seconds(machine, request, config, steps, settings)
     if budget.time is not None:  # with their time, there are fewer steps and evaluations
         evaluation *= budget.time / (budget.time + evaluation)
     return Plan(
-        model=config if request.base is None else replace(config, context=request.base.context),
+        model=joined if request.base is None else replace(config, context=request.base.context),
         training=TrainingConfig(**{**settings, "batch_size": batch_size, "micro_batch": micro_batch, "budget": budget}),
         runtime=machine.runtime(compile=choose_compile(machine, request, config, run_length)),
         ranks=request.ranks,
@@ -122,7 +128,7 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
         parameters=parameters,
         steps=steps,
         epochs=run_length.epochs,
-        seconds=budget.time or steps * run_length.step_seconds + teaching + evaluation,
+        seconds=budget.time or steps * run_length.step_seconds + between + evaluation,
         evaluation_seconds=evaluation,
         memory=memory_plan.memory.total(micro_batch, batch_size, machine.free_memory),
         fits=memory_plan.fits,
@@ -149,8 +155,10 @@ def plan_resumed(
     Raises TinyLMError if the run does not fit in memory, and UsageError as `plan_memory`.
     """
     training, runtime, data = recorded
-    model = replace(config.model, context=training.sequence_length or config.model.context)
-    kept = {name: getattr(training, name) for name in ("optimizer", "average", "checkpoint_activations", "generations")}
+    model = config.while_training.model
+    model = replace(model, context=training.sequence_length or model.context)
+    names = ("optimizer", "average", "checkpoint_activations", "generations", "join")
+    kept = {name: getattr(training, name) for name in names}
     request = PlanRequest(
         objective=training.objective,
         data=data,
@@ -252,12 +260,16 @@ def choose_sizes(machine: Machine, request: PlanRequest) -> list[str]:
 
 
 def training_tokens(machine: Machine, request: PlanRequest, config: ModelConfig) -> float:
-    """Tokens that a model is trained on in `request.seconds`, at most MAX_USEFUL_EPOCHS of the training data."""
+    """Tokens that a model, or each of the usual generations, is trained on in `request.seconds`, at most
+    MAX_USEFUL_EPOCHS of the training data.
+    """
     per_step = max_tokens_per_step(machine, config.width, request.optimizer)
     steps = request.seconds / training_step_seconds(
         machine, config, per_step, request.optimizer, request.mean_length(config)
     )
-    return min(steps * per_step, recipes.MAX_USEFUL_EPOCHS * request.data.train_tokens)
+    tokens, text = steps * per_step, request.data.train_tokens
+    generations = request.training.get("generations") or usual_generations(machine, request, tokens / text)
+    return min(tokens / generations, recipes.MAX_USEFUL_EPOCHS * text)
 
 
 def with_tying(config: ModelConfig, request: PlanRequest, length: RunLength) -> ModelConfig:

@@ -136,7 +136,10 @@ AVERAGE_MIN_LR_DIVISOR = 7  # decision 006
 
 # Generations where a text is seen often: passes of each, their number, and the soft targets per position.
 
-GENERATION_EPOCHS, MAX_GENERATIONS = 16, 8  # decision 051
+GENERATION_EPOCHS, MAX_GENERATIONS = 6, 8  # decision 051
+JOINED, MAX_JOINED_PARAMETERS = 4, 1 << 25  # decision 052
+MAX_JOIN_SHARE = 0.1  # of a budget of time, the most that joining may be planned to take; not measured
+JOIN_STEPS, JOIN_ROWS, JOIN_LENGTH = 20, 2, 256  # that fit the norms of joined models: steps, and their batch
 SOFT_CANDIDATES = 64  # decision 051
 SOFT_TARGET_SHARE = 0.25  # of the free memory, the most that they may take; not measured
 

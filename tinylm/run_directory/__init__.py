@@ -1,12 +1,13 @@
 """A run on disk, in JSON and safetensors only: reading a run directory executes no code.
 
     config.json  tokenizer.json  metrics.jsonl  samples.jsonl
-    model.safetensors          the best weights by validation loss (of an adapter: adapter.safetensors)
+    model.safetensors          the best weights by validation loss (of an adapter: adapter.safetensors); until
+                               generations are joined, those of one of them, beside zeros
     adapter_config.json, adapter_model.safetensors
                                the same weights of a LoRA in PEFT's format, if its base is a model of a Hugging Face
                                family; tinylm writes them and never reads them
     first.safetensors          the weights that training started from, if its objective compares with them
-    teacher-N.safetensors      the weights at the end of generation N of a run, from which the next one learns
+    generation-N.safetensors   the best weights of generation N of a run, from which the next one learns
     last/                      weights, optimizer.safetensors, state.json, and manifest.json with the SHA-256 of each;
                                of a sharded model, each rank has files of its own, such as
                                model-00001-of-00002.safetensors

@@ -14,7 +14,7 @@ from torch import Tensor
 from tinylm.config.run import RunConfig
 from tinylm.errors import NotResumableError, SaveError
 from tinylm.run_directory import metrics_log
-from tinylm.run_directory.layout import FIRST_FILE, OPTIMIZER_FILE, TEACHER_FILES, staging_directory, weights_file
+from tinylm.run_directory.layout import FIRST_FILE, GENERATION_FILES, OPTIMIZER_FILE, staging_directory, weights_file
 from tinylm.run_directory.loading import MAX_STATE_BYTES, config_digest
 from tinylm.run_directory.lock_and_commit import commit, recover_last, remove_unfinished
 from tinylm.run_directory.weights import (
@@ -126,18 +126,16 @@ class RunDirectory:
         """The weights that training started from. Raises TinyLMError if they are missing or damaged."""
         return read_weights_files([self.path / FIRST_FILE], config).tensors
 
-    def save_teacher(self, number: int, tensors: dict[str, Tensor], config: RunConfig, step: int) -> None:
-        """Write the weights from which generation `number`, from 1, learns. Those of the generation before it stay,
-        since a resumed run may need them; earlier ones are deleted.
-        """
+    def save_generation(
+        self, index: int, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float
+    ) -> None:
+        """Write or replace the best weights of generation `index`, from 0. val_loss: nats per token"""
         with self._saving():
-            write_weights(self._current / TEACHER_FILES[number - 1], tensors, config, step, None)
-            for name in TEACHER_FILES[: max(0, number - 2)]:
-                (self._current / name).unlink(missing_ok=True)
+            write_weights(self._current / GENERATION_FILES[index], tensors, config.while_training, step, val_loss)
 
-    def read_teacher(self, number: int, config: RunConfig) -> dict[str, Tensor]:
-        """The weights from `save_teacher`. Raises TinyLMError if they are missing or damaged."""
-        return read_weights_files([self._current / TEACHER_FILES[number - 1]], config).tensors
+    def read_generation(self, index: int, config: RunConfig) -> dict[str, Tensor]:
+        """The weights from `save_generation`. Raises TinyLMError if they are missing or damaged."""
+        return read_weights_files([self._current / GENERATION_FILES[index]], config.while_training).tensors
 
     def save_copy(self, write: Callable[[Path], None]) -> None:
         """Call `write` with the folder of the run, to replace the best weights in the format of another tool."""
@@ -196,7 +194,7 @@ class RunDirectory:
         files = _shard_files(new, config, shard)
         try:
             with self._saving():
-                write_weights(files[0], tensors, config, state["step"], state["val_loss"])
+                write_weights(files[0], tensors, config.while_training, state["step"], state["val_loss"])
                 check()
                 write_tensors(files[1], optimizer, {"format": "pt"})
                 hashes = {}
@@ -279,7 +277,7 @@ class RunDirectory:
         for files in (weights, optimizer):
             read_layout(files)
         for file in weights:
-            check_weights_file(file, config)
+            check_weights_file(file, config.while_training)
         return LastSave(weights, optimizer, state)
 
     def append_metrics(self, record: dict[str, Any]) -> None:
@@ -292,12 +290,12 @@ class RunDirectory:
         with self._saving():
             metrics_log.append_metrics(self._current, record, metrics_log.SAMPLES_FILE)
 
-    def truncate_metrics(self, step: int, last_eval_step: int) -> None:
-        """Delete the records of metrics.jsonl and samples.jsonl after `step`, which a resumed run logs again, and
-        evaluations after `last_eval_step`.
+    def truncate_metrics(self, step: int, last_eval_step: int, joined_step: int = 0) -> None:
+        """Delete the records of metrics.jsonl and samples.jsonl after `step`, which a resumed run logs again,
+        evaluations after `last_eval_step`, and those of joined models after `joined_step`.
         """
         with self._saving():
-            metrics_log.truncate_metrics(self.path, step, last_eval_step)
+            metrics_log.truncate_metrics(self.path, step, last_eval_step, joined_step)
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
@@ -334,7 +332,7 @@ class ShardOnlyRun(RunDirectory):
     def save_copy(self, write: Callable[[Path], None]) -> None: ...
     def append_metrics(self, record: dict[str, Any]) -> None: ...
     def append_sample(self, record: dict[str, Any]) -> None: ...
-    def truncate_metrics(self, step: int, last_eval_step: int) -> None: ...
+    def truncate_metrics(self, step: int, last_eval_step: int, joined_step: int = 0) -> None: ...
 
 
 def _shard_files(folder: Path, config: RunConfig, shard: Shard) -> tuple[Path, Path]:

@@ -19,10 +19,12 @@ FIRST_FILE = "first.safetensors"  # the weights that training started from, if i
 PEFT_WEIGHTS = "adapter_model.safetensors"
 PEFT_FILES = ("adapter_config.json", PEFT_WEIGHTS)  # of a LoRA adapter, for PEFT only
 FOREIGN_FILE = "tokenizer_config.json"  # of Hugging Face folders; runs have none
-# The weights from which the second generation of a run learns, the third, ...
-TEACHER_FILES = tuple(f"teacher-{number}.safetensors" for number in range(1, int(GENERATIONS.high)))
-WEIGHTS_FILES = (MODEL_FILE, ADAPTER_FILE, FIRST_FILE, *TEACHER_FILES)
-RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", "samples.jsonl", *WEIGHTS_FILES, *PEFT_FILES)
+# The best weights of each generation of a run
+GENERATION_FILES = tuple(f"generation-{number}.safetensors" for number in range(1, int(GENERATIONS.high) + 1))
+WEIGHTS_FILES = (MODEL_FILE, ADAPTER_FILE, FIRST_FILE, *GENERATION_FILES)
+FORMER_FILES = tuple(f"teacher-{number}.safetensors" for number in range(1, int(GENERATIONS.high)))  # on 2026-11-30
+RECORDS = ("config.json", "tokenizer.json", "metrics.jsonl", "samples.jsonl")
+RUN_FILES = (*RECORDS, *WEIGHTS_FILES, *PEFT_FILES, *FORMER_FILES)
 RUN_FOLDERS = (LAST, "last.new", "last.old", "tokens")
 
 

@@ -58,7 +58,7 @@ def read_config(path: Path) -> RunConfig:
         config = RunConfig.from_json(values)
         if recorded != config_digest(values):
             raise TinyLMError("it has changed since it was saved; copy the run again")
-        return config
+        return config if run == path else config.while_training
     except FileNotFoundError:
         raise NoRunError(f"{path} is not a run directory: it has no config.json.") from None
     except (OSError, ValueError) as error:

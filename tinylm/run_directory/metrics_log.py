@@ -58,18 +58,21 @@ def append_metrics(directory: Path, record: dict[str, Any], file: str = METRICS_
         opened.write(json.dumps(record).encode() + b"\n")
 
 
-def truncate_metrics(directory: Path, step: int, last_eval_step: int) -> None:
+def truncate_metrics(directory: Path, step: int, last_eval_step: int, joined_step: int = 0) -> None:
     """Delete the records and samples after `step`, which a resumed run logs again, and damaged lines. Also evaluations
-    after `last_eval_step`: that of a stop, which a run without the stop does not have.
+    after `last_eval_step`: that of a stop, which a run without the stop does not have; and those of joined models after
+    `joined_step`.
 
     Raises OSError if a file cannot be written, and TinyLMError as `iterate_metrics` does.
     """
+
+    def last(record: dict[str, Any]) -> int:
+        if record.get("val_loss") is None:
+            return step
+        return last_eval_step if record.get("joined") is None else joined_step
+
     for file in (METRICS_FILE, SAMPLES_FILE):
-        kept = [
-            record
-            for record in iterate_metrics(directory, file)
-            if record["step"] <= (step if record.get("val_loss") is None else last_eval_step)
-        ]
+        kept = [record for record in iterate_metrics(directory, file) if record["step"] <= last(record)]
         if kept or (directory / file).exists():
             write_text(directory / file, "".join(json.dumps(record) + "\n" for record in kept))
 

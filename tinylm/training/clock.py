@@ -19,18 +19,20 @@ class StoppingRule:
 
     total_steps: the budget in optimizer steps; `None` for a time budget
     patience: evaluations without a lower validation loss after which training ends; `None` for no limit
-    generations: their number; patience counts in the last one
+    generations: their number; patience counts in the last one. joins: whether they are joined at the end
     """
 
     budget: Budget
     total_steps: int | None
     patience: int | None
     generations: int = 1
+    joins: bool = False
 
     @classmethod
     def of(cls, config: TrainingConfig, steps_per_epoch: float) -> Self:
         """The rule of a training configuration; an epoch has `steps_per_epoch` optimizer steps."""
-        return cls(config.budget, config.budget.total_steps(steps_per_epoch), config.patience, config.generations)
+        steps = config.budget.total_steps(steps_per_epoch)
+        return cls(config.budget, steps, config.patience, config.generations, config.join > 1)
 
     def progress(self, state: TrainerState, seconds: float, slowdown: float = 1.0, step: int | None = None) -> float:
         """The used fraction of the budget after `seconds` of training in all sessions; 1 or more if it is used up.
@@ -45,17 +47,22 @@ class StoppingRule:
         return (seconds - state.setup_seconds) / available
 
     def reserve(self, state: TrainerState, slowdown: float = 1.0) -> float:
-        """Seconds to keep for one more step, an evaluation, a save and the exit, from their durations so far.
+        """Seconds to keep for one more step, an evaluation, a save, joining and the exit, from durations so far.
 
         slowdown: how many times longer they take now, as when other processes have begun to use the processor
         """
         step_seconds = state.step_seconds / max(state.step, 1)
-        return slowdown * (step_seconds + 1.1 * (state.eval_seconds + state.save_seconds)) + EXIT_SECONDS
+        saves = (2 if self.joins else 1) * state.save_seconds  # before and after joining
+        return slowdown * (step_seconds + 1.1 * (state.eval_seconds + saves) + state.join_seconds) + EXIT_SECONDS
 
     def patience_exhausted(self, state: TrainerState) -> bool:
         """Whether the last `patience` evaluations of the last generation brought no lower validation loss."""
         is_last = state.generation >= self.generations - 1
         return is_last and self.patience is not None and state.evals_since_best >= self.patience
+
+    def is_unjoined(self, state: TrainerState) -> bool:
+        """Whether generations are to be joined after the last step: several, which are not joined yet."""
+        return self.joins and state.generation > 0 and state.joined_step != state.step
 
     def within_generation(self, state: TrainerState, progress: float) -> float:
         """The used fraction, from 0 to 1, of the part of the budget that the current generation has: what was left when
@@ -70,14 +77,15 @@ class StoppingRule:
         """The reason that a saved run is finished (patience, time, steps or epochs); `None` if it is not.
 
         seconds: the training time in all sessions, including the start of this process. A run whose last evaluation is
-        missing is not finished, unless its patience or time budget is used up.
+        missing is not finished, unless its patience or time budget is used up; nor is one that is not joined yet.
         """
-        if self.patience_exhausted(state):
+        if self.patience_exhausted(state) and not self.is_unjoined(state):
             return "patience"
         if self.progress(state, seconds) < 1:
             return None
         time_is_over = self.budget.time is not None and state.seconds >= self.budget.time
-        return self.budget.kind if state.last_eval_step == state.step or time_is_over else None
+        is_complete = state.last_eval_step == state.step and not self.is_unjoined(state)
+        return self.budget.kind if is_complete or time_is_over else None
 
 
 class Clock:

@@ -61,6 +61,7 @@ class Evaluated:
     best: whether `val_loss` is the lowest so far
     seconds: since the start of the run, in all of its sessions
     metrics: of the objective on the validation data, by name
+    joined: the number of generations that the evaluated model joins; `None` for the model in training
     tokens: number of targets that count in the loss, of an evaluation that is not compared with others, since it has
         fewer of them: before the first step, and after a signal; otherwise `None`
     """
@@ -72,6 +73,7 @@ class Evaluated:
     val_bits_per_byte: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     tokens: int | None = None
+    joined: int | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,13 @@ class GenerationBegan:
     number: int
     count: int
     step: int
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Sent before generations are joined to one model. count: their number"""
+
+    count: int
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,7 @@ class Started:
     resumed_step: int | None = None
 
 
-Event = Planned | Examples | Started | GenerationBegan | Stepped | Logged | Evaluated | Sampled | Notice
+Event = Planned | Examples | Started | GenerationBegan | Joining | Stepped | Logged | Evaluated | Sampled | Notice
 EventCallback = Callable[[Event], None]
 
 
@@ -148,6 +157,7 @@ def metrics_record(event: Logged | Evaluated) -> dict[str, Any]:
         bits = {} if event.val_bits_per_byte is None else {"val_bits_per_byte": event.val_bits_per_byte}
         others = {f"val_{name}": value for name, value in event.metrics.items()}
         others |= {} if event.tokens is None else {"val_tokens": event.tokens}
+        others |= {} if event.joined is None else {"joined": event.joined}
         return {"step": event.step, "val_loss": event.val_loss, **bits, **others, "seconds": round(event.seconds, 3)}
     return {
         "step": event.step,

@@ -258,7 +258,7 @@ def train_new_run(request: TrainingRequest, session: Session) -> TrainingResult:
             remember_base(config.adapter.base_digest, Path(config.adapter.base))
 
         # The model, and training
-        model = prepared.model or prepared.start.build(plan.model, plan.training.seed)
+        model = prepared.model or prepared.start.build(config.while_training.model, plan.training.seed)
         others: dict[str, Any] = {"ranks": ranks, "parallel": plan.parallel, "teachers": teachers}
         run = TrainingRun(directory, config, model, prepared.tokenizer, prepared.tokens, **others)
         del prepared  # with the weights of a base as they were read, which the model may no longer share
@@ -346,7 +346,7 @@ def resume_run(saved: Path, request: TrainingRequest, session: Session) -> Train
         if shard != WHOLE:
             model, rows = restore_rows(config, save, shard)
         else:
-            model = trained_weights(config.adapter).restore(path, config, save.read_weights(), base)
+            model = trained_weights(config.adapter).restore(path, config.while_training, save.read_weights(), base)
         teachers = find_teachers(path, config, request.teachers, reporter)
         require_fitting(teachers, tokenizer, config.model.vocab_size, training.sequence_length or config.model.context)
 

@@ -191,7 +191,7 @@ class TrainingRun:
             if state.generation >= self.training.generations:
                 raise TinyLMError(f"The saved training state is damaged (generation is {state.generation}).")
             self.directory.write_config(self.config)
-            self.directory.truncate_metrics(state.step, state.last_eval_step)
+            self.directory.truncate_metrics(state.step, state.last_eval_step, state.joined_step)
         saved_step = -1 if self.resume_from is None else state.step
 
         # The loop

@@ -169,19 +169,21 @@ def train_session(run: TrainingRun, session: Session) -> TrainingResult:
         raise InterruptedRunError(InterruptedRunError.BEFORE_FIRST_STEP, stop.signal_number)
 
     # The result, over all sessions
+    is_joined = run.training.join > 1 and state.joined_step == state.step
+    val_loss = state.joined_loss if is_joined else state.val_loss
     return TrainingResult(
         run=run.directory.path,
         history=History.read(run.directory.path),
         stopped_by=stopped_by,
         step=state.step,
         epochs=state.step / run.task.steps_per_epoch,
-        val_loss=state.val_loss,
+        val_loss=val_loss,
         best_val_loss=state.best_loss,
         best_step=state.best_step,
         kept_step=state.best_step if run.training.keep == "best" else state.last_eval_step,
         parameters=run.trainable_parameters,
         seconds=state.seconds,
-        val_bits_per_byte=run.config.bits_per_byte(state.val_loss),
+        val_bits_per_byte=run.config.bits_per_byte(val_loss),
         best_val_bits_per_byte=run.config.bits_per_byte(state.best_loss),
         signal_number=stop.signal_number,
         base=None if run.config.adapter is None else Path(run.config.adapter.base),

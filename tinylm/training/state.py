@@ -37,7 +37,9 @@ class TrainerState:
     micro_batch: sequences per forward pass; halved each time memory runs out
     best_loss, best_step: lowest validation loss of trained weights, and its step; val_loss: the last one
     generation: number of generations before this one; generation_step, generation_seconds: step and seconds when it
-        began; generation_loss: its lowest validation loss; prediction_seconds: time of the predictions of a teacher
+        began; generation_loss: its lowest validation loss; prediction_seconds: time of the predictions of a teacher;
+        join_seconds: expected time to join generations
+    joined_step, joined_loss: the step after which generations were joined, 0 before, and the loss of the joined model
     evals_since_best: evaluations since `generation_loss`; last_eval_step: step of the last evaluation, or -1
     eval_tokens: validation tokens per evaluation; 0 if they are those of the configuration
     loss_sum, metrics, n_targets: loss in nats and metrics, summed over targets since the last log line, and the number
@@ -60,6 +62,9 @@ class TrainerState:
     generation_seconds: float = 0.0
     prediction_seconds: float = 0.0
     generation_loss: float | None = None
+    joined_step: int = 0
+    joined_loss: float | None = None
+    join_seconds: float = 0.0
     evals_since_best: int = 0
     last_eval_step: int = -1
     eval_tokens: int = 0
@@ -101,12 +106,15 @@ class TrainerState:
         for name in (*counts, "eval_tokens", "n_targets", "skipped_steps"):
             _check_number(name, getattr(self, name), int, 0)
         _check_number("last_eval_step", self.last_eval_step, int, -1)
-        times = ("seconds", "setup_seconds", "generation_seconds", "prediction_seconds")
+        times = ("seconds", "setup_seconds", "generation_seconds", "prediction_seconds", "join_seconds")
         for name in (*times, "step_seconds", "eval_seconds", "save_seconds"):
             _check_number(name, getattr(self, name), float, 0.0, MAX_COUNT)
         _check_number("generation_step", self.generation_step, int, 0, self.step)
+        _check_number("joined_step", self.joined_step, int, 0, self.step)
+        if self.joined_step and self.joined_loss is None:
+            raise ValueError("joined_loss is None")
         _check_number("generation_seconds", self.generation_seconds, float, 0.0, self.seconds)
-        for name in ("loss_sum", "best_loss", "val_loss", "generation_loss"):
+        for name in ("loss_sum", "best_loss", "val_loss", "generation_loss", "joined_loss"):
             if name == "loss_sum" or getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), float, -math.inf)
         for name, value in self.metrics.items():

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -14,15 +14,16 @@ from torch import Tensor
 
 from tinylm.config.training import TrainingConfig, window_parts
 from tinylm.errors import DivergedError, TinyLMError, memory_errors
-from tinylm.evaluation.loop import EvaluationLoss, batch_losses
+from tinylm.evaluation.loop import EVALUATION_TOKENS, EvaluationLoss, batch_losses
 from tinylm.jobs.job import Task
 from tinylm.kernels.graphs import force_eager
 from tinylm.machine.device import autocast, empty_cache, mark
-from tinylm.planning.recipes import MAX_EVALUATION_SHARE
+from tinylm.planning.hyperparameters import join_tokens
+from tinylm.planning.recipes import MAX_EVALUATION_SHARE, MAX_JOIN_SHARE
 from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import prefetch
 from tinylm.training.clock import Clock, StoppingRule
-from tinylm.training.events import Evaluated, Event, GenerationBegan, Logged, Notice, Stepped
+from tinylm.training.events import Evaluated, Event, GenerationBegan, Joining, Logged, Notice, Stepped
 from tinylm.training.execution import GraphedModel
 from tinylm.training.generations import Generations
 from tinylm.training.optimizer import WeightAverage, allocate_state, learning_rate
@@ -114,8 +115,8 @@ class Trainer:
         if state.scaler:
             self._scaler.load_state_dict(state.scaler)
         self._scaler.scale(torch.zeros((), device=self.device))  # creates the scale, for a rank that gets no rows
-        # Step and last_eval_step of the last save that was begun.
-        self._begun_save = (state.step, state.last_eval_step) if state.step else (-1, -1)
+        # Step, last_eval_step and joined_step of the last save that was begun.
+        self._begun_save = (state.step, state.last_eval_step, state.joined_step) if state.step else (-1, -1, 0)
         # Without loss scaling, which needs each gradient norm, losses and norms stay on a GPU until a log line, an
         # evaluation or a save, and up to STEPS_AHEAD steps are started ahead.
         self._runs_ahead = self.mark(self.device) is not None and self.ranks.size == 1 and not self._scaler.is_enabled()
@@ -142,6 +143,8 @@ class Trainer:
             ended_by = self._loop()
             if self.state.last_eval_step != self.state.step:
                 self._evaluate()
+            if self.generations is not None and self._rule.is_unjoined(self.state):
+                self._join_generations(self.generations)
         except StopTraining:
             ended_by = "signal"
         self._save()
@@ -196,8 +199,6 @@ class Trainer:
                 self._evaluate()
             self._save()  # a run that is stopped before the next save begins here
             number += 1
-            with self._weights_for_inference():
-                generations.keep_teacher(number, state.step)
             self.report(GenerationBegan(number + 1, self.config.generations, state.step))
 
         # What they predict
@@ -206,7 +207,7 @@ class Trainer:
             self._set_task(generations.task_of(number, self.dtype, self.check_stop))
 
         # New weights, and a new optimizer
-        if begins:
+        if begins and self._clock.progress() < 1:
             generations.renew_weights(number)
             self.optimizer.state.clear()
             self._allocate_optimizer()
@@ -214,6 +215,32 @@ class Trainer:
             state.generation_loss, state.evals_since_best = None, 0
             state.loss_sum, state.n_targets, state.metrics = 0.0, 0, {}
         return True
+
+    def _join_generations(self, generations: Generations) -> None:
+        """Join the last generations into one model, and save it for inference if it is better than all before, or if
+        the last weights are kept. If that fails, the best generation is kept, and a resumed run tries again.
+        """
+        state = self.state
+        count = len(generations.joined_by(state.generation))
+        self._save()  # a run that is stopped in the following begins here
+        self.report(Joining(count))
+        try:
+            with memory_errors():
+                joined = generations.join(state.generation, self.dtype, self.check_stop)
+                tokens_per_pass = EVALUATION_TOKENS // count  # activations as those of one generation
+                validation = replace(self._validation, model=joined, tokens_per_pass=tokens_per_pass)
+                found = validation.loss(validation.tokens, self.check_stop)
+        except (MemoryError, TinyLMError) as error:
+            reason = "out of memory." if isinstance(error, MemoryError) else error
+            self.report(Notice(f"The generations are not joined, and the best one is kept: {reason}"))
+            return
+        best = state.best_loss is None or found.loss < state.best_loss
+        if best:
+            state.best_loss, state.best_step = found.loss, state.step
+        if best or self.config.keep == "last":
+            self.store.save_for_inference(joined, state.step, found.loss)
+        state.joined_step, state.joined_loss = state.step, found.loss
+        self._report_evaluation(found, best, joined=count)
 
     def _step_within_memory(self, progress: float) -> None:
         """Take a step. If memory runs out, halve the micro-batch and repeat the step with the same random numbers.
@@ -415,11 +442,13 @@ class Trainer:
             found = validation.loss(min(FIRST_TOKENS, max(1, validation.tokens // 4)), self.check_stop)
             state.last_eval_step = 0
             self._report_evaluation(found, tokens=found.tokens)
-        seconds = state.eval_seconds
-        state.eval_seconds = seconds * validation.n_targets(validation.tokens) / found.tokens
+        seconds = state.eval_seconds / found.tokens
+        state.eval_seconds = seconds * validation.n_targets(validation.tokens)
         if budget is not None:
             state.eval_tokens = max(1, validation.tokens_within(MAX_EVALUATION_SHARE * budget))
-            state.eval_seconds = seconds * validation.n_targets(validation.tokens) / found.tokens
+            state.eval_seconds = seconds * validation.n_targets(validation.tokens)
+        joining = seconds * join_tokens(self.config.join, validation.n_targets(validation.tokens))
+        state.join_seconds = joining if budget is None else min(joining, MAX_JOIN_SHARE * budget)
         state.setup_seconds = self._clock.seconds
 
     def _evaluate(self) -> None:
@@ -439,11 +468,13 @@ class Trainer:
             is_lower = state.generation_loss is None or found.loss < state.generation_loss
             state.generation_loss = found.loss if is_lower else state.generation_loss
             state.evals_since_best = 0 if is_lower else state.evals_since_best + 1
+            if is_lower and self.generations is not None:
+                self.generations.keep_best(state.generation, state.step, found.loss)
             self._report_evaluation(found, best)
 
-    def _report_evaluation(self, found: EvaluationLoss, best: bool = False, tokens: int | None = None) -> None:
+    def _report_evaluation(self, found: EvaluationLoss, best: bool = False, **fields: int) -> None:
         seconds = self._clock.seconds
-        self.report(Evaluated(self.state.step, found.loss, best, seconds, metrics=found.metrics, tokens=tokens))
+        self.report(Evaluated(self.state.step, found.loss, best, seconds, metrics=found.metrics, **fields))
 
     def _keep_last_step(self) -> None:
         """After a stop, keep the weights of the last step if none were evaluated so far, or if the last ones are kept:
@@ -470,7 +501,7 @@ class Trainer:
     def _save(self) -> None:
         """Save the last step and its evaluation, unless they are saved."""
         state = self.state
-        if state.step == 0 or self._begun_save == (state.step, state.last_eval_step):
+        if state.step == 0 or self._begun_save == (state.step, state.last_eval_step, state.joined_step):
             return
         self._read_losses()
         with self._clock.save():
@@ -485,7 +516,7 @@ class Trainer:
             state.seconds = self._clock.seconds
             state.scaler = self._scaler.state_dict()
             state.save_seconds = self.store.save_for_resuming(self.model, self.optimizer, state)
-            self._begun_save = (state.step, state.last_eval_step)
+            self._begun_save = (state.step, state.last_eval_step, state.joined_step)
 
     def _weights_finite(self) -> bool:
         """Whether the weights and the loss of the first micro-batch of the next step are finite.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tinylm.config.run import RunConfig
 from tinylm.config.training import TrainingConfig
 from tinylm.errors import DivergedError, TinyLMError, memory_errors
-from tinylm.evaluation.loop import EvaluationLoss, default_batch_size, evaluate_loss
+from tinylm.evaluation.loop import EVALUATION_TOKENS, EvaluationLoss, evaluate_loss
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.prompts import start_tokens
 from tinylm.generation.torch_engine import Sampler, generate
@@ -32,7 +32,7 @@ from tinylm.transformer.build import count_parameters
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """Evaluates the model of a trainer. The parameters are fields of `Trainer`."""
+    """Evaluates the model of a trainer. The parameters are fields of `Trainer`, but for `tokens_per_pass`."""
 
     model: Transformer
     task: Task
@@ -40,6 +40,7 @@ class Validation:
     state: TrainerState
     dtype: str
     ranks: Ranks
+    tokens_per_pass: int = EVALUATION_TOKENS
 
     @property
     def tokens(self) -> int:
@@ -52,7 +53,8 @@ class Validation:
 
     def _batches(self, max_tokens: int) -> Iterator[Batch]:
         rows = evaluation_rows(self.state.micro_batch, self.config.checkpoint_activations)
-        rows = min(default_batch_size(self.config.sequence_length or self.model.context), rows)
+        most = max(1, self.tokens_per_pass // (self.config.sequence_length or self.model.context))
+        rows = min(most, rows)
         return self.task.validation_batches(rows, max_tokens)
 
     def loss(self, max_tokens: int, check: Callable[[], None]) -> EvaluationLoss:
@@ -137,11 +139,11 @@ class RunSampler:
         self._max_seconds = math.inf if budget is None else MAX_BUDGET_SHARE * budget
 
     def sample_if_due(self, evaluated: Evaluated) -> str | None:
-        """A sample; `None` before the first step, after a stop, before the time of the next sample, and as
-        `generate_sample`.
+        """A sample; `None` before the first step, after a stop, of a joined model, before the time of the next sample,
+        and as `generate_sample`.
         """
         start = self._now()
-        if evaluated.tokens is not None or start < self._next:
+        if evaluated.tokens is not None or evaluated.joined is not None or start < self._next:
             return None
         text = self._generate(self._model, self._tokenizer, self._config, SAMPLE_TOKENS, self._max_seconds)
         cost = self._now() - start

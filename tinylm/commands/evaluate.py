@@ -9,6 +9,7 @@ import typer
 
 from tinylm.commands.console import Console
 from tinylm.commands.memorisation import MemorisationOptions, check_memorisation_options, print_memorisation
+from tinylm.commands.minimal_pairs import MinimalPairsOptions, check_minimal_pairs_options, print_minimal_pairs
 from tinylm.commands.option_groups import command_line_flags, options_from_env_or_file, with_option_groups
 from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions, text_source
 from tinylm.config.jobs import applicable, changed_settings
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 MAX_CONFUSION = 10  # labels of a table that is printed whole
 FIRST_OPTIONS = """
-model adapter format train_on batch_size sequence_length stride baselines beams memorisation train_data device
-quiet json
+model adapter format train_on batch_size sequence_length stride baselines beams minimal_pairs memorisation train_data
+device quiet json
 """  # shown by -h
 
 
@@ -46,6 +47,7 @@ def evaluate_model(
     text_options: TextFileSettings,
     chat: ChatSettings,
     unknown: UnknownCharacterSettings,
+    minimal: MinimalPairsOptions,
     memorisation: MemorisationOptions,
     machine: DeviceSettings,
     output: OutputOptions,
@@ -56,11 +58,20 @@ def evaluate_model(
     parts. Encoders: loss and accuracy on masked tokens. Encoder-decoders: also exact match rate, BLEU and chrF of
     targets found by beam search.
 
-    With --memorisation: compare samples of a decoder with its training text; the text is a held-out control.
+    With --minimal-pairs: how often a decoder prefers the good one of two sentences. With --memorisation: compare
+    samples of a decoder with its training text; the text is a held-out control.
     """
     from tinylm.distributed.ranks import join_ranks
     from tinylm.system.ranks import ONE_RANK
 
+    if minimal.minimal_pairs is not None:
+        check_minimal_pairs_options(ctx, text, config, text_options, chat, unknown, memorisation)
+        if Launch.of(os.environ).size > 1:
+            raise UsageError("`minimal_pairs` runs in one process; start it without torchrun.")
+        console = output.console()
+        loaded = _load_on_each_rank(model, list(adapter or ()), ONE_RANK, **vars(machine), reporter=console)
+        print_minimal_pairs(console, loaded, minimal.minimal_pairs)
+        return
     check_memorisation_options(ctx, memorisation, config, chat, unknown)
     if not text and (unused := command_line_flags(ctx, text_options, chat, unknown)):
         raise UsageError(

@@ -224,6 +224,7 @@ class Trainer:
         count = len(generations.joined_by(state.generation))
         self._save()  # a run that is stopped in the following begins here
         self.report(Joining(count))
+        self._set_task(generations.task)  # frees the predictions of a teacher
         try:
             with memory_errors():
                 joined = generations.join(state.generation, self.dtype, self.check_stop)

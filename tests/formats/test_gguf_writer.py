@@ -127,7 +127,7 @@ def test_the_norms_of_a_fine_tuned_gemma_are_stored_as_one_plus_their_weights(
 def test_matrices_have_the_type_that_was_asked_for_and_norms_32_bits(tmp_path: Path) -> None:
     _, exported = own_model("modern")
     matrix, norm = "layers.1.feedforward.up_proj.weight", "layers.0.attention.q_norm.weight"
-    for dtype in ("f32", "f16", "bf16", "q8_0"):
+    for dtype in ("f32", "f16", "bf16", "q8_0", "q5_1", "q4_0"):
         write_gguf(tmp_path / f"{dtype}.gguf", exported, dtype)
         tensors = tensors_of(tmp_path / f"{dtype}.gguf")
         kind = gguf.GGMLQuantizationType[dtype.upper()]

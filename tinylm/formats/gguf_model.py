@@ -35,13 +35,14 @@ from tinylm.system.files import flush_folder, is_unicode, replacing
 from tinylm.text.tokenizer_file import short_repr, token_ids, validate_tokenizer
 from tinylm.text.tokenizer_libraries import TokenizerLibraryError, wrap_library_errors
 
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama_ftype of llama.cpp
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "Q5_1": 9, "BF16": 32}  # llama_ftype of llama.cpp
+QUANTIZED = ("q8_0", "q5_1", "q4_0")  # the types of these that store blocks of 32 numbers
 _TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}
 _ALWAYS_F32 = ("position_embd.weight", "ffn_gate_inp.weight", ROPE_FACTORS)  # as in llama.cpp's converter
 QUANTIZATION_VERSION = 2
-# Largest allowed error of a stored number, relative to the largest absolute value in its tensor. Copied blocks of other
-# types must be exact.
-_ERRORS = {"F32": 2**-22, "F16": 2**-10, "BF16": 2**-8, "Q8_0": 1 / 127}
+# Largest allowed error of a stored number, relative to the largest absolute value in its tensor: half a step of the
+# largest block, and for the end of the range that Q4_0 lacks, a step. Copied blocks must be exact.
+_ERRORS = {"F32": 2**-22, "F16": 2**-10, "BF16": 2**-8, "Q8_0": 1 / 127, "Q5_1": 0.034, "Q4_0": 0.126}
 SAMPLES = (  # texts on which tokenizers are compared
     "",
     "The quick brown fox doesn't jump.",
@@ -164,8 +165,8 @@ def write_gguf(
 ) -> str:
     """Write a model as a GGUF file; return the name of the architecture.
 
-    dtype: of the matrices: f32, f16, bf16 or q8_0; a matrix that q8_0 cannot store is written as f16, and those of
-        _ALWAYS_F32 as f32. All vectors are written as f32.
+    dtype: of the matrices: f32, f16, bf16 or one of QUANTIZED; a matrix whose rows are not blocks is written as f16,
+        and those of _ALWAYS_F32 as f32. All vectors are written as f32.
     name: value of general.name; default: the file name without its suffix.
     quantized: a file with the same model, whose quantized tensors are copied as they are.
     end_id: the end token of a file for generation from ids to ids (`write_numbers`), which has no tokenizer.
@@ -346,19 +347,16 @@ def _verify(plan: _Plan, path: Path, has_tokenizer: bool) -> None:
             # In the layout of the file: a norm that is stored as 1 + weight has the precision of that sum.
             written, found = plan.tensors[source], tensors[source].load()
             written, found = (planned.change.write(tensor, planned.heads) for tensor in (written, found))
-            _compare(source, written, found, planned.info.type.name)
+            _compare(source, written, found, 0.0 if planned.blocks is not None else _ERRORS[planned.info.type.name])
     if has_tokenizer:
         tokenizer = read_tokenizer(file.metadata, values["model_type"], config.vocab_size)
         _compare_tokenizers(plan.model, tokenizer)
 
 
-def _compare(name: str, written: Tensor, found: Tensor, kind: str) -> None:
+def _compare(name: str, written: Tensor, found: Tensor, error: float) -> None:
     written = written.detach().cpu().float()
     largest = float(written.abs().max())
-    if (
-        written.shape != found.shape
-        or not float((written - found.float()).abs().max()) <= _ERRORS.get(kind, 0.0) * largest
-    ):
+    if written.shape != found.shape or not float((written - found.float()).abs().max()) <= error * largest:
         raise ValueError(f"its tensor {name} differs")
 
 

@@ -19,7 +19,15 @@ from tinylm.errors import TinyLMError, UsageError, concerning
 from tinylm.formats import web_page
 from tinylm.formats.family import ForeignModel
 from tinylm.formats.gguf_file import MAGIC
-from tinylm.formats.gguf_model import SAMPLES, check_name, from_line, make_modelfile, modelfile_path, write_gguf
+from tinylm.formats.gguf_model import (
+    QUANTIZED,
+    SAMPLES,
+    check_name,
+    from_line,
+    make_modelfile,
+    modelfile_path,
+    write_gguf,
+)
 from tinylm.formats.huggingface import (
     FOLDER_FILES,
     check_folder_free,
@@ -151,8 +159,8 @@ def export_model(
     model: as in `load`; for peft, the directory of a LoRA adapter. Default: the newest model under checkpoints/.
     to: hf, a folder for transformers and vLLM; gguf, a file for llama.cpp and ollama, with a Modelfile beside it; html,
         a page that generates text in a browser; or peft, a folder for PEFT.
-    dtype: of the weights: f32, f16 or bf16, and for GGUF q8_0; of a page int8, f16 or f32. Default: their own; for GGUF
-        f16, for a page int8.
+    dtype: of the weights: f32, f16 or bf16, and for GGUF one of QUANTIZED; of a page int8, f16 or f32. Default: their
+        own; for GGUF f16, for a page int8.
     base: for peft, the base model of the adapter. Default: the one that `find_base_model` finds.
     force: replace an earlier export at `out`.
 
@@ -161,7 +169,7 @@ def export_model(
     unchanged, unless only the Modelfile cannot be written.
     """
     check_choice("to", to, FORMATS)
-    dtypes = {"gguf": (*DTYPES, "q8_0"), "html": web_page.DTYPES}.get(to, tuple(DTYPES))
+    dtypes = {"gguf": (*DTYPES, *QUANTIZED), "html": web_page.DTYPES}.get(to, tuple(DTYPES))
     check_choice("dtype", dtype or "f32", dtypes)
     reporter = reporter or LogReporter()
     require(base is None or to == "peft", '`base` is for `to="peft"`; leave it out.')

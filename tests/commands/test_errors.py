@@ -392,7 +392,7 @@ ERRORS: dict[str, list[Row]] = {
         ("merge-lora {adapter} --undo --model {run} --out undone", 2, "was not made by merging"),
     ],
     "export of a run": [
-        ("export {run} --to onnx --out new", 2, "--to is 'onnx'; it must be one of: hf, gguf, peft"),
+        ("export {run} --to onnx --out new", 2, "--to is 'onnx'; it must be one of: hf, gguf, html, peft"),
         ("export {run} --to hf --out new --base {run}", 2, "--base"),
         ("export {run} --to hf --out sea.txt/new", 2, "Cannot write to"),
         ("export {run} --to gguf --out sea.txt/a.gguf", 2, "Cannot write to"),

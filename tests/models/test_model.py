@@ -70,7 +70,7 @@ def test_load_generate_and_evaluate_have_the_options_of_the_commands_with_their_
     differing = {"stop": None, "stream": None, "seed": None}  # a list, whether there is a terminal, and a random one
     for name, value in generation.items():
         assert (value == sample[name]) != (name in differing), name
-    memorisation = "memorisation train_data num_samples sample_length min_match temperature seed"
+    memorisation = "minimal_pairs memorisation train_data num_samples sample_length min_match temperature seed"
     own = defaults(Model.evaluate) | defaults_of(EvaluationConfig, ReadingSettings)
     del own["text"], own["ranks"]
     assert own == {k: v for k, v in evaluation.items() if k not in f"text {others} {memorisation}".split()}

@@ -36,9 +36,9 @@ def export_model(
     dtype: Annotated[
         str | None,
         Setting(
-            "f32, f16, bf16; gguf: also q8_0, q5_1, q4_0 (default: f16); html: f32, f16, int8 (default).",
+            "Number format (default: their own; gguf: f16). q are for gguf; html: f32, f16, int8 (default).",
             None,
-            metavar="f32|f16|bf16|q8_0|...",
+            metavar="f32|f16|bf16|q8_0|q5_1|q4_0",
         ),
     ] = None,
     base: Annotated[

@@ -21,7 +21,7 @@ class MinimalPairsOptions:
     minimal_pairs: Annotated[
         str | None,
         Setting(
-            "Accuracy on pairs of a good and a bad sentence: JSONL (good, bad, phenomenon), or blimp, of English.",
+            "Accuracy on pairs of a good and a bad sentence (JSONL).",
             None,
             metavar="FILE|blimp",
         ),

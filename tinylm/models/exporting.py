@@ -16,7 +16,6 @@ from tinylm.adapters.adapter import adapter_tensors
 from tinylm.config.run import AdapterConfig, RunConfig, run_of
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import TinyLMError, UsageError, concerning
-from tinylm.formats import web_page
 from tinylm.formats.family import ForeignModel
 from tinylm.formats.gguf_file import MAGIC
 from tinylm.formats.gguf_model import (
@@ -37,6 +36,7 @@ from tinylm.formats.huggingface import (
 )
 from tinylm.formats.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS, EMBEDDING_PARTS, LINEAR_PARTS, is_adapter_folder
 from tinylm.formats.peft_writer import convert_adapter, write_adapter
+from tinylm.models import web_page
 from tinylm.models.load_adapter import AdapterSpec, family_of, load_adapter, load_base_model, set_adapter_scale
 from tinylm.models.logits import logit_difference, probe_logits, require_equal_logits
 from tinylm.models.open import find_model, open_model

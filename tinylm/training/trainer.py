@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tinylm.config.training import TrainingConfig, window_parts
 from tinylm.errors import DivergedError, TinyLMError, memory_errors
-from tinylm.evaluation.loop import EVALUATION_TOKENS, EvaluationLoss, batch_losses
+from tinylm.evaluation.loop import EvaluationLoss, batch_losses
 from tinylm.jobs.job import Task
 from tinylm.kernels.graphs import force_eager
 from tinylm.machine.device import autocast, empty_cache, mark
@@ -228,8 +228,7 @@ class Trainer:
         try:
             with memory_errors():
                 joined = generations.join(state.generation, self.dtype, self.check_stop)
-                tokens_per_pass = EVALUATION_TOKENS // count  # activations as those of one generation
-                validation = replace(self._validation, model=joined, tokens_per_pass=tokens_per_pass)
+                validation = replace(self._validation, model=joined, members=count)
                 found = validation.loss(validation.tokens, self.check_stop)
         except (MemoryError, TinyLMError) as error:
             reason = "out of memory." if isinstance(error, MemoryError) else error

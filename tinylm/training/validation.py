@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tinylm.config.run import RunConfig
 from tinylm.config.training import TrainingConfig
 from tinylm.errors import DivergedError, TinyLMError, memory_errors
-from tinylm.evaluation.loop import EVALUATION_TOKENS, EvaluationLoss, evaluate_loss
+from tinylm.evaluation.loop import EvaluationLoss, default_batch_size, evaluate_loss
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.prompts import start_tokens
 from tinylm.generation.torch_engine import Sampler, generate
@@ -32,7 +32,10 @@ from tinylm.transformer.build import count_parameters
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """Evaluates the model of a trainer. The parameters are fields of `Trainer`, but for `tokens_per_pass`."""
+    """Evaluates the model of a trainer. The parameters are fields of `Trainer`.
+
+    members: of a joined model: as many times larger are its activations
+    """
 
     model: Transformer
     task: Task
@@ -40,7 +43,7 @@ class Validation:
     state: TrainerState
     dtype: str
     ranks: Ranks
-    tokens_per_pass: int = EVALUATION_TOKENS
+    members: int = 1
 
     @property
     def tokens(self) -> int:
@@ -53,8 +56,8 @@ class Validation:
 
     def _batches(self, max_tokens: int) -> Iterator[Batch]:
         rows = evaluation_rows(self.state.micro_batch, self.config.checkpoint_activations)
-        most = max(1, self.tokens_per_pass // (self.config.sequence_length or self.model.context))
-        rows = min(most, rows)
+        most = default_batch_size(self.config.sequence_length or self.model.context)
+        rows = max(1, min(most, rows) // self.members)
         return self.task.validation_batches(rows, max_tokens)
 
     def loss(self, max_tokens: int, check: Callable[[], None]) -> EvaluationLoss:

@@ -68,7 +68,7 @@ def rounded_tensors(weights: "Mapping[str, Encoded]", config: ModelConfig) -> di
 
 
 class Encoded:
-    """A tensor of the page. data: its bytes; of 8-bit rows, the scales in fp32 and then the integers."""
+    """A tensor of the page. Of 8-bit rows, its bytes are the scales in fp32 and then the integers."""
 
     def __init__(self, tensor: Tensor, dtype: str) -> None:
         self.shape, self.dtype = list(tensor.shape), dtype
@@ -80,6 +80,7 @@ class Encoded:
 
     @functools.cached_property
     def data(self) -> bytes:
+        """The bytes of the tensor."""
         scale = self.scale.numpy().astype("<f4").tobytes() if self.dtype == "int8" else b""
         return scale + self.numbers.numpy().tobytes()
 

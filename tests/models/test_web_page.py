@@ -12,7 +12,9 @@ from tests.shell import assert_error, run_ok, story, tinylm
 from tests.variants import VARIANTS, randomised, small
 from tinylm.config.model import ModelConfig
 from tinylm.errors import UsageError
-from tinylm.formats.web_page import (
+from tinylm.generation.prompts import encode_conversation
+from tinylm.models.load import load
+from tinylm.models.web_page import (
     Encoded,
     chat_values,
     render_web_page,
@@ -20,8 +22,6 @@ from tinylm.formats.web_page import (
     round_weights,
     rounded_tensors,
 )
-from tinylm.generation.prompts import encode_conversation
-from tinylm.models.load import load
 from tinylm.text.chat import Conversation
 from tinylm.text.chat_format import chat_format
 from tinylm.text.chat_template import CHATML

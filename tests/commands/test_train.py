@@ -230,9 +230,9 @@ def test_the_joined_model_of_a_run_is_used_like_any_other(here: Path) -> None:
     (here / "a.txt").write_text(story(4000))
     options = ("--layers", 1, "--heads", 2, "--width", 16, "--context", 16, "--generations", 3, "--join", 2)
     result = run_ok("train", "a.txt", "--steps", 30, *options)
-    assert "; the last 2 are joined: width 32, " in result.stderr
+    assert "; the best 2 are joined: width 32, " in result.stderr
     assert "Generation 3 of 3 begins after step 20" in result.stderr
-    assert "Joining the last 2 generations into one model of width 32" in result.stderr
+    assert "Joining the best 2 generations into one model of width 32" in result.stderr
     config = read_config(here / "checkpoints/a")
     assert (config.model.width, config.model.heads) == (32, 4)
     last = records(run_ok("info", "a/last", "--json"))[0]

@@ -217,7 +217,7 @@ def test_the_joined_model_is_kept_if_it_is_better_than_all_before(joined_loss: f
     bench = Bench(budget=Budget(steps=4), generations=2, join=2, validate=validate)
     bench.state.generation = 1
     bench.trainer.generations = Mock(task=bench.trainer.task, join=lambda *arguments: bench.model)
-    bench.trainer.generations.joined_by = lambda last: range(2)
+    bench.trainer.generations.best = lambda last: [0, 1]
     bench.trainer.generations.task_of = lambda *arguments: copy.copy(bench.trainer.task)
     bench.run()
     assert bench.best[-1] == ((4, joined_loss) if is_kept else (4, 0.5))
@@ -230,7 +230,7 @@ def test_if_generations_cannot_be_joined_the_best_one_is_kept(error: Exception) 
     bench = Bench(budget=Budget(steps=4), generations=2, join=2)
     bench.state.generation = 1
     bench.trainer.generations = Mock(
-        task=bench.trainer.task, join=Mock(side_effect=error), joined_by=lambda last: range(2)
+        task=bench.trainer.task, join=Mock(side_effect=error), best=lambda last: [0, 1]
     )
     bench.trainer.generations.task_of = lambda *arguments: copy.copy(bench.trainer.task)
     assert bench.run() == "steps"
@@ -354,7 +354,7 @@ def test_the_time_to_join_is_kept_at_the_end_of_a_budget_of_time(seconds: float)
     generations = Mock(task=bench.trainer.task)
     generations.task_of = lambda *arguments: copy.copy(generations.task)
     generations.join = lambda *arguments: (clock.spend(seconds), bench.model)[1]
-    generations.joined_by = lambda last: range(2)
+    generations.best = lambda last: [0, 1]
     bench.trainer.generations = generations
     assert bench.run() == "time"
     assert bench.state.join_seconds == pytest.approx(0.1 * 100)  # at most; it is estimated from the first evaluation

@@ -100,7 +100,7 @@ class TrainingDisplay:
             case Joining():
                 width = f"width {self._config.model.width}"
                 self._console.note(
-                    f"Joining the last {event.count} generations into one model of {width} ({self._best})."
+                    f"Joining the best {event.count} generations into one model of {width} ({self._best})."
                 )
             case Stepped():
                 self._has_trained = True
@@ -333,7 +333,7 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
     joined = ""
     if training.join > 1:
         parameters = count_parameters(model)["total"]
-        joined = f"; the last {training.join} are joined: width {model.width}, {parameters:,} parameters"
+        joined = f"; the best {training.join} are joined: width {model.width}, {parameters:,} parameters"
     assert data is not None
     micro_batch = f", micro-batch {training.micro_batch}" if training.micro_batch < training.batch_size else ""
     batch = f"{counted(training.batch_size, 'sequence')} per step{micro_batch}"

@@ -99,7 +99,7 @@ class TrainingSettings:
     join: Annotated[
         int | None,
         Setting(
-            "Join the last N generations into one model, N times as wide (default: up to 4 unless a size is chosen).",
+            "Join the best N generations into one model, N times as wide (default: up to 4 unless a size is chosen).",
             Panel.LENGTH,
             GENERATIONS,
             jobs="text",

@@ -138,8 +138,9 @@ AVERAGE_MIN_LR_DIVISOR = 7  # decision 006
 
 GENERATION_EPOCHS, MAX_GENERATIONS = 6, 8  # decision 051
 JOINED, MAX_JOINED_PARAMETERS = 4, 1 << 25  # decision 052
+MAX_WORSE = 0.1  # of the lowest loss: worse generations are not joined (decision 052)
 MAX_JOIN_SHARE = 0.1  # of a budget of time, the most that joining may be planned to take; not measured
-JOIN_STEPS, JOIN_ROWS, JOIN_LENGTH = 20, 2, 256  # that fit the norms of joined models: steps, and their batch
+JOIN_STEPS, JOIN_ROWS, JOIN_LENGTH = 40, 2, 256  # that fit the norms of joined models: steps, and their batch
 SOFT_CANDIDATES = 64  # decision 051
 SOFT_TARGET_SHARE = 0.25  # of the free memory, the most that they may take; not measured
 

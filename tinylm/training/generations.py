@@ -5,17 +5,18 @@ weights, becomes better than its teacher (born-again networks, Furlanello et al.
 are better than the best of them (`tinylm.training.join`).
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tinylm.config.run import RunConfig
 from tinylm.config.training import TrainingConfig
 from tinylm.errors import TinyLMError, memory_errors
 from tinylm.jobs.job import Task
-from tinylm.planning.recipes import JOIN_LENGTH, JOIN_ROWS, JOIN_STEPS
+from tinylm.planning.recipes import JOIN_LENGTH, JOIN_ROWS, JOIN_STEPS, MAX_WORSE
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.layout import GENERATION_FILES
-from tinylm.run_directory.weights import require_tensors
+from tinylm.run_directory.weights import read_header, require_tensors
 from tinylm.training.join import join_models
 from tinylm.transformer.architectures import Decoder, Transformer
 from tinylm.transformer.build import build_model
@@ -55,17 +56,24 @@ class Generations:
                 "Free memory and resume, or train with `generations=1`."
             ) from None
 
-    def joined_by(self, last: int) -> range:
-        """The generations that the run joins if `last` is the last one, all from 0."""
-        return range(max(0, last + 1 - self._training.join), last + 1)
+    def best(self, last: int) -> list[int]:
+        """The generations up to `last`, from 0, that the run joins: those of the lowest validation losses, but none that
+        is worse than the best by MAX_WORSE, such as one that ended soon after it began.
 
-    def join(self, last: int, dtype: str, check: Callable[[], None]) -> Decoder:
-        """The best weights of the generations `joined_by` the run, in one model.
+        Raises TinyLMError if the weights of one are missing or damaged.
+        """
+        files = [self.directory.path / name for name in GENERATION_FILES[: last + 1]]
+        losses = [read_header(file).val_loss or math.inf for file in files]
+        near = [index for index, loss in enumerate(losses) if loss <= (1 + MAX_WORSE) * min(losses)]
+        return sorted(sorted(near, key=lambda index: losses[index])[: self._training.join])
+
+    def join(self, numbers: Sequence[int], dtype: str, check: Callable[[], None]) -> Decoder:
+        """The best weights of the generations of these numbers in one model.
 
         dtype, check: as in `task_of`. Raises TinyLMError as `task_of`, and MemoryError if memory runs out.
         """
         with memory_errors():
-            members = [self._read(index).to(self.model.device).eval() for index in self.joined_by(last)]
+            members = [self._read(number).to(self.model.device).eval() for number in numbers]
             batches = (self.task.batch(step).ids[:JOIN_ROWS, :JOIN_LENGTH] for step in range(JOIN_STEPS))
             return join_models(members, self.config.model, self._training.join, batches, dtype, check)
 

@@ -19,7 +19,7 @@ from tinylm.planning.recipes import JOIN_STEPS
 from tinylm.transformer.architectures import Decoder
 from tinylm.transformer.build import build_empty_model
 
-FIT_LR, FIT_WARMUP = 0.03, 5  # of Adam, for gains of about 1; steps
+FIT_LR, FIT_WARMUP = 0.1, 5  # of Adam, for gains of about 1; steps
 
 
 def join_weights(members: Sequence[Mapping[str, Tensor]], number: int) -> dict[str, Tensor]:

@@ -217,18 +217,21 @@ class Trainer:
         return True
 
     def _join_generations(self, generations: Generations) -> None:
-        """Join the last generations into one model, and save it for inference if it is better than all before, or if
+        """Join the best generations into one model, and save it for inference if it is better than all before, or if
         the last weights are kept. If that fails, the best generation is kept, and a resumed run tries again.
         """
         state = self.state
-        count = len(generations.joined_by(state.generation))
         self._save()  # a run that is stopped in the following begins here
-        self.report(Joining(count))
         self._set_task(generations.task)  # frees the predictions of a teacher
         try:
+            numbers = generations.best(state.generation)
+            if len(numbers) == 1:
+                state.joined_step, state.joined_loss = state.step, state.val_loss
+                return
+            self.report(Joining(len(numbers)))
             with memory_errors():
-                joined = generations.join(state.generation, self.dtype, self.check_stop)
-                validation = replace(self._validation, model=joined, members=count)
+                joined = generations.join(numbers, self.dtype, self.check_stop)
+                validation = replace(self._validation, model=joined, members=len(numbers))
                 found = validation.loss(validation.tokens, self.check_stop)
         except (MemoryError, TinyLMError) as error:
             reason = "out of memory." if isinstance(error, MemoryError) else error
@@ -240,7 +243,7 @@ class Trainer:
         if best or self.config.keep == "last":
             self.store.save_for_inference(joined, state.step, found.loss)
         state.joined_step, state.joined_loss = state.step, found.loss
-        self._report_evaluation(found, best, joined=count)
+        self._report_evaluation(found, best, joined=len(numbers))
 
     def _step_within_memory(self, progress: float) -> None:
         """Take a step. If memory runs out, halve the micro-batch and repeat the step with the same random numbers.

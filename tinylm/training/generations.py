@@ -57,8 +57,8 @@ class Generations:
             ) from None
 
     def best(self, last: int) -> list[int]:
-        """The generations up to `last`, from 0, that the run joins: those of the lowest validation losses, but none that
-        is worse than the best by MAX_WORSE, such as one that ended soon after it began.
+        """The generations up to `last`, from 0, that the run joins: those of the lowest validation losses, but none
+        that is worse than the best by MAX_WORSE, such as one that ended soon after it began.
 
         Raises TinyLMError if the weights of one are missing or damaged.
         """

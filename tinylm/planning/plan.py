@@ -25,7 +25,6 @@ from tinylm.planning.hyperparameters import (
     join_seconds,
     prediction_seconds,
     remaining_length,
-    usual_generations,
     with_average,
 )
 from tinylm.planning.memory import MemoryPlan, choose_batch_size, describe_remedies, max_tokens_per_step, plan_memory
@@ -260,16 +259,14 @@ def choose_sizes(machine: Machine, request: PlanRequest) -> list[str]:
 
 
 def training_tokens(machine: Machine, request: PlanRequest, config: ModelConfig) -> float:
-    """Tokens that a model, or each of the usual generations, is trained on in `request.seconds`, at most
-    MAX_USEFUL_EPOCHS of the training data.
+    """Tokens that a model, or all generations, are trained on in `request.seconds`, at most MAX_USEFUL_EPOCHS of the
+    training data.
     """
     per_step = max_tokens_per_step(machine, config.width, request.optimizer)
     steps = request.seconds / training_step_seconds(
         machine, config, per_step, request.optimizer, request.mean_length(config)
     )
-    tokens, text = steps * per_step, request.data.train_tokens
-    generations = request.training.get("generations") or usual_generations(machine, request, tokens / text)
-    return min(tokens / generations, recipes.MAX_USEFUL_EPOCHS * text)
+    return min(steps * per_step, recipes.MAX_USEFUL_EPOCHS * request.data.train_tokens)
 
 
 def with_tying(config: ModelConfig, request: PlanRequest, length: RunLength) -> ModelConfig:

@@ -229,9 +229,7 @@ def test_the_joined_model_is_kept_if_it_is_better_than_all_before(joined_loss: f
 def test_if_generations_cannot_be_joined_the_best_one_is_kept(error: Exception) -> None:
     bench = Bench(budget=Budget(steps=4), generations=2, join=2)
     bench.state.generation = 1
-    bench.trainer.generations = Mock(
-        task=bench.trainer.task, join=Mock(side_effect=error), best=lambda last: [0, 1]
-    )
+    bench.trainer.generations = Mock(task=bench.trainer.task, join=Mock(side_effect=error), best=lambda last: [0, 1])
     bench.trainer.generations.task_of = lambda *arguments: copy.copy(bench.trainer.task)
     assert bench.run() == "steps"
     reason = "out of memory." if isinstance(error, MemoryError) else error

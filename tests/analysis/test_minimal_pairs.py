@@ -120,8 +120,10 @@ def test_files_and_sentences_that_cannot_be_scored_are_errors(model: Model, tmp_
             read_pairs(tmp_path / "a")
     with pytest.raises(UsageError, match="Cannot read"):
         read_pairs(tmp_path / "absent")
-    with pytest.raises(UsageError, match="not in the vocabulary"):
-        measure_minimal_pairs(model, [MinimalPair("\u4f60", "a", "")])
+    foreign, known = MinimalPair("\u4f60", "a", ""), MinimalPair("a", WORDS[0], "")
+    with pytest.raises(UsageError, match="1 of 1 pair with characters that are not in the vocabulary"):
+        measure_minimal_pairs(model, [foreign])
+    assert measure_minimal_pairs(model, [foreign, known])[0].pairs == 1
     with pytest.raises(UsageError, match="longer than the context"):
         measure_minimal_pairs(model, [MinimalPair("a " * 100, "a", "")])
 

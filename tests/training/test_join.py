@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.training.run_sessions import SHAPE, Killed, RunSession, config_of, contents
+from tests.training.run_sessions import SHAPE, TOKENIZER, Killed, RunSession, config_of, contents
 from tests.training.trainer_bench import Bench, FakeTime
 from tests.variants import randomised, small
 from tinylm.config.model import ModelConfig
@@ -24,6 +24,7 @@ from tinylm.run_directory.loading import load_model, read_config, summarise
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.text.token_files import TokenFolder
 from tinylm.training.events import Evaluated, Event, Joining, Notice
+from tinylm.training.generations import Generations
 from tinylm.training.join import fit_norms, join_models, join_weights
 from tinylm.training.trainer import StopTraining
 from tinylm.transformer.architectures import Decoder
@@ -207,6 +208,39 @@ def test_a_run_ends_with_the_last_generations_side_by_side(tokens: TokenFolder, 
     expected = join_weights([run.read_generation(index, loaded.config) for index in (1, 2)], 2)
     for name, tensor in loaded.network.state_dict().items():
         assert torch.equal(tensor, expected[name]) == (not name.endswith("norm.weight")), name
+
+
+@pytest.mark.parametrize(
+    ("losses", "chosen"),
+    [
+        ([2.0, 1.9, 1.8, 1.85], [1, 2, 3]),  # the three that are best, in their order
+        ([1.8, 1.9, 1.95], [0, 1, 2]),
+        ([1.0, 1.05, 1.11, 1.09], [0, 1, 3]),
+        ([1.0, 1.2, 1.09, 5.0], [0, 2]),  # the others are more than a tenth worse
+        ([1.0, 1.2], [0]),
+    ],
+)
+def test_the_generations_of_the_lowest_losses_are_joined_but_none_that_is_much_worse(
+    losses: list[float], chosen: list[int], tmp_path: Path
+) -> None:
+    config = run_of(generations=8, join=3)
+    run = RunDirectory.create(tmp_path / "run", config, TOKENIZER)
+    run.commit()
+    model = build_model(SHAPE)
+    for index, loss in enumerate([*losses, 0.5]):  # the last file is of a generation that a resumed run has not begun
+        run.save_generation(index, dict(model.state_dict()), config, 1, loss)
+    assert Generations(run, config, model, Mock()).best(len(losses) - 1) == chosen
+
+
+def test_a_single_generation_is_not_joined() -> None:
+    bench = Bench(budget=Budget(steps=4), generations=2, join=2)
+    bench.state.generation = 1
+    generations = bench.trainer.generations = Mock(task=bench.trainer.task, best=lambda last: [0])
+    generations.task_of = lambda *arguments: copy.copy(bench.trainer.task)
+    bench.run()
+    generations.join.assert_not_called()
+    assert not bench.reported(Joining)
+    assert (bench.state.joined_step, bench.state.joined_loss) == (4, bench.state.val_loss)
 
 
 @pytest.mark.parametrize(("joined_loss", "is_kept"), [(0.4, True), (0.6, False)])

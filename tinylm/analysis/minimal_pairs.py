@@ -4,14 +4,14 @@
 https://github.com/alexwarstadt/blimp, CC BY 4.0), which comes with the package: every tenth pair of each paradigm.
 """
 
-import dataclasses
+import io
 import lzma
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from tinylm.generation.prompts import start_tokens
 from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.machine.device import autocast
 from tinylm.models.model import Model
+from tinylm.reporter import counted
+from tinylm.system.files import open_regular
 from tinylm.text.readers import parse_json_line, require_encodable
 from tinylm.text.tokenizer import describe_characters
 from tinylm.transformer.architectures import Decoder
@@ -70,7 +72,8 @@ def read_pairs(source: str | Path) -> list[MinimalPair]:
     is_sample = str(source) == BLIMP and not Path(source).exists()
     path = BLIMP_FILE if is_sample else Path(source)
     try:
-        with lzma.open(path, "rt", encoding="utf-8") if is_sample else path.open(encoding="utf-8") as file:
+        opened = lzma.open if is_sample else open_regular
+        with opened(path) as file_bytes, io.TextIOWrapper(file_bytes, encoding="utf-8") as file:
             pairs = []
             for number, line in enumerate(file, start=1):
                 require(number <= MAX_PAIRS, f"{path} has more than {MAX_PAIRS:,} lines.")
@@ -103,15 +106,17 @@ def measure_minimal_pairs(
     """The accuracy of a decoder on all pairs, first, and on those of each phenomenon, if there are several.
 
     A sentence is scored as a text of its own: the sum of the log-probabilities of its tokens, after what separates
-    documents in the training text. batch_tokens: of a forward pass, at least one sentence
+    documents in the training text. Pairs with characters that are not in the vocabulary are left out, with a warning.
+    batch_tokens: of a forward pass, at least one sentence
 
-    Raises UsageError for a model that is not a decoder, for characters that are not in its vocabulary, and for a
-    sentence that is longer than its context.
+    Raises UsageError for a model that is not a decoder, if no pairs are left, and for a sentence that is longer than
+    its context.
     """
     require(
         isinstance(model.network, Decoder),
         f"Minimal pairs are scored by decoders; {model.path} is an {model.architecture}.",
     )
+    pairs = _known_pairs(model, pairs)
     sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     with model.reporter.counting("scoring", len(sentences), "sentences") as advance:
         scores = np.empty(len(sentences))
@@ -154,13 +159,19 @@ def _sums(log_p: Tensor, lengths: list[int], before: int) -> np.ndarray:
     return np.asarray((log_p * counted).sum(dim=1).cpu())
 
 
+def _known_pairs(model: Model, pairs: Sequence[MinimalPair]) -> list[MinimalPair]:
+    unknown = set(model.tokenizer.unknown_characters("".join(pair.good + pair.bad for pair in pairs)))
+    known = [pair for pair in pairs if unknown.isdisjoint(pair.good + pair.bad)]
+    if len(known) < len(pairs):
+        left_out = f"{len(pairs) - len(known):,} of {counted(len(pairs), 'pair')}"
+        reason = f"characters that are not in the vocabulary of {model.path}"
+        message = f"{left_out} with {reason} are left out: {describe_characters(''.join(sorted(unknown)))}."
+        require(bool(known), f"{message} A model with the tokenizer bpe knows every character.")
+        model.reporter.warn(message)
+    return known
+
+
 def _encode(model: Model, sentence: str, before: int) -> list[int]:
-    unknown = model.tokenizer.unknown_characters(sentence)
-    require(
-        not unknown,
-        f"A sentence has characters that are not in the vocabulary of {model.path}: {describe_characters(unknown)}; "
-        "leave such sentences out.",
-    )
     ids = [int(i) for i in model.tokenizer.encode(sentence)]
     fits = before + len(ids) <= model.context + 1
     require(fits, f"A sentence of {len(ids)} tokens is longer than the context of {model.path}, {model.context}.")
@@ -185,8 +196,3 @@ def reads_english(model: Model) -> bool:
         return True
     words = re.findall("[a-z']+", model.tokenizer.decode(ids[:SAMPLE_TOKENS].tolist()).lower())
     return bool(words) and sum(word in FUNCTION_WORDS for word in words) >= MIN_SHARE * len(words)
-
-
-def to_json(result: Sequence[PairAccuracy]) -> list[dict[str, Any]]:
-    """One object per phenomenon."""
-    return [dataclasses.asdict(accuracy) for accuracy in result]

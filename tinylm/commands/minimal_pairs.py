@@ -1,6 +1,6 @@
 """Option and output of tinylm eval --minimal-pairs."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,15 +37,15 @@ def check_minimal_pairs_options(ctx: typer.Context, text: list[str] | None, *oth
 
 def print_minimal_pairs(console: Console, model: "Model", source: str) -> None:
     """Measure the accuracy on the pairs of `source` and print it. Raises the errors of `tinylm.analysis`."""
-    from tinylm.analysis.minimal_pairs import BLIMP, measure_minimal_pairs, read_pairs, reads_english, to_json
+    from tinylm.analysis.minimal_pairs import BLIMP, measure_minimal_pairs, read_pairs, reads_english
 
     pairs = read_pairs(source)
     if source == BLIMP and not reads_english(model):
         console.note("BLiMP tests English, and the training text of the model does not look like English prose.")
     result = measure_minimal_pairs(model, pairs)
     if console.as_json:
-        for record in to_json(result):
-            console.record(record)
+        for one in result:
+            console.record(asdict(one))
         return
     rows = [
         (

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.browser import browser, opened  # noqa: F401, fixtures
 from tests.machines import AUTO_DTYPE, write_profile
 from tests.trained_runs import adapter, bpe_run, encoder, run, shelf, shelf_cache, translator  # noqa: F401, fixtures
 from tinylm.kernels.cpu import computes_bf16

@@ -21,6 +21,7 @@ from tinylm.errors import UsageError
 from tinylm.generation.prompts import start_tokens
 from tinylm.models.load import load
 from tinylm.models.model import Model
+from tinylm.transformer.architectures import Decoder
 
 WORDS = list(dict.fromkeys(story(5000).split()))
 SMALL = ("--layers", 1, "--heads", 2, "--width", 16, "--context", 64, "--steps", 30, "--dtype", "fp32")
@@ -37,11 +38,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def reference(model: Model, sentence: str) -> float:
     """log p(sentence), in nats: each token by a forward pass of the tokens before it."""
     network = model.network.double()
+    assert isinstance(network, Decoder)
     ids = start_tokens(model.tokenizer, model.data, [], model.context)
     total = 0.0
     for token in model.tokenizer.encode(sentence):
         with torch.no_grad():
-            logits = network.logits(network(torch.tensor([ids])).hidden)[0, -1]  # type: ignore[operator]
+            logits = network.logits(network(torch.tensor([ids])).hidden)[0, -1]
         total += float(logits.log_softmax(-1)[int(token)])
         ids = [*ids, int(token)]
     network.float()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from playwright.sync_api import Browser, Page, expect
 
-from tests.report.test_browser import HOSTILE, LIMIT, Opened, browser, opened  # noqa: F401, fixtures
+from tests.browser import HOSTILE, LIMIT, Opened
 from tests.shell import assert_error, run_ok, story, tinylm
 from tests.variants import VARIANTS, randomised, small
 from tinylm.config.model import ModelConfig
@@ -82,7 +82,7 @@ def test_nearly_all_kinds_of_decoders_can_be_a_page_and_the_others_are_an_error(
 
 @pytest.mark.browser
 @pytest.mark.parametrize("dtype", ["f32", "f16", "int8"])
-def test_logits_of_the_page_are_those_of_the_model(dtype: str, opened: Opened, tmp_path: Path) -> None:  # noqa: F811
+def test_logits_of_the_page_are_those_of_the_model(dtype: str, opened: Opened, tmp_path: Path) -> None:
     """For every kind of layer: 30 tokens, longer than every window."""
     rng = torch.Generator().manual_seed(0)
     for name, config in RUNNABLE if dtype == "f32" else RUNNABLE[:2]:
@@ -109,7 +109,7 @@ def test_rows_of_8_bits_differ_by_at_most_half_a_step() -> None:
 @pytest.mark.parametrize("tokenizer", [CHARACTERS, WORDS], ids=["char", "bpe"])
 def test_texts_have_the_tokens_of_the_tokenizer(
     tokenizer: Tokenizer,
-    opened: Opened,  # noqa: F811
+    opened: Opened,
     tmp_path: Path,
 ) -> None:
     page_of(tmp_path / "page.html", small(vocab_size=tokenizer.vocab_size), tokenizer)
@@ -124,7 +124,7 @@ def test_texts_have_the_tokens_of_the_tokenizer(
 
 
 @pytest.mark.browser
-def test_the_page_writes_the_text_that_the_model_writes(opened: Opened, tmp_path: Path) -> None:  # noqa: F811
+def test_the_page_writes_the_text_that_the_model_writes(opened: Opened, tmp_path: Path) -> None:
     """Greedy text, longer than the context, from a prompt and without one."""
     (tmp_path / "a.txt").write_text(story(6000))
     run = tmp_path / "run"
@@ -153,7 +153,7 @@ def write(page: Page, tokens: int, temperature: str = "0") -> None:
 
 @pytest.mark.browser
 def test_a_chat_is_encoded_as_by_the_template_and_names_of_special_tokens_in_messages_are_text(
-    opened: Opened,  # noqa: F811
+    opened: Opened,
     tmp_path: Path,
 ) -> None:
     tokenizer = WORDS.with_special_tokens(["<|im_start|>", "<|im_end|>"])
@@ -189,7 +189,7 @@ def test_a_template_whose_turns_differ_is_an_error() -> None:
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [360, 1400])
-def test_a_page_fits_its_window_and_its_strings_are_text(width: int, browser: Browser, tmp_path: Path) -> None:  # noqa: F811
+def test_a_page_fits_its_window_and_its_strings_are_text(width: int, browser: Browser, tmp_path: Path) -> None:
     tokenizer = train_char("ab<>'\"&", [HOSTILE[:8]])
     _, html = page_of(tmp_path / "page.html", small(vocab_size=tokenizer.vocab_size), tokenizer, "int8", name=HOSTILE)
     assert html.count("</script>") == 4 and "<img" not in html

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.report.test_browser import browser  # noqa: F401, a fixture
 from tinylm.serving import server
 
 pytestmark = pytest.mark.browser
@@ -17,7 +16,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 class Answers:
     """A page of the server whose requests are answered with `contents`, one after another; errors are numbers."""
 
-    def __init__(self, browser: Browser, name: str, contents: list[Any]) -> None:  # noqa: F811
+    def __init__(self, browser: Browser, name: str, contents: list[Any]) -> None:
         self.requests: list[Any] = []
         self.contents = contents
         self.page: Page = browser.new_page()
@@ -39,7 +38,7 @@ class Answers:
         route.fulfill(body="".join(f"data: {event}\n\n" for event in events), content_type="text/event-stream")
 
 
-def test_the_chat_page_sends_the_whole_conversation_and_shows_answers_as_text(browser: Browser) -> None:  # noqa: F811
+def test_the_chat_page_sends_the_whole_conversation_and_shows_answers_as_text(browser: Browser) -> None:
     answers = Answers(browser, "chat_page", [["Hello ", HOSTILE], 400, ["Bye"], ["New"]])
     page, text = answers.page, answers.page.locator("#text")
     text.fill("One?")
@@ -64,7 +63,7 @@ def test_the_chat_page_sends_the_whole_conversation_and_shows_answers_as_text(br
     page.close()
 
 
-def test_the_page_of_a_base_model_continues_the_text(browser: Browser) -> None:  # noqa: F811
+def test_the_page_of_a_base_model_continues_the_text(browser: Browser) -> None:
     answers = Answers(browser, "completion_page", [[" sea", " was"], 400])
     answers.page.locator("#text").fill("The")
     answers.page.locator("#go").click()

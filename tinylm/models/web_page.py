@@ -19,12 +19,13 @@ from tinylm.config.model import GATED_ACTIVATIONS, ModelConfig
 from tinylm.config.run import DataConfig
 from tinylm.config.validation import require
 from tinylm.errors import UsageError
+from tinylm.formats.families import resolve
 from tinylm.generation.prompts import encode_conversation, start_tokens
 from tinylm.system.html import encode_json, security_policy
 from tinylm.text.chat import Conversation
 from tinylm.text.chat_format import ChatFormat, without_marks
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.transformer.build import attention_scale, rope_rotation
+from tinylm.transformer.build import rope_rotation
 
 FOLDER = Path(__file__).parent / "page"
 DTYPES = ("int8", "f16", "f32")
@@ -92,16 +93,13 @@ class Encoded:
 
 def model_values(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """The sizes and the kinds of layers of the model, by their names in decoder.js."""
-    rope = None
+    config, rope = resolve(config), None
     if config.position == "rope":
         rotated = config.rotary_dim or config.head_dim
         usual = rope_rotation(rotated, config.rope_theta, config.rope_scaling)
         local = usual if config.local_rope_theta is None else rope_rotation(rotated, config.local_rope_theta)
         of_layers = [local if layer in config.local_layers else usual for layer in range(config.layers)]
         rope = [{"frequencies": r.frequencies.tolist(), "magnitude": r.magnitude} for r in of_layers]
-    scale = attention_scale(config)
-    usual_epsilon = 1e-5 if config.norm == "layernorm" else 1e-6
-    k = config.experts_per_token
     return {
         "context": config.context,
         "tokens": tokenizer.vocab_size,
@@ -110,12 +108,12 @@ def model_values(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
         "heads": config.heads,
         "kvHeads": config.kv_heads,
         "headDim": config.head_dim,
-        "scale": config.head_dim**-0.5 if scale is None else scale,
+        "scale": config.attention_multiplier,
         "windows": [config.local_window if layer in config.local_layers else None for layer in range(config.layers)],
         "position": config.position,
         "rope": rope,
         "norm": config.norm,
-        "epsilon": usual_epsilon if config.norm_epsilon is None else config.norm_epsilon,
+        "epsilon": config.norm_epsilon,
         "placement": config.norm_placement,
         "qkNorm": config.qk_norm,
         "residual": config.residual,
@@ -123,9 +121,9 @@ def model_values(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
         "activation": ACTIVATIONS.get(config.activation, config.activation),
         "gated": config.activation in GATED_ACTIVATIONS,
         "experts": config.experts,
-        "expertsPerToken": k,
-        "normaliseShares": k > 1 if config.normalise_top_k is None else config.normalise_top_k,
-        "embeddingScale": config.embedding_scale or (config.width**0.5 if config.scale_embedding else 1.0),
+        "expertsPerToken": config.experts_per_token,
+        "normaliseShares": config.normalise_top_k,
+        "embeddingScale": config.embedding_scale,
     }
 
 

@@ -53,16 +53,6 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
     return RunLength(steps, steps / steps_per_epoch, steps * tokens_per_step, step_seconds)
 
 
-def usual_generations(machine: Machine, request: PlanRequest, epochs: float) -> int:
-    """The number of generations of a run of so many passes, unless it is chosen: for new modern decoders of plain text,
-    as many as have GENERATION_EPOCHS passes, at most MAX_GENERATIONS (decisions 051, 052); otherwise 1.
-    """
-    is_suited = request.is_new_modern and request.objective == "next-token" and request.keep == "best"
-    if not is_suited or request.ranks > 1 or request.data.by_heart or not _predictions_fit(machine, request):
-        return 1
-    return max(1, min(recipes.MAX_GENERATIONS, int(epochs / recipes.GENERATION_EPOCHS)))
-
-
 def _predictions_fit(machine: Machine, request: PlanRequest) -> bool:
     free = machine.free_memory if machine.device == "cpu" else None
     return free is None or request.soft_target_bytes < recipes.SOFT_TARGET_SHARE * free
@@ -71,7 +61,8 @@ def _predictions_fit(machine: Machine, request: PlanRequest) -> bool:
 def choose_generations(
     machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength, notices: list[str]
 ) -> int:
-    """The chosen number of generations, or the usual one that leaves GENERATION_EPOCHS passes to each.
+    """The chosen number of generations or, of new modern decoders of plain text, as many as have GENERATION_EPOCHS
+    passes, at most MAX_GENERATIONS (decisions 051, 052).
 
     A sentence about a `teacher_weight` without a teacher is appended to `notices`. Raises UsageError for several
     generations of a run that begins with an existing model, or in several processes; if each has less than one pass;
@@ -79,8 +70,12 @@ def choose_generations(
     """
     number = request.training.get("generations")
     if number is None:
-        number = usual_generations(machine, request, length.epochs)
+        is_suited = request.is_new_modern and request.objective == "next-token" and request.keep == "best"
+        is_suited = (
+            is_suited and request.ranks == 1 and not request.data.by_heart and _predictions_fit(machine, request)
+        )
         minimum = recipes.GENERATION_EPOCHS
+        number = max(1, min(recipes.MAX_GENERATIONS, int(length.epochs / minimum))) if is_suited else 1
         while number > 1 and remaining_length(machine, request, config, length, number).epochs < number * minimum:
             number -= 1
     if number > 1:

@@ -12,6 +12,7 @@ from tests.shell import assert_error, run_ok, story, tinylm
 from tests.variants import VARIANTS, randomised, small
 from tinylm.config.model import ModelConfig
 from tinylm.errors import UsageError
+from tinylm.formats.families import resolve
 from tinylm.generation.prompts import encode_conversation
 from tinylm.models.load import load
 from tinylm.models.web_page import (
@@ -51,7 +52,7 @@ def page_of(
     network = randomised(build_model(config))
     weights = round_weights(dict(network.state_dict()), config, dtype)
     format = None if template is None else chat_format(template, tokenizer)
-    html = render_web_page(name, config, tokenizer, None, weights, format)
+    html = render_web_page(name, resolve(config), tokenizer, None, weights, format)
     path.write_text(html, encoding="utf-8")
     rounded = build_model(config).eval()
     rounded.load_state_dict(rounded_tensors(weights, config))

@@ -16,6 +16,7 @@ from tinylm.adapters.adapter import adapter_tensors
 from tinylm.config.run import AdapterConfig, RunConfig, run_of
 from tinylm.config.validation import check_choice, require
 from tinylm.errors import TinyLMError, UsageError, concerning
+from tinylm.formats.families import resolve
 from tinylm.formats.family import ForeignModel
 from tinylm.formats.gguf_file import MAGIC
 from tinylm.formats.gguf_model import (
@@ -227,7 +228,7 @@ def _write_web_page(opened: LoadedModel, out: Path, dtype: str, name: str) -> Ex
     weights = web_page.round_weights(opened.weights.tensors, config.model, dtype)
     template = config.tokenizer.chat_template
     format = None if template is None else chat_format(template, tokenizer)
-    page = web_page.render_web_page(name, config.model, tokenizer, config.data, weights, format)
+    page = web_page.render_web_page(name, resolve(config.model), tokenizer, config.data, weights, format)
     expected = probe_logits(opened.network.float())
     rounded = web_page.rounded_tensors(weights, config.model)
     difference = logit_difference(probe_logits(restore_model(config, rounded, out)), expected)

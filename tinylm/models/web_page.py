@@ -19,7 +19,6 @@ from tinylm.config.model import GATED_ACTIVATIONS, ModelConfig
 from tinylm.config.run import DataConfig
 from tinylm.config.validation import require
 from tinylm.errors import UsageError
-from tinylm.formats.families import resolve
 from tinylm.generation.prompts import encode_conversation, start_tokens
 from tinylm.system.html import encode_json, security_policy
 from tinylm.text.chat import Conversation
@@ -92,8 +91,8 @@ class Encoded:
 
 
 def model_values(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The sizes and the kinds of layers of the model, by their names in decoder.js."""
-    config, rope = resolve(config), None
+    """The sizes and the kinds of layers of the model, by their names in decoder.js. config: as in `render_web_page`"""
+    rope = None
     if config.position == "rope":
         rotated = config.rotary_dim or config.head_dim
         usual = rope_rotation(rotated, config.rope_theta, config.rope_scaling)
@@ -175,7 +174,11 @@ def render_web_page(
     weights: "Mapping[str, Encoded]",
     format: ChatFormat | None,
 ) -> str:
-    """The HTML of the page. data: the training text, if it is recorded. format: of a chat model."""
+    """The HTML of the page.
+
+    config: with all defaults filled in (`tinylm.formats.families.resolve`). data: the training text, if it is recorded.
+    format: of a chat model
+    """
     tensors, blob = {}, bytearray()
     for key, tensor in weights.items():
         tensors[key] = {"shape": tensor.shape, "format": tensor.dtype, "offset": len(blob)}

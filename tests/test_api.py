@@ -4,6 +4,7 @@ import inspect
 import json
 import logging
 import os
+import pydoc
 import re
 import signal
 import sys
@@ -52,7 +53,7 @@ def python(code: str, **environment: str) -> str:
 
 
 def test_importing_tinylm_imports_no_torch_and_shows_only_the_public_names() -> None:
-    functions = "export_model finetune_adapter finetune_lora import_model load train"
+    functions = "compare errors events export_model finetune_adapter finetune_lora import_model load report train"
     printed = python("import sys, tinylm; print('torch' in sys.modules, *dir(tinylm))")
     assert printed.split() == ["False", "Model", "__version__", *functions.split()]
     with pytest.raises(AttributeError, match="module 'tinylm' has no attribute 'trian'"):
@@ -80,7 +81,7 @@ print(late[0] / imported, os.environ["GOMP_SPINCOUNT"])
 
 
 NOT_SETTINGS = {"quiet", "json", "config", "debug", "short_help", "dry_run", "report", "log_to"}
-NOT_SETTINGS |= {"out", "model", "resume", "corpus", "files", "callbacks", "reporter", "ctx"}
+NOT_SETTINGS |= {"out", "model", "resume", "corpus", "files", "callbacks", "reporter", "progress", "ctx"}
 
 
 def test_functions_that_train_take_the_options_of_their_commands() -> None:
@@ -105,8 +106,9 @@ def test_functions_that_train_take_the_options_of_their_commands() -> None:
     # What mypy refuses reaches the functions from programs that it does not check.
     with pytest.raises(UsageError, match=r"`lr` is '0.1'; it must be a number\."):
         tinylm.train("one.txt", lr="0.1")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="unknown settings: layer, sized"):
-        tinylm.train("one.txt", layer=1, sized=2)
+    meant = re.escape("unknown settings: layer (did you mean layers?), n_embd (did you mean width?), zzz")
+    with pytest.raises(TypeError, match=meant):
+        tinylm.train("one.txt", layer=1, n_embd=2, zzz=3)
 
 
 # Training
@@ -215,9 +217,42 @@ def test_an_error_names_the_setting_and_writes_no_file(here: Path) -> None:
     }.items():
         with pytest.raises(UsageError, match=re.escape(message)):
             call()
-    with pytest.raises(TypeError, match="unknown settings: learning_rate"):
+    with pytest.raises(TypeError, match=re.escape("unknown settings: learning_rate (did you mean lr?)")):
         tinylm.train("one.txt", "new", learning_rate=0.1)
+    model = tinylm.load("run")
+    for call, setting, meant in (
+        (model.generate, "max_new_tokens", "max_tokens"),
+        (model.evaluate, "text_column", "text_key"),
+        (lambda **settings: tinylm.compare(model, model, text="no joy", **settings), "formats", "format"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(f"{setting} (did you mean {meant}?)")):
+            call(**{setting: 1})
     assert snapshot(here) == before
+
+
+def test_help_names_the_arguments_first_and_lists_each_setting_in_a_line_that_can_be_read() -> None:
+    for function in (tinylm.train, tinylm.finetune_lora, tinylm.finetune_adapter):
+        first, *rest = pydoc.plain(pydoc.render_doc(function)).splitlines()[2:]
+        assert first.startswith(f"{function.__name__}(files=()") and first.endswith("progress=True, **settings)")
+        assert max(map(len, (first, *rest))) <= 130
+        listed = {line.split(" = ")[0].strip() for line in rest if re.match(r" +[a-z][a-z0-9_]+ = ", line)}
+        assert listed == set(inspect.signature(function).parameters) - NOT_SETTINGS
+        assert not any("--" in line for line in rest)
+
+
+def test_reports_and_comparisons_are_those_of_the_commands(here: Path) -> None:
+    first, second = trained("first", steps=3), trained("second", steps=6)
+    assert tinylm.report([first.run, second.run], "python.html", memorisation=False) == Path("python.html")
+    run_ok("report", "first", "second", "--out", "shell.html", "--no-memorisation")
+    pages = [re.sub(r'"created":"[^"]*"', "", Path(name).read_text()) for name in ("python.html", "shell.html")]
+    assert pages[0] == pages[1] and len(pages[0]) > 50_000
+    with pytest.raises(tinylm.errors.TinyLMError, match=r"Cannot write missing/a\.html"):
+        tinylm.report(first.run, "missing/a.html", memorisation=False)
+    printed = json.loads(run_ok("compare", "first", "second", "two.txt", "--json", "--unknown", "skip").stdout)
+    compared = tinylm.compare("first", second.load(), "two.txt", unknown="skip")
+    assert compared.to_json() == printed
+    assert "bits per byte of A" in compared._repr_html_() and f"{compared.bits_per_byte_a:.4f}" in repr(compared)
+    assert tinylm.events.Stepped is Stepped and tinylm.errors.UsageError is UsageError
 
 
 # Ctrl-C

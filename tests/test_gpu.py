@@ -30,10 +30,11 @@ from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch, prefetch
 from tinylm.text.tokenizer import train_char
 from tinylm.training import run as run_module
-from tinylm.training.events import Evaluated, Event, Logged, Notice, TrainingResult
+from tinylm.training.events import Evaluated, Event, Logged, Notice
 from tinylm.training.execution import GraphedModel, capture_graphs, checkpoint_activations, compile_layers
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.parallel import full, shard_model
+from tinylm.training.result import TrainingResult
 from tinylm.training.state import capture_rng, restore_rng
 from tinylm.training.trainer import Trainer
 from tinylm.transformer.architectures import Decoder

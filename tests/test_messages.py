@@ -50,11 +50,12 @@ def test_a_name_in_backticks_in_a_message_is_an_option_or_set_by_an_import() -> 
     assert {(path, name) for path, name in named if name not in OPTIONS | IMPORTED | IN_SCHEMAS} == set()
 
 
-def test_library_code_prints_nothing() -> None:
+def test_library_code_prints_nothing_but_the_progress_of_python_programs() -> None:
     forbidden = {"print", "sys.stdout", "sys.stderr", "sys.argv"}
     found = {
         (path.name, ast.unparse(node))
         for path in LIBRARY
+        if path.name != "progress_bar.py"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute | ast.Name) and ast.unparse(node) in forbidden
     }

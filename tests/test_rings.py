@@ -23,16 +23,16 @@ BORDERS = {  # with their packages and modules
     "analysis": ("analysis",),
     "distributed": ("distributed",),
     "formats": ("formats", "models.importing", "models.exporting"),
-    "report": ("report",),
+    "run_report": ("run_report",),
     "serving": ("serving",),
     "doctor": ("machine.doctor",),
     "llama.cpp": ("generation.llama_cpp", "generation.conversion_cache"),
     "graphs": ("generation.graph_engine",),
 }
 # Without these, the core works (the last test): no module of the core imports them when it starts.
-REMOVABLE = ("analysis", "report", "serving", "machine/doctor.py")
+REMOVABLE = ("analysis", "run_report", "serving", "machine/doctor.py")
 # The number of modules of the core that import a border. Of formats, one is models/open.py, the table of openers.
-STILL_IMPORTED = dict.fromkeys(BORDERS, 0) | {"adapters": 3, "distributed": 3, "formats": 5, "report": 2}
+STILL_IMPORTED = dict.fromkeys(BORDERS, 0) | {"adapters": 3, "distributed": 3, "formats": 5, "run_report": 2}
 STILL_IMPORTED |= {"llama.cpp": 3, "graphs": 1}
 SETTINGS = ("--layers", "1", "--heads", "2", "--width", "16", "--context", "16", "--batch-size", "4", "--quiet")
 

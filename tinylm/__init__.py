@@ -1,6 +1,7 @@
 """Train, fine-tune, evaluate and sample small language models.
 
-The functions and the class `Model` are imported on first access, and import torch then.
+The functions, the class `Model` and the modules `errors` and `events` are imported on first access; all but `errors`
+import torch then.
 """
 
 import sys
@@ -10,10 +11,14 @@ TYPE_CHECKING = False  # as in `typing`, whose import took most of the time befo
 if TYPE_CHECKING:
     from typing import Any
 
+    from tinylm import errors as errors
+    from tinylm.analysis.comparison import compare as compare
     from tinylm.models.exporting import export_model as export_model
     from tinylm.models.importing import import_model as import_model
     from tinylm.models.load import load as load
     from tinylm.models.model import Model as Model
+    from tinylm.run_report.page import report as report
+    from tinylm.training import events as events
     from tinylm.training.api import finetune_adapter as finetune_adapter
     from tinylm.training.api import finetune_lora as finetune_lora
     from tinylm.training.api import train as train
@@ -22,15 +27,21 @@ __version__ = "0.1.0"
 __all__ = [
     "Model",
     "__version__",
+    "compare",
+    "errors",
+    "events",
     "export_model",
     "finetune_adapter",
     "finetune_lora",
     "import_model",
     "load",
+    "report",
     "train",
 ]
 
 _MODULES = {  # module of each public name, imported on first use (PEP 562)
+    "errors": "tinylm.errors",
+    "events": "tinylm.training.events",
     "load": "tinylm.models.load",
     "Model": "tinylm.models.model",
     "train": "tinylm.training.api",
@@ -38,6 +49,8 @@ _MODULES = {  # module of each public name, imported on first use (PEP 562)
     "finetune_adapter": "tinylm.training.api",
     "import_model": "tinylm.models.importing",
     "export_model": "tinylm.models.exporting",
+    "compare": "tinylm.analysis.comparison",
+    "report": "tinylm.run_report.page",
 }
 
 
@@ -55,7 +68,8 @@ def __getattr__(name: str) -> "Any":
         from tinylm.kernels.process import set_spin_count
 
         set_spin_count()
-    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    module = importlib.import_module(_MODULES[name])
+    value = globals()[name] = getattr(module, name, module)
     _last_import = begun, time.monotonic()
     return value
 

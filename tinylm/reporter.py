@@ -12,6 +12,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def shorten_number(number: float) -> str:
+    """A number for people to read: 1,234,567 as 1.2M."""
+    for size, least, suffix in ((1e9, 999.95e6, "G"), (1e6, 999.95e3, "M"), (1e3, 999.5, "k")):
+        if number >= least:  # `least` instead of `size`: 999,950 would be 1000.0k
+            return f"{number / size:.1f}{suffix}"
+    return f"{number:.0f}"
+
+
 class Reporter(Protocol):
     """Receives notes, warnings and progress. The command line uses `tinylm.commands.console.Console`."""
 

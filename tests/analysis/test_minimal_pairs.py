@@ -94,7 +94,9 @@ def test_the_sample_of_blimp_has_every_tenth_pair_of_67_paradigms() -> None:
     assert len(pairs) == 6700
     assert len(phenomena) == 13 and all(count % 100 == 0 for count in phenomena.values())
     assert pairs[0] == MinimalPair(
-        "Who should Derek hug after shocking Richard?", "Who should Derek hug Richard after shocking?", "island effects"
+        " Who should Derek hug after shocking Richard?",
+        " Who should Derek hug Richard after shocking?",
+        "island effects",
     )
 
 

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,10 +46,8 @@ def test_an_answer_is_shown_without_line_breaks_around_it(capsys: pytest.Capture
     class Session:
         dropped, finish_reason = 0, "end"
 
-        def ask(self, question: str) -> Iterator[str]:
-            yield from ("\n", "\r\n\na", "\n", "\nb\n", "\n")
-
-    _print_answer(Session(), "?", Console())  # type: ignore[arg-type]
+    answer = (chunk for chunk in ("\n", "\r\n\na", "\n", "\nb\n", "\n"))
+    _print_answer(Session(), answer, Console())  # type: ignore[arg-type]
     assert capsys.readouterr().out == "a\n\nb\n"
 
 
@@ -76,6 +73,55 @@ def test_commands_save_and_reset_the_conversation(model: Path, tmp_path: Path) -
     assert saved[1][0]["content"] == "Be brief."
     assert result.stdout == "".join(f"{messages[-1]['content']}\n" for messages in saved)
     assert "/no is not a command" in result.stderr and "Cannot write" in result.stderr
+
+
+def test_a_saved_conversation_is_resumed_where_it_ended(model: Path, tmp_path: Path) -> None:
+    """Reference: the same conversation without the pause."""
+    file, whole = tmp_path / "chat.jsonl", tmp_path / "whole.jsonl"
+    options = ("--model", model, "-n", 3, "--seed", 1)
+    run_ok("chat", *options, "--system", "Be brief.", stdin=f"hi\n/save {file}\nyou\n/save {whole}\n")
+    resumed = run_ok("chat", *options, "--resume", file, stdin=f"you\n/save {file}\n")
+    first, second = [json.loads(line)["messages"] for line in file.read_text().splitlines()]
+    assert second == json.loads(whole.read_text())["messages"] and second[:3] == first
+    assert resumed.stdout == f"{second[-1]['content']}\n"
+    assert f"Continuing a conversation of 2 messages; the last answer: {first[-1]['content']}" in resumed.stderr
+    run_ok("chat", *options, "--resume", file, "--system", "Be long.", stdin=f"you\n/save {file}\n")
+    last = json.loads(file.read_text().splitlines()[-1])["messages"]
+    assert last[0]["content"] == "Be long." and last[1:5] == second[1:]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (None, "Cannot read"),
+        ("", "has no conversation in its last line"),
+        ("no json\n", "has no conversation in its last line"),
+        ('{"messages": [{"role": "user", "content": "a"}]}\n\n', "line 1 is not a conversation of questions"),
+        ('{"messages": [{"role": "system", "content": "a"}]}', "line 1 is not a conversation of questions"),
+        ('{"messages": 3}', "'messages' must be a list"),
+        (b"\xff\n", "has no conversation in its last line"),
+    ],
+)
+def test_a_file_without_a_conversation_to_resume_is_an_error(
+    model: Path, tmp_path: Path, text: str | bytes | None, problem: str
+) -> None:
+    file = tmp_path / "chat.jsonl"
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert_error(shell("chat", "--model", model, "--resume", file, stdin="hi\n"), 2, problem)
+
+
+def test_another_answer_takes_the_place_of_the_last_one(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "chat.jsonl"
+    options = ("--model", model, "-n", 6, "--seed", 1)
+    typed = f"hi\n/again\n/again\n/save {file}\nyou\n/save {file}\n"
+    answers = [line["content"] for line in records(run_ok("chat", *options, "--json", stdin=typed))]
+    assert len(set(answers[:3])) == 3
+    first, second = [[m["content"] for m in json.loads(line)["messages"]] for line in file.read_text().splitlines()]
+    assert first == ["hi", answers[2]] and second == ["hi", answers[2], "you", answers[3]]
+    repeated = run_ok("chat", *options[:4], "-t", 0, "--json", stdin="/again\nhi\n/again\n")
+    assert [line["content"] for line in records(repeated)] == 2 * [records(repeated)[0]["content"]]
+    assert "There is no question yet." in repeated.stderr
 
 
 def test_a_line_that_ends_in_a_backslash_continues_on_the_next_line_if_there_is_one(

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tinylm.commands.console import PLAIN_SECONDS, Console, shorten_number, wrap
+from tinylm.commands.console import PLAIN_SECONDS, Console, wrap
+from tinylm.reporter import shorten_number
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX terminal")
 

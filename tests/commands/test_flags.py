@@ -15,7 +15,8 @@ from tinylm.cli import COMMANDS, app, load_command
 from tinylm.commands.console import Console
 from tinylm.commands.next_steps import next_step, resume_command
 from tinylm.commands.option_sources import settings_to_flags
-from tinylm.commands.suggestions import OTHER_ARGUMENTS, OTHER_COMMANDS, OTHER_OPTIONS, suggest_options
+from tinylm.commands.suggestions import OTHER_ARGUMENTS, OTHER_COMMANDS
+from tinylm.config.similar_names import OTHER_OPTIONS, suggest_options
 from tinylm.errors import (
     AdapterNotModelError,
     NoRunError,

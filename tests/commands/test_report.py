@@ -10,7 +10,7 @@ import pytest
 import sacrebleu
 
 import tinylm as api
-from tests.report.test_page import data_of
+from tests.run_report.test_page import data_of
 from tests.shell import assert_error, copied, edit_config, records, run_ok, tinylm
 from tests.trained_runs import BOTH, pairs_file
 
@@ -123,7 +123,7 @@ def test_memorisation_has_the_figures_of_evaluation_and_places_in_the_training_t
 
 
 def test_costly_memorisation_needs_a_request(run: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tinylm.report import predictions as copied_text
+    from tinylm.run_report import predictions as copied_text
 
     assert "memorisation" not in report(run)[0]
     assert "memorisation" not in report(encoder, memorisation="")[0]

@@ -28,7 +28,7 @@ def test_a_text_of_some_words_is_recited_from_its_beginning(here: Path) -> None:
     said = run_ok("train", "t.txt", *SMALL).stderr
     assert f"text:      {len(RHYME)} tokens to train on, the same to validate with\n" in said
     assert "length:    500 steps, " in said
-    assert "goal:      to learn so short a text by heart; --val-fraction 0.1 holds a part of it back" in said
+    assert "goal:      to learn so short a text by heart; a fraction for validation" in said
     assert "this model" not in said, "baselines that were not made to learn it"
     assert run_ok("sample", "-p", RHYME[:8], "-n", len(RHYME) - 8, "-t", 0).stdout.rstrip("\n") == RHYME
     (scored,) = records(run_ok("eval", "t.txt", "--json"))

@@ -24,7 +24,8 @@ from tinylm.reporter import counted
 from tinylm.system.process_signals import Interrupted
 from tinylm.system.ranks import Launch, Ranks
 from tinylm.text.tokenizer import train_char
-from tinylm.training.events import Evaluated, Logged, Sampled, Started, Stepped, TrainingResult
+from tinylm.training.events import Evaluated, Logged, Sampled, Started, Stepped
+from tinylm.training.result import TrainingResult
 from tinylm.training.validation import generate_sample
 from tinylm.transformer.build import build_model
 

@@ -32,7 +32,8 @@ from tinylm.errors import UsageError
 from tinylm.jobs.masked.job import masked_evaluation_batches
 from tinylm.models.model import Model
 from tinylm.system.ranks import ONE_RANK, Ranks
-from tinylm.training.events import Stepped, TrainingResult
+from tinylm.training.events import Stepped
+from tinylm.training.result import TrainingResult
 
 SHAPE: dict[str, Any] = {"layers": 1, "heads": 2, "width": 16, "context": 64}
 FIXED: dict[str, Any] = {"steps": 4, "batch_size": 4, "eval_every": 2, "save_every": 2, "log_every": 1, "lr": 0.01}

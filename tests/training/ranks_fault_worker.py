@@ -25,7 +25,7 @@ from unittest.mock import patch
 import torch._dynamo  # before the forks, since these imports take seconds
 import torch.distributed.fsdp  # noqa: F401, likewise
 
-import tinylm.report.page  # noqa: F401
+import tinylm.run_report.page  # noqa: F401
 from tinylm.__main__ import main
 from tinylm.objectives.loss import Loss
 from tinylm.run_directory import directory

@@ -6,25 +6,27 @@ differ: parts begin at token boundaries of both tokenizers.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tinylm.config.similar_names import require_settings
 from tinylm.config.validation import require
 from tinylm.errors import AdapterNotModelError, UsageError
 from tinylm.evaluation.loop import default_batch_size, token_losses
 from tinylm.evaluation.result import choose_units, ratio_interval
-from tinylm.jobs.evaluated_text import known_text, opened_corpus
+from tinylm.jobs.evaluated_text import evaluation_source, known_text, opened_corpus
 from tinylm.jobs.reading import ModelReader
 from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.jobs.text.job import sums_between
 from tinylm.kernels.process import keep_freed_blocks
 from tinylm.models.load import load
-from tinylm.models.model import Model
+from tinylm.models.model import Model, ReadingSettings
 from tinylm.reporter import LogReporter, Reporter
+from tinylm.system.html import html_table
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.corpus import Stream, document_end, rechunk
 from tinylm.text.decoding import decoded_stream
@@ -84,7 +86,7 @@ def encode_with_positions(stream: Stream, tokenizer: Tokenizer, progress: Progre
     return PositionedTokens(np.concatenate(ids), np.concatenate(starts), np.array([*documents, place + 1]))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison:
     """Two models, a and b, on the same text.
 
@@ -115,6 +117,28 @@ class Comparison:
         """All fields by name."""
         return dataclasses.asdict(self)
 
+    def __repr__(self) -> str:
+        return "Comparison(" + ", ".join(f"{name} {value}" for name, value in self.rows().items()) + ")"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return html_table({**self.rows(), "result": self.verdict})
+
+    def rows(self) -> dict[str, str]:
+        """The figures as texts by name."""
+        low, high = self.difference_low, self.difference_high
+        return {
+            "A": self.a,
+            "B": self.b,
+            "bits per byte of A": f"{self.bits_per_byte_a:.4f}",
+            "bits per byte of B": f"{self.bits_per_byte_b:.4f}",
+            "nats per token of A": f"{self.loss_a:.4f}",
+            "nats per token of B": f"{self.loss_b:.4f}",
+            "B - A, bits per byte": f"{self.difference:.4f}",
+            "95 % interval": "-" if low is None else f"{low:.4f} to {high:.4f}",
+            "bytes scored": f"{self.bytes:,}",
+        }
+
     @property
     def verdict(self) -> str:
         """The result as a sentence."""
@@ -141,6 +165,41 @@ def load_model_or_adapter(
         return load(path, device=device, dtype=dtype, reporter=reporter)
     except AdapterNotModelError:
         return load(base, adapters=[path], device=device, dtype=dtype, reporter=reporter)
+
+
+def compare(
+    a: str | Path | Model,
+    b: str | Path | Model,
+    files: str | Path | Sequence[str | Path] | None = None,
+    *,
+    text: str | None = None,
+    model: str | Path | None = None,
+    batch_size: int | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    reporter: Reporter | None = None,
+    **reading: Any,
+) -> Comparison:
+    """Compare two decoders on a text: the difference in bits per byte, with a 95 % confidence interval.
+
+    a, b: models, or what `load` takes as a path; also adapters.
+    files, text: as in `Model.evaluate`. Default: the validation text of both, if they were trained on the same data.
+    model: base model of the adapters. Default: the one that an adapter records.
+    batch_size: windows per forward pass. device, dtype: as in `load`. reporter: default: the logger `tinylm`.
+    reading: fields of TextSource, such as `format` and `unknown`, which apply to `files`.
+
+    Raises UsageError for models and texts that cannot be used, TypeError for unknown settings, and TinyLMError for
+    damaged data.
+    """
+    require_settings(reading, [field.name for field in dataclasses.fields(ReadingSettings)])
+    reporter = reporter or LogReporter()
+    first, second = (
+        m if isinstance(m, Model) else load_model_or_adapter(m, model, device=device, dtype=dtype, reporter=reporter)
+        for m in (a, b)
+    )
+    names = (str(a if not isinstance(a, Model) else a.path), str(b if not isinstance(b, Model) else b.path))
+    with evaluation_source(files, text, first.data_kinds[0], vars(ReadingSettings(**reading))) as source:
+        return compare_models(first, second, source, names=names, batch_size=batch_size, reporter=reporter)
 
 
 def compare_models(

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tinylm.config.validation import describe_value, require
 from tinylm.errors import TinyLMError, UsageError
@@ -65,7 +64,7 @@ class PairAccuracy:
 
 def read_pairs(source: str | Path) -> list[MinimalPair]:
     """The pairs of a JSONL file with `good`, `bad` and, if there are several phenomena, `phenomenon`; or of BLiMP, by
-    the name `blimp`.
+    the name `blimp`, whose sentences begin with a space, as they do in lm-eval.
 
     Raises UsageError for a file that cannot be read, for a line that is not a pair, and for no pairs.
     """
@@ -83,7 +82,7 @@ def read_pairs(source: str | Path) -> list[MinimalPair]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UsageError(f"Cannot read {path}: {reason}; give a JSONL file, or {BLIMP}.") from error
     require(bool(pairs), f"{path} has no pairs in it; write one per line.")
-    return pairs
+    return [MinimalPair(f" {good}", f" {bad}", name) for good, bad, name in pairs] if is_sample else pairs
 
 
 def _parse_pair(line: str, location: str) -> MinimalPair:
@@ -135,28 +134,37 @@ def score_sentences(
     model: Model, sentences: Sequence[str], batch_tokens: int
 ) -> Iterator[tuple[list[int], np.ndarray]]:
     """Yield the indices of some of the sentences, and their log-probabilities in nats. The longest come first."""
+    before = start_tokens(model.tokenizer, model.data, [], model.context)
+    texts = [[*before, *_encode(model, sentence, len(before))] for sentence in sentences]
+    for indices, scores in score_ends(model, [(text, len(text) - len(before)) for text in texts], batch_tokens):
+        yield indices, np.array([log_p for log_p, _ in scores])
+
+
+def score_ends(
+    model: Model, texts: Sequence[tuple[list[int], int]], batch_tokens: int
+) -> Iterator[tuple[list[int], list[tuple[float, bool]]]]:
+    """Yield the indices of some of the texts, and for each of these the log-probability of its end in nats, and whether
+    each token of the end is the likeliest one. The longest texts come first.
+
+    texts: of each, the ids, which fit the context but for the last one, and the number of those at its end that are
+        scored, of which the first id is none
+    """
     network = model.network
     assert isinstance(network, Decoder)
-    before = start_tokens(model.tokenizer, model.data, [], model.context)
-    encoded = [_encode(model, sentence, len(before)) for sentence in sentences]
-    order = sorted(range(len(encoded)), key=lambda index: -len(encoded[index]))
+    order = sorted(range(len(texts)), key=lambda index: -len(texts[index][0]))
     while order:
-        rows = max(1, batch_tokens // (len(before) + len(encoded[order[0]])))
+        rows = max(1, batch_tokens // len(texts[order[0]][0]))
         chosen, order = order[:rows], order[rows:]
-        texts = [[*before, *encoded[index]] for index in chosen]
-        length = max(map(len, texts))
-        ids = torch.tensor([text + [0] * (length - len(text)) for text in texts], device=network.device)  # (B, T)
+        length = len(texts[chosen[0]][0])
+        padded = [texts[index][0] + [0] * (length - len(texts[index][0])) for index in chosen]
+        ids = torch.tensor(padded, device=network.device)  # (B, T)
         with torch.no_grad(), evaluation_mode(network), autocast(network.device.type, model.dtype):
-            hidden = network(ids[:, :-1]).hidden
-            log_p = log_softmax(network.logits(hidden)).gather(2, ids[:, 1:, None]).squeeze(2)  # (B, T-1)
-        yield chosen, _sums(log_p.double(), [len(text) for text in texts], len(before))
-
-
-def _sums(log_p: Tensor, lengths: list[int], before: int) -> np.ndarray:
-    """The sums over the tokens of each row after the first `before`: (B, T-1) -> (B,)."""
-    places = torch.arange(1, log_p.shape[1] + 1, device=log_p.device)
-    counted = (places >= before) & (places < torch.tensor(lengths, device=log_p.device)[:, None])
-    return np.asarray((log_p * counted).sum(dim=1).cpu())
+            log_p = log_softmax(network.logits(network(ids[:, :-1]).hidden))  # (B, T-1, V)
+        found = log_p.gather(2, ids[:, 1:, None]).squeeze(2).double().cpu()  # (B, T-1)
+        is_likeliest = (log_p.argmax(dim=2) == ids[:, 1:]).cpu()
+        ends = [slice(len(text) - 1 - scored, len(text) - 1) for text, scored in (texts[index] for index in chosen)]
+        scores = [(float(found[row, end].sum()), bool(is_likeliest[row, end].all())) for row, end in enumerate(ends)]
+        yield chosen, scores
 
 
 def _known_pairs(model: Model, pairs: Sequence[MinimalPair]) -> list[MinimalPair]:

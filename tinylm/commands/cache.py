@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.console import shorten_number
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
 from tinylm.config.validation import Panel, Setting
 from tinylm.errors import UsageError
+from tinylm.reporter import shorten_number
 from tinylm.system.files import SUBFOLDERS, cache_root, clear_cache, measure_usage
 
 KEPT = "machine"  # cleared only by name, since the plans of later runs depend on the measurements

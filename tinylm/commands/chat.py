@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,7 @@ from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions
 from tinylm.commands.sample_options import ChatTemplateOption, QuantizeOption, SeedOption, StopOptions
 from tinylm.config.settings import DeviceSettings
 from tinylm.config.validation import Panel, Setting
-from tinylm.errors import UsageError
+from tinylm.errors import UsageError, concerning, first_line
 from tinylm.generation.generation_config import (
     MAX_TOKENS,
     EngineSettings,
@@ -29,18 +29,22 @@ from tinylm.generation.generation_config import (
     SamplingSettings,
 )
 from tinylm.reporter import counted
+from tinylm.system.files import open_regular, parse_json
 
 if TYPE_CHECKING:
     from tinylm.generation.text_generator import ChatSession
+    from tinylm.text.chat import Conversation
 
 FIRST_OPTIONS = """
-model adapter system temperature top_k top_p repeat_penalty max_tokens stop seed quantize engine device quiet json
+model adapter system resume temperature top_k top_p repeat_penalty max_tokens stop seed quantize engine device quiet
+json
 """  # shown by -h
 
 HELP = """\
 /system TEXT   set the system message (without TEXT: the template's own), and begin a new conversation
 /reset         begin a new conversation
-/save FILE     append the conversation to FILE, as a line of JSONL for fine-tuning
+/again         another answer to the last question, in place of the last one
+/save FILE     append the conversation to FILE, as a line of JSONL for fine-tuning; --resume FILE continues it
 /exit          end, as Ctrl-D does
 A line that ends in \\ continues on the next line. Ctrl-C stops an answer; at the prompt, the second in a row ends."""
 
@@ -64,6 +68,10 @@ class ChatSessionOptions:
     system: Annotated[
         str | None,
         Setting("System message (default: that of the chat template, if it has one).", Panel.PROMPT, metavar="TEXT"),
+    ] = None
+    resume: Annotated[
+        Path | None,
+        Setting("Continue the last conversation of a file that /save has written.", Panel.PROMPT, metavar="FILE"),
     ] = None
     chat_template: ChatTemplateOption = None
     max_tokens: Annotated[
@@ -109,8 +117,31 @@ def chat(
     )
     ctx.call_on_close(loaded.close)
     format = loaded.chat_format(options.chat_template)
+    session = ChatSession(loaded, format, config, system=options.system)
+    if options.resume is not None:
+        session.restore(_last_conversation(options.resume))
+        count = counted(len(session.messages), "message")
+        console.note(f"Continuing a conversation of {count}; the last answer: {session.messages[-1]['content']}")
     console.note(f"Seed {config.seed}. /help lists the commands, Ctrl-D ends.")
-    talk(ChatSession(loaded, format, config, system=options.system), console)
+    talk(session, console)
+
+
+@concerning("resume")
+def _last_conversation(path: Path) -> "Conversation":
+    """The conversation in the last line of a file. Raises UsageError if there is none, or it cannot be read."""
+    from tinylm.text.chat import parse_conversation
+
+    number, last = 0, b""
+    try:
+        with open_regular(path) as file:
+            for count, line in enumerate(file, start=1):
+                number, last = (count, line) if line.strip() else (number, last)
+        location = f"{path}, line {number}"
+        return parse_conversation(parse_json(last.decode()), location)
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except ValueError as error:  # also text that is not UTF-8
+        raise UsageError(f"{path} has no conversation in its last line: {first_line(error)}.") from error
 
 
 def talk(session: "ChatSession", console: Console) -> None:
@@ -123,12 +154,15 @@ def talk(session: "ChatSession", console: Console) -> None:
             command, _, argument = line.partition(" ")
             if command in ("/exit", "/quit"):
                 return
-            _execute(command, argument.strip(), session, console)
-        elif line.strip():
-            try:
-                _print_answer(session, line, console)
-            except UsageError as error:
-                console.error(str(error))
+            if command != "/again":
+                _execute(command, argument.strip(), session, console)
+                continue
+        elif not line.strip():
+            continue
+        try:
+            _print_answer(session, session.ask_again() if line.startswith("/") else session.ask(line), console)
+        except UsageError as error:
+            console.error(str(error))
 
 
 def _read_lines(console: Console) -> Iterator[str]:
@@ -197,9 +231,8 @@ def _handling_ctrl_c(handler: Callable[[int, FrameType | None], Any]) -> Iterato
         signal.signal(signal.SIGINT, previous)
 
 
-def _print_answer(session: "ChatSession", question: str, console: Console) -> None:
+def _print_answer(session: "ChatSession", answer: Generator[str], console: Console) -> None:
     dropped = session.dropped
-    answer = session.ask(question)
     parts: list[str] = []
     held, shown = "", False  # line breaks around an answer are not shown, since one follows each
     stopped: list[int] = []  # signal numbers

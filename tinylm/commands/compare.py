@@ -89,17 +89,5 @@ def _print(console: "Console", comparison: "Comparison") -> None:
     if console.as_json:
         console.record(comparison.to_json())
         return
-    low, high = comparison.difference_low, comparison.difference_high
-    rows = [
-        ("A", comparison.a),
-        ("B", comparison.b),
-        ("bits per byte of A", f"{comparison.bits_per_byte_a:.4f}"),
-        ("bits per byte of B", f"{comparison.bits_per_byte_b:.4f}"),
-        ("nats per token of A", f"{comparison.loss_a:.4f}"),
-        ("nats per token of B", f"{comparison.loss_b:.4f}"),
-        ("B - A, bits per byte", f"{comparison.difference:.4f}"),
-        ("95 % interval", "-" if low is None else f"{low:.4f} to {high:.4f}"),
-        ("bytes scored", f"{comparison.bytes:,}"),
-    ]
-    console.table(("", ""), rows)
+    console.table(("", ""), list(comparison.rows().items()))
     console.line(comparison.verdict)

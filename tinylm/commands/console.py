@@ -16,6 +16,8 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 from tqdm import tqdm
 
+from tinylm.reporter import shorten_number
+
 
 def long_flag(parameter: Any, value: Any = None) -> str:
     """The long flag of an option, such as --kv-heads. If `value` is False, the flag that turns the option off, such as
@@ -367,11 +369,3 @@ def _stacked(cells: Sequence[str], columns: Sequence[str], width: int) -> str:
     pairs = [f"{column} {cell}" for column, cell in zip(columns[1:], cells[1:], strict=True)]
     pairs = [pair.replace(" ", _KEPT) if cell_len(pair) <= width - 2 else pair for pair in pairs]
     return f"{wrap(cells[0], width)}\n{wrap('  ' + '  '.join(pairs), width)}\n"
-
-
-def shorten_number(number: float) -> str:
-    """A number for people to read: 1,234,567 as 1.2M."""
-    for size, least, suffix in ((1e9, 999.95e6, "G"), (1e6, 999.95e3, "M"), (1e3, 999.5, "k")):
-        if number >= least:  # `least` instead of `size`: 999,950 would be 1000.0k
-            return f"{number / size:.1f}{suffix}"
-    return f"{number:.0f}"

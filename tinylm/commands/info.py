@@ -18,12 +18,12 @@ from tinylm.commands.console import Console, terminal_columns
 from tinylm.commands.next_steps import shell_quote, use_commands
 from tinylm.commands.option_groups import complete_runs, with_option_groups
 from tinylm.commands.options import OutputOptions, print_fields
-from tinylm.config.run import RunConfig
+from tinylm.config.run import RunConfig, describe_loss
 from tinylm.config.settings import format_duration
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.report.curves import MAX_NUMBER
 from tinylm.reporter import counted
 from tinylm.run_directory.layout import newest_model
+from tinylm.run_report.curves import MAX_NUMBER
 
 if TYPE_CHECKING:
     from tinylm.text.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ def compare_records(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 
     The first cell of a row is its name; a cell for each run follows. A missing value is "-".
     """
-    from tinylm.report.page import DIGESTS, flatten
+    from tinylm.run_report.page import DIGESTS, flatten
 
     results = {
         "kind": [record["kind"] for record in records],
@@ -249,9 +249,9 @@ def _print_comparison(console: Console, runs: list[_Described]) -> None:
 
 
 def _describe_run(path: Path) -> _Described:
-    from tinylm.report.curves import read_curves, read_samples
     from tinylm.run_directory.loading import read_config, read_tokenizer, summarise
     from tinylm.run_directory.metrics_log import iterate_metrics
+    from tinylm.run_report.curves import read_curves, read_samples
 
     config, summary = read_config(path), summarise(path)
     curve = [point for point in iterate_metrics(path) if point.get("val_loss") is not None]
@@ -301,9 +301,7 @@ def _run_summary(config: RunConfig, record: dict[str, Any], tokens: int | None) 
         done.append(f"{record['tokens_per_second']:,} tokens per second")
     shown["training"] = ", ".join(done)
     if record["val_loss"] is not None:
-        loss = f"{record['val_loss']:.4f} {config.loss_unit}"
-        if (bits := record.get("val_bits_per_byte")) is not None:
-            loss = f"{bits:.4f} bits per byte ({loss})"
+        loss = describe_loss(record["val_loss"], record.get("val_bits_per_byte"), config.loss_unit)
         which = f", on {tokens:,} tokens where training was stopped" if tokens else ", the best"
         shown["validation_loss"] = f"{loss}{which}, at step {record['best_step']:,}"
     elif config.training is not None:

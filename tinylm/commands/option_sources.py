@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from tinylm.commands.console import Console, find_option, long_flag
-from tinylm.commands.suggestions import suggest_options
+from tinylm.config.similar_names import suggest_options
 from tinylm.config.validation import describe_value
 from tinylm.errors import SETTING, TinyLMError, UsageError
 

@@ -9,8 +9,6 @@ from tinylm.commands.option_groups import complete_runs, with_option_groups
 from tinylm.commands.options import OutputOptions
 from tinylm.config.settings import DEVICE
 from tinylm.config.validation import Setting
-from tinylm.errors import TinyLMError
-from tinylm.run_directory.layout import find_run, newest_model
 
 
 @with_option_groups
@@ -42,18 +40,12 @@ def report(
 
     The file needs no network. An existing file is replaced.
     """
-    from tinylm.report.page import collect_report, write_page
-    from tinylm.report.predictions import ModelOptions
+    from tinylm.run_report.page import write_report
+    from tinylm.run_report.predictions import ModelOptions
 
     console = output.console()
-    paths = [find_run(run, console) for run in runs] if runs else [newest_model(console)]
-    options = ModelOptions(prompt, memorisation, device)
-    content = collect_report(list(dict.fromkeys(paths)), console, options)
-    try:
-        write_page(content, out)
-    except OSError as error:
-        raise TinyLMError(f"Cannot write {out}: {error.strerror or error}.") from error
+    names = write_report(runs or [], out, ModelOptions(prompt, memorisation, device), console)
     if console.as_json:
-        console.record({"report": str(out), "runs": [run["name"] for run in content["runs"]]})
+        console.record({"report": str(out), "runs": names})
     else:
         console.result(str(out))

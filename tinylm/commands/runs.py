@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from tinylm.commands.console import shorten_number
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
 from tinylm.config.presets import find_preset
 from tinylm.config.settings import format_duration
 from tinylm.config.validation import Setting, describe_value
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.reporter import shorten_number
 from tinylm.run_directory.layout import CHECKPOINTS, run_directories
 
 MAX_ERROR_LENGTH = 80  # characters of the error of a damaged run in the table; --json prints the whole error

@@ -21,8 +21,8 @@ from tinylm.system.ranks import Launch
 
 if TYPE_CHECKING:
     from tinylm.commands.console import Console
-    from tinylm.report.page import LiveReport
-    from tinylm.report.trackers import TrackerCallback
+    from tinylm.run_report.page import LiveReport
+    from tinylm.run_report.trackers import TrackerCallback
     from tinylm.training.training_request import TrainingRequest
 
 FIRST_OPTIONS = """
@@ -190,12 +190,12 @@ def _open_listeners(reporting: ReportOptions, console: "Console") -> "list[LiveR
     """The callbacks of the report and of the trackers. Raises UsageError for one that cannot be used."""
     listeners: list[Any] = []
     if reporting.log_to:
-        from tinylm.report.trackers import TrackerCallback
+        from tinylm.run_report.trackers import TrackerCallback
 
         with concerning("log_to"):
             listeners += [TrackerCallback(name, console) for name in dict.fromkeys(reporting.log_to)]
     if reporting.report is not None:
-        from tinylm.report.page import LiveReport
+        from tinylm.run_report.page import LiveReport
 
         with concerning("report"):
             listeners.append(LiveReport(reporting.report, console))

@@ -6,32 +6,25 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from tinylm.commands.console import Console, shorten_number
+from tinylm.commands.console import Console
 from tinylm.commands.next_steps import improvement, shell_quote, use_commands
-from tinylm.config.run import LAST, RunConfig
-from tinylm.config.settings import format_duration
-from tinylm.config.training import SEQUENCE_GROWTHS
+from tinylm.config.run import LAST, RunConfig, describe_loss
 from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError
-from tinylm.reporter import counted
 from tinylm.system.process_signals import Interrupted
 
 if TYPE_CHECKING:
     from tinylm.jobs.job import MarkedText
     from tinylm.planning.plan import Plan
     from tinylm.text.tokenizer import Tokenizer
-    from tinylm.training.events import Evaluated, Event, TrainingResult
+    from tinylm.training.events import Evaluated, Event
+    from tinylm.training.progress import RunProgress
+    from tinylm.training.result import TrainingResult
 
 SAMPLE_TOKENS = 120  # of the sample at the end, on a terminal
 SAMPLE_SECONDS, SAMPLE_SHARE = 2.0, 0.02  # the most that it may take, and of a time budget
 LOADING_SECONDS = 4e-9  # per parameter, about 1 GB of fp32 weights per second
 BASELINE_SHARE = 0.1  # of the training time, the most that the baselines may take
 OVERFIT_MARGIN = 0.01  # nats per token by which the validation loss may rise without a warning
-STOP_REASONS = {
-    "steps": "all steps are done",
-    "epochs": "all epochs are done",
-    "time": "the time is up",
-    "patience": "the validation loss has stopped improving",
-}
 
 
 class TrainingDisplay:
@@ -47,8 +40,8 @@ class TrainingDisplay:
         self._has_started = False  # other ranks than the first get no events
         self._config: RunConfig  # this and the next two are set when training starts
         self._tokenizer: Tokenizer
-        self._steps_per_epoch: float
-        self._loss = self._best = self._val_loss = self._speed = self._best_metrics = ""
+        self._progress: RunProgress
+        self._best_metrics = ""
         self._sampled_step = -1  # of the last sample that was shown
         self._after_stop: Evaluated | None = None
         self._has_trained = False
@@ -78,6 +71,7 @@ class TrainingDisplay:
             Stepped,
             metrics_record,
         )
+        from tinylm.training.progress import RunProgress
 
         match event:
             case Planned():
@@ -87,49 +81,34 @@ class TrainingDisplay:
             case Started():
                 self._has_started = True
                 self._config, self._tokenizer = event.config, event.tokenizer
-                self._steps_per_epoch = event.steps_per_epoch
-                if event.best is not None:
-                    step, val_loss = event.best
-                    self._best = f"best {self._short(val_loss)}@{step}"
+                self._progress = RunProgress(event)
                 self._show_progress = self._progress_context.enter_context(self._console.progress())
             case GenerationBegan():
                 self._console.note(
                     f"Generation {event.number} of {event.count} begins after step {event.step}: a new model, which "
-                    f"also learns from the last one ({self._best})."
+                    f"also learns from the last one ({self._progress.best})."
                 )
             case Joining():
                 width = f"width {self._config.model.width}"
                 self._console.note(
-                    f"Joining the best {event.count} generations into one model of {width} ({self._best})."
+                    f"Joining the best {event.count} generations into one model of {width} ({self._progress.best})."
                 )
             case Stepped():
                 self._has_trained = True
-                epochs, data = event.step / self._steps_per_epoch, self._config.data
-                tokens = epochs * data.train_tokens if data is not None else 0
-                seen = f"{shorten_number(tokens)} tokens {epochs:.2f} epochs"
-                count = 1 if self._config.training is None else self._config.training.generations
-                generation = f"generation {event.generation}/{count}" if count > 1 else ""
                 # A narrow terminal drops the last fields.
-                fields = (generation, self._best, self._loss, seen, f"step {event.step}", self._val_loss, self._speed)
-                self._show_progress(event.progress, "  ".join(filter(None, fields)))
+                self._show_progress(event.progress, self._progress.describe(event))
             case Logged():
-                names = [name for name in self._config.row.metrics if name in event.metrics]
-                metrics = [f"{name} {event.metrics[name]:.3f}" for name in names]
-                self._loss = "  ".join([f"loss {event.loss:.3f}", *metrics])
-                self._speed = f"{event.tokens_per_second:,.0f} tok/s"
+                self._progress.update(event)
             case Evaluated() if event.tokens is not None:
                 self._after_stop = event if event.step else None  # not the untrained model at step 0
             case Evaluated():
-                evaluated = f"{self._short(event.val_loss)}@{event.step}"
+                self._progress.update(event)
                 if event.best:
-                    self._best, self._val_loss = f"best {evaluated}", ""
                     self._sampled_step = -1  # a sample of this step was of other weights
                     self._best_metrics = "".join(f", {name} {value:.4f}" for name, value in event.metrics.items())
-                else:
-                    self._val_loss = f"val {evaluated}"
             case Sampled() if self._console.on_terminal and not self._console.quiet:
                 self._sampled_step = event.step
-                title = f"Sample at step {event.step}, validation loss {self._short(event.val_loss)}:"
+                title = f"Sample at step {event.step}, validation loss {self._progress.short(event.val_loss)}:"
                 self._console.print_highlighted(title, [(event.text, False)])
             case Notice():
                 self._console.warn(event.message)
@@ -139,11 +118,6 @@ class TrainingDisplay:
             except OutputError as error:
                 self._output_error = error
 
-    def _short(self, val_loss: float) -> str:
-        """A validation loss for progress: bits per byte, where they exist, with the nats per token in parentheses."""
-        bits = self._config.bits_per_byte(val_loss)
-        return f"{val_loss:.3f}" if bits is None else f"{bits:.3f} bits/byte ({val_loss:.3f})"
-
     def show_result(self, result: "TrainingResult", command: str) -> None:
         """Print why training stopped, the best validation loss, and the path of the run (with --json: its result); on
         ranks that got no events, nothing.
@@ -151,6 +125,8 @@ class TrainingDisplay:
         Raises InterruptedRunError if a signal arrived during training, TinyLMError if standard output could not be
         written, and ClosedOutputError if its reader has closed it.
         """
+        from tinylm.training.result import STOP_REASONS
+
         console, run = self._console, result.run
         if result.stopped_by == "signal":
             resume = f"{command} --resume {shell_quote(run)}"
@@ -208,8 +184,7 @@ class TrainingDisplay:
             self._show_use(result)
 
     def _describe_loss(self, nats: float, bits: float | None) -> str:
-        loss = f"{nats:.4f} {self._config.loss_unit}"
-        return loss if bits is None else f"{bits:.4f} bits per byte ({loss})"
+        return describe_loss(nats, bits, self._config.loss_unit)
 
     def _show_comparison(self, result: "TrainingResult") -> None:
         """Show the bits per byte of a run on plain text beside those of baselines, unless these take long, and a
@@ -318,64 +293,8 @@ def show_plan(console: Console, plan: "Plan", config: RunConfig, trainable_param
         cost = {"steps": plan.steps, **times, "memory": plan.memory, "parallel": plan.parallel}
         console.record({"parameters": trainable_parameters, **cost, **parts})
         return
-    for name, text in _plan_lines(plan, config, trainable_parameters).items():
+    from tinylm.training.progress import plan_lines
+
+    for name, text in plan_lines(plan, config, trainable_parameters).items():
         write = console.line if as_result else console.note
         write(f"{name + ':':<10} {text}", 11)
-
-
-def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> dict[str, str]:
-    from tinylm.jobs.job import load_job
-    from tinylm.planning.recipes import MAX_EVALUATION_SHARE
-    from tinylm.transformer.build import count_parameters
-
-    model, training, data = plan.model, plan.training, config.data
-    trained = config.while_training.model
-    joined = ""
-    if training.join > 1:
-        parameters = count_parameters(model)["total"]
-        joined = f"; the best {training.join} are joined: width {model.width}, {parameters:,} parameters"
-    assert data is not None
-    micro_batch = f", micro-batch {training.micro_batch}" if training.micro_batch < training.batch_size else ""
-    batch = f"{counted(training.batch_size, 'sequence')} per step{micro_batch}"
-    if training.sequence_growth > 1:
-        *early, whole = (model.context // n for n in reversed(SEQUENCE_GROWTHS) if n <= training.sequence_growth)
-        lengths = f"{', '.join(map(str, early))}, then {whole}"
-        batch = f"{training.batch_size} x {whole} tokens per step{micro_batch}, in sequences of {lengths}"
-    about = "about " if training.budget.time is not None else ""
-    held = {"ddp": "a replica", "fsdp": "a shard"}[plan.parallel]
-    each = f" in the first of {plan.ranks} processes, with {held} of the model in each" if plan.ranks > 1 else ""
-    evaluation_share = plan.evaluation_seconds / max(plan.seconds, 1e-9)
-    # More than usual, as a chosen interval may cause
-    is_long = plan.evaluation_seconds >= 1 and evaluation_share > MAX_EVALUATION_SHARE
-    sampled = data.is_plain_text and training.eval_tokens < data.val_tokens
-    lines = {
-        "tokenizer": f"{config.tokenizer.kind}, {model.vocab_size:,} ids",
-        "text": f"{counted(data.train_tokens, 'token')} to train on, "
-        + ("the same to validate with" if data.by_heart else f"{data.val_tokens:,} to validate with")
-        + (f" (each time {training.eval_tokens:,} of them)" if sampled else "")
-        + (f" ({counted(data.val_records, 'record')})" if data.val_records else "")
-        + (f"; {described}" if (described := load_job(training.objective).describe(config, data)) else ""),
-        "model": f"{plan.parameters:,} parameters: {counted(trained.layers, 'layer')}, "
-        f"{counted(trained.heads, 'head')}, width {trained.width}, context {trained.context}"
-        + ("" if model.tie else ", untied")
-        + (", compiled" if plan.runtime.compile else ""),
-        "batch": batch,
-        "length": f"{about}{counted(plan.steps, 'step')}, {plan.epochs:.1f} passes over the text"
-        + (f", in {training.generations} generations" if training.generations > 1 else "")
-        + joined
-        + ("; averaged weights are saved" if training.average else ""),
-        "time": f"about {format_duration(plan.seconds)}"
-        + (f", {evaluation_share:.0%} of it for evaluations" if is_long else ""),
-        "memory": f"about {plan.memory / 1e6:,.0f} MB{each}"
-        + (", with activations computed again in the backward pass" if training.checkpoint_activations else ""),
-    }
-    if training.keep == "last":
-        few = counted(data.val_records, "record") if data.val_records else counted(data.val_tokens, "token")
-        lines["weights"] = f"the last ones are kept: {few} to validate with cannot show which are better"
-    if data.by_heart:
-        lines["goal"] = "to learn so short a text by heart; --val-fraction 0.1 holds a part of it back"
-    if config.adapter is not None:
-        shape = {"lora": "rank {} on", "bottleneck": "hidden size {} after"}[config.adapter.kind]
-        targets = ", ".join(config.adapter.targets)
-        lines["adapter"] = f"{shape.format(config.adapter.rank)} {targets}: {trainable_parameters:,} parameters"
-    return lines

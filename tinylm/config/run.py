@@ -446,3 +446,9 @@ class RunConfig:
         except (TypeError, ValueError, OverflowError, UsageError) as error:
             raise TinyLMError(f"it is not a tinylm run configuration ({error})") from error
         return typing.cast(Self, config)
+
+
+def describe_loss(nats: float, bits: float | None, unit: str) -> str:
+    """A loss for people to read. bits: the same in bits per byte, where they exist. unit: of `nats`"""
+    loss = f"{nats:.4f} {unit}"
+    return loss if bits is None else f"{bits:.4f} bits per byte ({loss})"

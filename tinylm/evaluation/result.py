@@ -13,11 +13,12 @@ import numpy as np
 
 from tinylm.errors import TinyLMError
 from tinylm.reporter import counted
+from tinylm.system.html import html_table
 from tinylm.text.token_files import Tokens
 from tinylm.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Evaluation:
     """Metrics of a model on a text; those that do not exist for the architecture are `None`.
 
@@ -88,6 +89,27 @@ class Evaluation:
                 "The loss is not a finite number: some weights are too large for the number format of the computation. "
                 "Try `dtype` fp32."
             )
+
+    def __repr__(self) -> str:
+        return "Evaluation(" + ", ".join(f"{name} {value}" for name, value in self._rows().items()) + ")"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return html_table(self._rows())
+
+    def _rows(self) -> dict[str, str]:
+        """The metrics that have a value, as texts, without the ends of intervals and the table of labels."""
+        shown: dict[str, str] = {}
+        for name, value in self.to_json().items():
+            low, high = (getattr(self, f"{name}_{end}", None) for end in ("low", "high"))
+            interval = "" if low is None else f" ({low:.4f} to {high:.4f})"
+            if isinstance(value, float) and not name.endswith(("_low", "_high")):
+                shown[name.replace("_", " ")] = f"{value:.4f}{interval}" + (f" {self.unit}" if name == "loss" else "")
+            elif isinstance(value, int):
+                shown[name] = f"{value:,}"
+            elif isinstance(value, dict):
+                shown |= {f"{other} ({name})": f"{score:.4f}" for other, score in value.items()}
+        return shown
 
     def mistakes(self, limit: int = 15) -> list[tuple[int, str, str]]:
         """How many texts with a label were given which other label, the most frequent first."""

@@ -281,12 +281,16 @@ class TextGenerator:
 Message = dict[str, Any]
 
 
+STREAMS_PER_REPEAT = 1 << 20  # more than the messages of a conversation
+
+
 @dataclass(eq=False)
 class ChatSession:
     """A conversation with a decoder. All questions and answers are kept.
 
     format: format of the conversation, made from the chat template.
-    config: settings of the answers. The answer after n messages has the random stream (`config.seed`, n).
+    config: settings of the answers. The answer after n messages has the random stream (`config.seed`, n); further
+        answers to the same question have others.
     system: the system message; `None` for the default of the template.
     messages: the questions and answers so far, the oldest first.
     dropped: number of the oldest messages that no longer fit the context and are left out of the prompt.
@@ -301,6 +305,7 @@ class ChatSession:
     messages: list[Message] = field(default_factory=list)
     dropped: int = 0
     finish_reason: str = ""
+    _repeats: int = field(default=0, init=False)  # of the last question
 
     def ask(self, question: str) -> Generator[str]:
         """Yield the answer to a question in chunks. If the iteration stops early, the chunks so far are the answer.
@@ -308,15 +313,29 @@ class ChatSession:
         Raises UsageError, and leaves the conversation unchanged, for a question that the template rejects, that has
         unknown characters, or that does not fit the context; so does an error of the engine before the first chunk.
         """
-        user = {"role": "user", "content": question}
-        prompt, dropped = self._encode([*self.messages, user])
-        return self._answer(user, prompt, dropped)
+        answer = self._answer([*self.messages, {"role": "user", "content": question}], 0)
+        self._repeats = 0
+        return answer
 
-    def _answer(self, user: Message, prompt: EncodedPrompt, dropped: int) -> Generator[str]:
+    def ask_again(self) -> Generator[str]:
+        """Yield another answer to the last question, in place of the last one; the same one at temperature 0.
+
+        Raises UsageError without a question, and as `ask` does.
+        """
+        require(bool(self.messages), "There is no question yet.")
+        self._repeats += 1
+        return self._answer(self.messages[:-1], self._repeats)
+
+    def _answer(self, asked: list[Message], repeats: int) -> Generator[str]:
+        """Answer the last of the messages `asked`, and make them and the answer those of the conversation."""
+        prompt, dropped = self._encode(asked)
+        stream = len(asked) - 1 + repeats * STREAMS_PER_REPEAT
+        return self._generate(asked, dropped, self.model.continue_encoded(prompt, self.config, first_stream=stream))
+
+    def _generate(self, asked: list[Message], dropped: int, answer: Continuation) -> Generator[str]:
         parts: list[str] = []
         is_failed = False
         self.finish_reason = "length"
-        answer = self.model.continue_encoded(prompt, self.config, first_stream=len(self.messages))
         try:
             for chunk in answer:
                 parts.append(chunk.text)
@@ -327,8 +346,24 @@ class ChatSession:
             raise
         finally:
             if not is_failed:
-                self.messages += [user, {"role": "assistant", "content": "".join(parts)}]
+                self.messages[:] = [*asked, {"role": "assistant", "content": "".join(parts)}]
                 self.dropped = dropped
+
+    def restore(self, conversation: Conversation) -> None:
+        """Take the questions and answers of a conversation, and its system message if this session has none.
+
+        Raises UsageError for one that is not questions, each with its answer.
+        """
+        messages = [{"role": m["role"], "content": m["content"]} for m in conversation.messages]
+        if messages[0]["role"] == "system":
+            first = messages.pop(0)
+            self.system = first["content"] if self.system is None else self.system
+        roles = [message["role"] for message in messages]
+        require(
+            roles == ["user", "assistant"] * (len(roles) // 2) and bool(roles),
+            f"{conversation.location} is not a conversation of questions, each with its answer.",
+        )
+        self.messages[:] = messages
 
     def reset(self) -> None:
         """Delete all questions and answers, but not the system message."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from tinylm.config.jobs import JOBS, JobRow, applicable, changed_settings, data_kinds, objective_for, rows_on
 from tinylm.config.run import RunConfig
 from tinylm.config.settings import ChatSettings, TextFileSettings, UnknownCharacterSettings
+from tinylm.config.similar_names import require_settings
 from tinylm.config.validation import check_choice, describe_value, require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
@@ -30,6 +31,7 @@ from tinylm.machine.device import autocast
 from tinylm.models.load_adapter import LoadedAdapter
 from tinylm.models.model_engine import ModelEngine
 from tinylm.reporter import counted
+from tinylm.system.html import html_table
 from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.chat_format import chat_format
 from tinylm.text.file_selection import TextSource
@@ -75,16 +77,29 @@ class Model(TextGenerator):
         self._describe_training(self.adapters[0].config if self.adapters else self.config)
 
     def __repr__(self) -> str:
-        model, quantize = self.config.model, self.engine.quantize
-        parameters = count_parameters(model)["total"]
+        rows = self._rows()
         lines = [
-            f"Model({str(self.path)!r}: {model.architecture}, {parameters:,} parameters, "
-            f"{counted(model.layers, 'layer')} x width {model.width}, context {model.context}",
-            f"{self.tokenizer.kind} tokenizer, {self.tokenizer.vocab_size:,} ids; {self.network.device.type} in "
-            f"{self.dtype}{'' if quantize == 'none' else f', {quantize} weights'}",
+            f"Model({str(self.path)!r}: {rows['model']}",
+            f"{rows['tokens']}; {rows['computation']}",
             *(f"adapter {str(adapter.path)!r}, scale {adapter.scale:g}" for adapter in self.adapters),
         ]
         return ";\n      ".join(lines) + ")"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        adapters = {f"adapter {n}": f"{a.path}, scale {a.scale:g}" for n, a in enumerate(self.adapters, start=1)}
+        return html_table({"path": str(self.path), **self._rows(), **adapters})
+
+    def _rows(self) -> dict[str, str]:
+        model, quantize = self.config.model, self.engine.quantize
+        parameters = count_parameters(model)["total"]
+        return {
+            "model": f"{model.architecture}, {parameters:,} parameters, {counted(model.layers, 'layer')} x width "
+            f"{model.width}, context {model.context}",
+            "tokens": f"{self.tokenizer.kind} tokenizer, {self.tokenizer.vocab_size:,} ids",
+            "computation": f"{self.network.device.type} in {self.dtype}"
+            + ("" if quantize == "none" else f", {quantize} weights"),
+        }
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text. Raises UsageError for characters that are not in the vocabulary."""
@@ -142,6 +157,7 @@ class Model(TextGenerator):
         Raises UsageError for a setting out of range or without effect, and for a prompt that cannot be used, TypeError
         for unknown settings, and TinyLMError for JSON that is not complete (with `stream`, during the iteration).
         """
+        require_settings(settings, [field.name for field in fields(GenerationConfig)])
         stop = settings.get("stop", ())
         settings["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         if settings.get("seed") is None:
@@ -249,6 +265,7 @@ class Model(TextGenerator):
         TinyLMError for damaged data.
         """
         names = {field.name for field in fields(EvaluationConfig)}
+        require_settings(settings, names | {field.name for field in fields(ReadingSettings)})
         config = EvaluationConfig(**{name: value for name, value in settings.items() if name in names})
         reading = ReadingSettings(**{name: value for name, value in settings.items() if name not in names})
         given = changed_settings(config)

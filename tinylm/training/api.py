@@ -1,23 +1,31 @@
 """`tinylm.train`, `tinylm.finetune_lora` and `tinylm.finetune_adapter`: training from Python."""
 
+import contextlib
+import dataclasses
 import functools
 import inspect
 import os
+import re
+import textwrap
 import time
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import tinylm
 from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
+from tinylm.config.similar_names import require_settings
+from tinylm.config.validation import declared_settings
 from tinylm.distributed.ranks import join_ranks
 from tinylm.errors import InterruptedRunError
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.system.ranks import Launch
-from tinylm.training.events import EventCallback, TrainingResult
+from tinylm.training.events import EventCallback
 from tinylm.training.pipeline import train_or_resume
+from tinylm.training.progress_bar import ProgressBar, watched_stream
+from tinylm.training.result import TrainingResult
 from tinylm.training.session import Session
 from tinylm.training.training_request import Files, TrainingRequest
 
@@ -25,6 +33,8 @@ PathLike = str | Path
 P = ParamSpec("P")
 A = TypeVar("A")
 JUST_NOW = 0.1  # seconds
+HELP_COLUMNS = 100  # of a setting in `help`
+FLAG = re.compile(r"--([a-z][a-z-]*)")  # of another setting, in a help text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +44,7 @@ class CallArguments:
     resume: PathLike | None = None
     callbacks: Sequence[EventCallback] = ()
     reporter: Reporter | None = None
+    progress: bool = True
 
 
 @dataclass(frozen=True)
@@ -63,28 +74,59 @@ class AdapterCall(AdapterSettings, AdapterArguments):
     """The arguments of `finetune_adapter`."""
 
 
+NOT_SETTINGS = {field.name for kind in (CallArguments, AdapterArguments) for field in dataclasses.fields(kind)}
+
+
+class _Signature(inspect.Signature):
+    """A signature with all settings, whose text names only the other arguments: `help` prints the text."""
+
+    def __str__(self) -> str:
+        parameters = self.parameters.values()
+        own = [p.replace(annotation=p.empty) for p in parameters if p.name in NOT_SETTINGS]
+        settings = inspect.Parameter("settings", inspect.Parameter.VAR_KEYWORD)
+        return str(inspect.Signature([*own, settings]))
+
+    def format(self, *, max_width: int | None = None) -> str:
+        """The text, which Python 3.13 and later ask for here."""
+        return str(self)
+
+
 def _takes(kind: Callable[P, A]) -> Callable[[Callable[[A], TrainingResult]], Callable[P, TrainingResult]]:
-    """Decorator: the function takes the fields of the dataclass `kind` as arguments, of which it gets an instance."""
+    """Decorator: the function takes the fields of the dataclass `kind` as arguments, of which it gets an instance.
+
+    Its docstring ends with the settings among them.
+    """
 
     def decorate(function: Callable[[A], TrainingResult]) -> Callable[P, TrainingResult]:
         types = typing.get_type_hints(kind)  # without the declarations of settings, for `help`
-        signature = inspect.signature(kind)
-        parameters = [parameter.replace(annotation=types[name]) for name, parameter in signature.parameters.items()]
-        signature = signature.replace(parameters=parameters, return_annotation=TrainingResult)
+        parameters = inspect.signature(kind).parameters
+        named = [parameter.replace(annotation=types[name]) for name, parameter in parameters.items()]
 
         @functools.wraps(function)
         def call(*args: P.args, **settings: P.kwargs) -> TrainingResult:
-            if unknown := sorted(settings.keys() - signature.parameters.keys()):
-                raise TypeError(f"unknown settings: {', '.join(unknown)}")
+            require_settings(settings, parameters)
             return function(kind(*args, **settings))
 
-        # `inspect` and `help` read the attribute, which type checkers do not know.
-        call.__signature__ = signature  # type: ignore[attr-defined]
+        # `inspect`, completion and `help` read these, which type checkers do not know.
+        call.__signature__ = _Signature(named, return_annotation=TrainingResult)  # type: ignore[attr-defined]
         call.__annotations__ = {**types, "return": TrainingResult}
+        call.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{_describe_settings(kind)}"
         del call.__wrapped__
         return call
 
     return decorate
+
+
+def _describe_settings(kind: Any) -> str:
+    """The settings of a dataclass as lines, by the panels that --help has, too."""
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    panels: dict[str, list[str]] = {}
+    for name, setting in declared_settings(kind).items():
+        words = f" One of: {', '.join(setting.values)}." if isinstance(setting.values, tuple) else ""
+        sentence = FLAG.sub(lambda flag: f"`{flag[1].replace('-', '_')}`", setting.help + words)
+        lines = textwrap.wrap(f"{name} = {defaults[name]!r}: {sentence}", HELP_COLUMNS, subsequent_indent="    ")
+        panels.setdefault(setting.panel or "Other", []).extend(lines)
+    return "\n\n".join(f"{panel}:\n" + "\n".join(f"  {line}" for line in lines) for panel, lines in panels.items())
 
 
 @_takes(TrainCall)
@@ -96,9 +138,12 @@ def train(call: TrainCall) -> TrainingResult:
     resume: run directory to continue from its last save, in place of a new run; only length, patience, intervals
         and `parallel` can change, and with `files`, `val_data` can be given again
     callbacks: functions that are called with each event of `tinylm.training.events`
-    reporter: receives notes, warnings and progress. Default: the logger `tinylm`.
+    reporter: receives notes, warnings and progress. Default: the logger `tinylm`
+    progress: in a notebook or a terminal, print the plan and show a progress bar; notes are printed, too, unless the
+        program handles the records of the logger
 
-    The other arguments are the options of `tinylm train`, with the same names and defaults; see TrainSettings.
+    The other arguments are the options of `tinylm train`, with the same names and defaults. They are listed below;
+    `None` stands for a value that the plan chooses.
 
     A `time` budget counts from the call, the import of torch by `tinylm.train` included, to its return.
 
@@ -121,8 +166,8 @@ def finetune_lora(call: LoRACall) -> TrainingResult:
         GGUF file. Default: the newest model under checkpoints/.
     out: run directory of the adapter to write. Default: <model>-lora, under checkpoints/ if the base is not a run.
 
-    The other arguments are the options of `tinylm finetune-lora`, with the same names and defaults; see LoRASettings.
-    Files, `resume`, callbacks, the reporter, the result and the errors are those of `train`.
+    The other arguments are the options of `tinylm finetune-lora`, with the same names and defaults, listed below.
+    Files, `resume`, callbacks, the reporter, progress, the result and the errors are those of `train`.
     """
     return _run(call, call.model)
 
@@ -133,8 +178,8 @@ def finetune_adapter(call: AdapterCall) -> TrainingResult:
 
     out: run directory of the adapter to write. Default: <model>-adapter, as for `finetune_lora`.
 
-    The other arguments are the options of `tinylm finetune-adapter`, with the same names and defaults; see
-    AdapterSettings. The rest is that of `finetune_lora`.
+    The other arguments are the options of `tinylm finetune-adapter`, with the same names and defaults, listed below.
+    The rest is that of `finetune_lora`.
     """
     return _run(call, call.model)
 
@@ -150,14 +195,20 @@ def _run(call: Call, model: PathLike | None = None) -> TrainingResult:
     request = TrainingRequest(
         settings=call, files=call.files, resume=_path(call.resume), model=_path(model), out=_path(call.out)
     )
-    try:
-        reporter = call.reporter or LogReporter()
-        with join_ranks(launch, reporter) as ranks:
-            return train_or_resume(
-                request, Session(reporter=reporter, callbacks=tuple(call.callbacks), started=started, ranks=ranks)
-            )
-    except InterruptedRunError as error:
-        raise KeyboardInterrupt(str(error)) from None
+    stream = watched_stream() if call.progress and launch.rank == 0 else None
+    with contextlib.ExitStack() as context:
+        bar = None if stream is None else context.enter_context(ProgressBar(stream))
+        reporter = call.reporter or bar or LogReporter()
+        callbacks = (*call.callbacks, *([bar] if bar else ()))
+        try:
+            with join_ranks(launch, reporter) as ranks:
+                session = Session(reporter=reporter, callbacks=callbacks, started=started, ranks=ranks)
+                result = train_or_resume(request, session)
+        except InterruptedRunError as error:
+            raise KeyboardInterrupt(str(error)) from None
+        if bar is not None:
+            bar.finish(result)
+    return result
 
 
 def _path(path: PathLike | None) -> Path | None:

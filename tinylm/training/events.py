@@ -1,19 +1,15 @@
-"""Events that a training run sends to its callbacks, their records in metrics.jsonl, and the result of training."""
+"""Events that a training run sends to its callbacks, and their records in metrics.jsonl."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinylm.config.run import RunConfig
 from tinylm.jobs.job import MarkedText
 from tinylm.planning.plan import Plan
-from tinylm.run_directory.metrics_log import History
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Transformer
-
-if TYPE_CHECKING:
-    from tinylm.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -168,53 +164,3 @@ def metrics_record(event: Logged | Evaluated) -> dict[str, Any]:
         "seconds": round(event.seconds, 3),
         **event.metrics,
     }
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingResult:
-    """The result of training a run, over all of its sessions.
-
-    run: the run directory
-    history: losses and other metrics by step, as columns of training and of validation
-    stopped_by: steps, epochs, time, patience, or signal
-    step, epochs: optimizer steps, and passes over the training data, so far
-    val_loss: the last validation loss, in the unit of `RunConfig.loss_unit`; after a signal before the first
-        evaluation, that of the last step on few tokens, or `None` if there was no time for it
-    best_val_loss, best_step: the lowest validation loss of trained weights, and its step
-    val_bits_per_byte, best_val_bits_per_byte: the two losses in bits per byte; `None` except on plain text
-    kept_step: the step of the weights that are kept: `best_step` or, if the validation data are few, the last one
-    parameters: number of trainable parameters
-    seconds: training time, in all sessions
-    signal_number: the signal that stopped this session, 0 if none did
-    base: the base model of an adapter; `None` for a run of a model
-    """
-
-    run: Path
-    history: History = field(repr=False)
-    stopped_by: str
-    step: int
-    epochs: float
-    val_loss: float | None
-    best_val_loss: float | None
-    best_step: int
-    parameters: int
-    seconds: float
-    kept_step: int
-    val_bits_per_byte: float | None = None
-    best_val_bits_per_byte: float | None = None
-    signal_number: int = 0
-    base: Path | None = field(default=None, repr=False)
-
-    def load(self) -> "Model":
-        """Load the model with the weights that are kept, those of `kept_step`.
-
-        If the run trained an adapter, load it on its base model.
-        """
-        from tinylm.models.load import load
-
-        return load(self.run) if self.base is None else load(self.base, adapters=[self.run])
-
-    @property
-    def is_adapter(self) -> bool:
-        """Whether the run trained an adapter."""
-        return self.base is not None

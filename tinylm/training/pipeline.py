@@ -37,8 +37,9 @@ from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.text.tokenizer_choice import handle_unknown_characters
 from tinylm.training.clock import StoppingRule
-from tinylm.training.events import Examples, Planned, TrainingResult
+from tinylm.training.events import Examples, Planned
 from tinylm.training.parallel import rank_memory, rank_shard, restore_rows
+from tinylm.training.result import TrainingResult
 from tinylm.training.run import TrainingRun
 from tinylm.training.session import Session, train_session
 from tinylm.training.shared_run import receive_run, share_run

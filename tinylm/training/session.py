@@ -20,7 +20,8 @@ from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.metrics_log import History
 from tinylm.system.process_signals import catchable_signals
 from tinylm.system.ranks import ONE_RANK, Ranks
-from tinylm.training.events import Event, EventCallback, Started, Stepped, TrainingResult
+from tinylm.training.events import Event, EventCallback, Started, Stepped
+from tinylm.training.result import TrainingResult
 from tinylm.training.run import TrainingRun
 from tinylm.training.trainer import StopTraining
 
@@ -187,4 +188,5 @@ def train_session(run: TrainingRun, session: Session) -> TrainingResult:
         best_val_bits_per_byte=run.config.bits_per_byte(state.best_loss),
         signal_number=stop.signal_number,
         base=None if run.config.adapter is None else Path(run.config.adapter.base),
+        loss_unit=run.config.loss_unit,
     )

@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 import tinylm
-from tests.report.test_page import data_of
+from tests.run_report.test_page import data_of
 from tests.shell import TINY, run_ok, story
-from tinylm.report.page import MAX_SHARE, LiveReport, write_page
 from tinylm.reporter import LogReporter
 from tinylm.run_directory.loading import read_config
+from tinylm.run_report.page import MAX_SHARE, LiveReport, write_page
 from tinylm.training.events import Evaluated, Event, Started
 
 STEPS: dict[str, Any] = {"steps": 6, "eval_every": 2, "log_every": 1}

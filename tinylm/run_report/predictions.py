@@ -26,7 +26,7 @@ from tinylm.jobs.pairs.corpus import PairTokens
 from tinylm.jobs.run_tokens import reopen_ids, reopen_part
 from tinylm.machine.device import autocast, choose_device
 from tinylm.models.model import Model
-from tinylm.report.curves import number
+from tinylm.run_report.curves import number
 from tinylm.text.corpus import document_end
 from tinylm.text.token_files import Tokens
 from tinylm.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tinylm.errors import TinyLMError
-from tinylm.report.curves import MAX_SAMPLE, Thinned, number, read_curves, read_samples
+from tinylm.run_report.curves import MAX_SAMPLE, Thinned, number, read_curves, read_samples
 
 
 def write(run: Path, records: list[Any], file: str = "metrics.jsonl") -> Path:

@@ -14,7 +14,7 @@ from tests.reference_parts import Visible, attend_full, bidirectional, causal, w
 from tests.shell import TINY, run_ok
 from tests.variants import randomised, small
 from tinylm.jobs.run_tokens import reopen_part
-from tinylm.report.predictions import _attention, recorded_attention
+from tinylm.run_report.predictions import _attention, recorded_attention
 from tinylm.transformer.attention import CrossAttention, RelativeDotProduct, SelfAttention
 from tinylm.transformer.build import build_model
 

@@ -22,8 +22,8 @@ from tests.shell import TINY, assert_error, run_ok, story
 from tests.shell import tinylm as shell
 from tests.variants import small
 from tinylm.config.run import RunConfig, TokenizerConfig
-from tinylm.report.trackers import PACKAGES, TrackerCallback, flat_numbers, is_installed
 from tinylm.reporter import LogReporter
+from tinylm.run_report.trackers import PACKAGES, TrackerCallback, flat_numbers, is_installed
 from tinylm.training.events import Evaluated, Event, Logged, Started, Stepped
 
 STEPS = ("--steps", 6, "--eval-every", 3, "--log-every", 1)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.shell import ROOT
-from tinylm.report.page import render_page
+from tinylm.run_report.page import render_page
 from tinylm.system.html import encode_json
 
 HOSTILE = (

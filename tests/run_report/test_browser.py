@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page
 
 from tests.browser import HOSTILE, Opened
-from tinylm.report.page import write_page
+from tinylm.run_report.page import write_page
 
 pytestmark = pytest.mark.browser
 TOKENS = ["The", " ", "sea", "\n", "<b>", HOSTILE[:40]]

@@ -18,10 +18,11 @@ from tinylm.config.run import RunConfig
 from tinylm.config.settings import format_duration
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.models.load import load
-from tinylm.report.curves import number, read_curves, read_samples
-from tinylm.report.predictions import ModelOptions, describe_model
 from tinylm.reporter import LogReporter, Reporter, counted
+from tinylm.run_directory.layout import find_run, newest_model
 from tinylm.run_directory.loading import read_config, summarise
+from tinylm.run_report.curves import number, read_curves, read_samples
+from tinylm.run_report.predictions import ModelOptions, describe_model
 from tinylm.system.files import write_text
 from tinylm.system.html import encode_json, security_policy
 from tinylm.training.events import Evaluated, Event, Logged, Sampled, Started, Stepped
@@ -35,6 +36,43 @@ MAX_VALUE, MAX_DIGEST = 300, 12  # characters of a setting, and of one whose nam
 DIGESTS = ("sha256", "digest", "fingerprint")
 
 Run = dict[str, Any]
+
+
+def report(
+    runs: str | Path | Sequence[str | Path] | None = None,
+    out: str | Path = "report.html",
+    *,
+    prompt: str | None = None,
+    memorisation: bool | None = None,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+) -> Path:
+    """Write an HTML file about runs: curves, samples, attention, loss per token, evaluation, memorisation, settings.
+
+    runs: run directories or names under checkpoints/. Default: the newest model.
+    out: the file, which is replaced.
+    prompt: text of the attention maps. Default: the beginning of the validation text.
+    memorisation: whether to measure it. Default: with 20 samples, if model and text are small.
+    device: as in `load`. reporter: receives notes, warnings and progress. Default: the logger `tinylm`.
+
+    Returns the path of the file. Raises UsageError for runs that cannot be used, and TinyLMError for damaged runs and a
+    file that cannot be written.
+    """
+    named = [runs] if isinstance(runs, str | Path) else runs or ()
+    options = ModelOptions(prompt, memorisation, device)
+    write_report([Path(run) for run in named], Path(out), options, reporter or LogReporter())
+    return Path(out)
+
+
+def write_report(runs: Sequence[Path], out: Path, options: ModelOptions, reporter: Reporter) -> list[str]:
+    """Write a report on these runs, or on the newest model, and return their names in it; errors are of `report`."""
+    paths = [find_run(run, reporter) for run in runs] if runs else [newest_model(reporter)]
+    content = collect_report(list(dict.fromkeys(paths)), reporter, options)
+    try:
+        write_page(content, out)
+    except OSError as error:
+        raise TinyLMError(f"Cannot write {out}: {error.strerror or error}.") from error
+    return [run["name"] for run in content["runs"]]
 
 
 def collect_report(paths: Sequence[Path], reporter: Reporter, options: ModelOptions) -> dict[str, Any]:

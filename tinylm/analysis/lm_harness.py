@@ -1,0 +1,97 @@
+"""tinylm in lm-eval, the evaluation harness of EleutherAI: its tasks run on a model of tinylm.
+
+    lm_eval run --model tinylm --model_args path=checkpoints/book --tasks TASK
+
+lm-eval finds the model by the entry point of this package from the version on that reads `lm_eval.models`; for earlier
+ones, this module is the same command: python -m tinylm.analysis.lm_harness run --model tinylm ...
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from tinylm.analysis.minimal_pairs import score_ends
+from tinylm.config.validation import require
+from tinylm.evaluation.loop import EVALUATION_TOKENS
+from tinylm.generation.prompts import start_tokens
+from tinylm.models.load import load
+from tinylm.transformer.architectures import Decoder
+
+Encoded = tuple[Any, list[int], list[int]]  # texts, and the ids of a context and of its continuation
+MAX_NEW_TOKENS = 256  # of an answer, if the task names no limit
+
+
+@register_model("tinylm")
+class TinyLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no annotations
+    """A decoder of tinylm as a model of lm-eval.
+
+    path: as in `load`, also as an adapter, for which `base` is the model. device, dtype: as in `load`; `batch_size`,
+    which lm-eval passes, has no effect, since batches are as large as in `tinylm eval`.
+
+    Raises the errors of `load`, and UsageError for a model that is not a decoder.
+    """
+
+    def __init__(
+        self, path: str, device: str | None = None, dtype: str = "auto", adapter: str | None = None, **ignored: Any
+    ) -> None:
+        super().__init__()
+        adapters = () if adapter is None else (adapter,)
+        self.model = load(path, adapters=adapters, device=device or "auto", dtype=dtype)
+        kind = self.model.architecture
+        require(isinstance(self.model.network, Decoder), f"lm-eval needs a decoder; {path} is an {kind}.")
+        self._start = start_tokens(self.model.tokenizer, self.model.data, [], self.model.context)
+
+    @property
+    def eot_token_id(self) -> int:
+        """What stands before a text in training, the end of the one before."""
+        return self._start[-1]
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """The ids of a text. Raises UsageError for characters that are not in the vocabulary."""
+        return self.model.encode(string)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Encoded], disable_tqdm: bool = False, **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        """The log-probability of each continuation in nats, and whether it is the greedy one.
+
+        Of a context and continuation that are too long together, the first tokens are left out.
+        """
+        texts = [([*context, *end][-(self.model.context + 1) :], len(end)) for _, context, end in requests]
+        found: dict[int, tuple[float, bool]] = {}
+        for indices, scores in score_ends(self.model, texts, EVALUATION_TOKENS):
+            found |= dict(zip(indices, scores, strict=True))
+        return [found[index] for index in range(len(texts))]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """The log-probability of each text in nats, in windows of the context that do not overlap."""
+        totals = []
+        for (text,) in (request.args for request in requests):
+            windows = get_rolling_token_windows(self.tok_encode(text), self.eot_token_id, self.model.context, 1)
+            parts = [(None, *make_disjoint_window(window)) for window in windows]
+            totals.append(sum(log_p for log_p, _ in self._loglikelihood_tokens(parts)))
+        return totals
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The greedy continuation of each text, or a sampled one if the task sets a temperature, up to a stop text."""
+        texts = []
+        for prompt, settings in (request.args for request in requests):
+            stop = settings.get("until") or ()
+            text = self.model.generate(
+                prompt,
+                max_tokens=settings.get("max_gen_toks", MAX_NEW_TOKENS),
+                temperature=settings.get("temperature", 0.0) if settings.get("do_sample") else 0.0,
+                stop=(stop,) if isinstance(stop, str) else tuple(stop),
+                seed=0,
+            )
+            texts.append(str(text))
+        return texts
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

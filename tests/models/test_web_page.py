@@ -179,6 +179,38 @@ def test_a_chat_is_encoded_as_by_the_template_and_names_of_special_tokens_in_mes
     assert opened.messages == []
 
 
+@pytest.mark.browser
+def test_the_button_stops_a_text_and_another_empties_it(opened: Opened, tmp_path: Path) -> None:
+    page_of(tmp_path / "page.html", small(vocab_size=CHARACTERS.vocab_size), CHARACTERS)
+    page = opened.open(tmp_path / "page.html", "#go")
+    page.evaluate("file.stops.length = 0")  # the text has no end of its own
+    page.locator("#count").fill("100000")
+    page.locator("#go").click()
+    page.wait_for_function("get('text').value.length > 20", timeout=LIMIT)
+    assert page.locator("#go").inner_text() == "Stop"
+    page.locator("#go").click()
+    expect(page.locator("#go")).to_have_text("Write", timeout=LIMIT)
+    written = page.locator("#text").input_value()
+    page.wait_for_timeout(100)
+    assert page.locator("#text").input_value() == written and len(written) < 100_000
+    page.locator("#clear").click()
+    assert page.locator("#text").input_value() == ""
+    assert opened.messages == []
+
+
+@pytest.mark.browser
+def test_an_answer_ends_before_the_text_that_ends_it(opened: Opened, tmp_path: Path) -> None:
+    tokenizer = WORDS.with_special_tokens(["<|im_start|>", "<|im_end|>"])
+    page_of(tmp_path / "page.html", small(vocab_size=tokenizer.vocab_size, context=100), tokenizer, template=CHATML)
+    page = opened.open(tmp_path / "page.html", "#go")
+    page.evaluate("file.stops.length = file.chat.stops.length = 0; file.chat.end = 'e'")
+    page.locator("#question").fill("Who?")
+    write(page, 5000, "1")
+    answer = page.evaluate("messages[1].text")
+    assert "e" not in answer and page.locator(".assistant").text_content() == answer
+    assert page.evaluate("messages.length") == 2 and opened.messages == []
+
+
 def test_a_template_whose_turns_differ_is_an_error() -> None:
     tokenizer = WORDS.with_special_tokens(["<|im_start|>", "<|im_end|>"])
     counted = (

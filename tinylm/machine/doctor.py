@@ -53,6 +53,8 @@ OPTIONAL_PACKAGES = {
     "pyarrow": "texts in .parquet files",
     "tensorboardX": "metrics to TensorBoard",
     "wandb": "metrics to Weights & Biases",
+    "matplotlib": "plots of results in Python",
+    "ipywidgets": "progress bars in notebooks",
 }
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")  # of the kernel drivers of NVIDIA and AMD
 LOAD_SECONDS = 0.5  # this process sleeps meanwhile

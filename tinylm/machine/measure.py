@@ -52,7 +52,7 @@ class Machine:
     threads: number of threads that torch uses on the CPU
     matmul_rate: FLOP/s of matrix multiplication in `dtype`; 0 if a run has not recorded it
     layer_seconds: seconds per token and layer of the forward and backward pass of the model of `probe_config` in
-        `dtype`, in processor time of one thread; `None` if not measured, as on a GPU
+        `dtype`, in processor time of all threads together; `None` if not measured, as on a GPU
     free_memory: see `tinylm.machine.device.free_memory`
     compiled_is_faster: whether compiled layers train faster than eager layers
     max_unfused_keys: largest number of keys at which attention is unfused and stores its weights for the backward pass;
@@ -186,6 +186,11 @@ def processor_time() -> float:
     return time.perf_counter() if sys.platform == "win32" else time.thread_time()
 
 
+def processor_time_of_all() -> float:
+    """Processor time of all threads of this process in seconds; on Windows an estimate of it by wall-clock time."""
+    return time.perf_counter() * torch.get_num_threads() if sys.platform == "win32" else time.process_time()
+
+
 def measure_matmul_rates(
     device: str, dtypes: tuple[str, ...], clock: Callable[[], float] = processor_time
 ) -> dict[str, float]:
@@ -233,33 +238,28 @@ def probe_config() -> ModelConfig:
 
 def layer_seconds_entry(device: str, dtype: str) -> Measurement:
     """The machine profile's entry for the time per token and layer in a number format."""
-    return Measurement("layer", identify_device(device), {dtype: LAYER_BOUNDS})
+    return Measurement("layers", identify_device(device), {dtype: LAYER_BOUNDS})
 
 
-def measure_layer_seconds(dtype: str, clock: Callable[[], float] = processor_time) -> dict[str, float]:
+def measure_layer_seconds(dtype: str, clock: Callable[[], float] = processor_time_of_all) -> dict[str, float]:
     """Seconds per token and layer, by number format, of a forward and backward pass of the probe model.
 
-    The shortest of many timings, in processor time of one thread. Embedding, output layer and loss are counted as part
-    of the layers.
+    The shortest of many timings, in processor time of all threads, which share memory and perhaps cores (decision 053).
+    Embedding, output layer and loss are counted as part of the layers.
     """
     config = probe_config()
     with torch.random.fork_rng(devices=()):
         model = build_model(config)
     ids = torch.arange(PROBE_ROWS * config.context).view(PROBE_ROWS, config.context) % config.vocab_size  # (B, T)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        start, best, rounds = time.perf_counter(), math.inf, 0
-        while rounds < MIN_ROUNDS or time.perf_counter() - start < MEASURE_SECONDS:
-            begun = clock()
-            with autocast("cpu", dtype):
-                logits = model.logits(model(ids).hidden)  # (B, T, V)
-                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
-            loss.backward()
-            best = min(best, clock() - begun)
-            rounds += 1
-    finally:
-        torch.set_num_threads(threads)
+    start, best, rounds = time.perf_counter(), math.inf, 0
+    while rounds < MIN_ROUNDS or time.perf_counter() - start < MEASURE_SECONDS:
+        begun = clock()
+        with autocast("cpu", dtype):
+            logits = model.logits(model(ids).hidden)  # (B, T, V)
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+        loss.backward()
+        best = min(best, clock() - begun)
+        rounds += 1
     return {dtype: best / (ids.numel() * config.layers)}
 
 

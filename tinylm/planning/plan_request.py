@@ -19,7 +19,7 @@ from tinylm.config.validation import check_settings
 from tinylm.errors import UsageError
 from tinylm.machine.measure import Machine, probe_config
 from tinylm.planning import recipes
-from tinylm.transformer.build import build_empty_model
+from tinylm.transformer.build import build_empty_model, count_parameters
 
 PARTS = ("training", "validation")
 
@@ -360,12 +360,18 @@ def muon_flops(config: ModelConfig) -> int:
 def training_speed(machine: Machine, config: ModelConfig, length: float | None = None) -> float:
     """Expected tokens per second of the forward and the backward pass.
 
-    The time per token is that of matrix multiplication plus a constant time per layer.
+    The time per token is that of matrix multiplication, of the other work of each layer, which grows with the width,
+    and of the logits (decision 053).
 
     length: mean tokens per sequence; `None` for the context
     """
     matmul_seconds = training_flops(config, length) / _model_matmul_rate(machine)
-    return 1 / (matmul_seconds + layers_per_token(config) * _other_seconds(machine))
+    layers, logits = layers_per_token(config), 0.0
+    if machine.layer_seconds is not None and machine.matmul_rate:
+        probe = probe_config()
+        layers *= 1 + recipes.WIDTH_SHARE * (config.width / probe.width - 1)
+        logits = max(0, config.vocab_size - probe.vocab_size) / recipes.LOGITS_PER_LAYER
+    return 1 / (matmul_seconds + (layers + logits) * _other_seconds(machine))
 
 
 def _other_seconds(machine: Machine) -> float:
@@ -382,12 +388,18 @@ def _other_seconds(machine: Machine) -> float:
 def training_step_seconds(
     machine: Machine, config: ModelConfig, tokens: float, optimizer: str, length: float | None = None
 ) -> float:
-    """Expected seconds of an optimizer step with this number of tokens, including the matrix multiplication of Muon.
+    """Expected seconds of an optimizer step with this number of tokens, including the iterations of Muon.
 
     length: mean tokens per sequence; `None` for the context
     """
     seconds = tokens / training_speed(machine, config, length)
-    return seconds + muon_flops(config) / _model_matmul_rate(machine) if optimizer in MUON_OPTIMIZERS else seconds
+    if optimizer not in MUON_OPTIMIZERS:
+        return seconds
+    muon = muon_flops(config) / _model_matmul_rate(machine)
+    if machine.layer_seconds is not None and machine.matmul_rate:
+        per_unit = _other_seconds(machine) / probe_config().width
+        muon += recipes.MUON_SHARE * per_unit * count_parameters(config)["total"]
+    return seconds + muon
 
 
 def _model_matmul_rate(machine: Machine) -> float:

@@ -174,6 +174,10 @@ MATMUL_EFFICIENCY = {"cpu": 0.75, "gpu": 0.35}  # share of the machine's matmul 
 # Per token and layer besides matmuls, on one CPU core, if the layer time was not measured; gpu: not measured.
 OTHER_SECONDS = {"cpu": 9e-6, "gpu": 5e-8}
 MIN_OTHER_SHARE = 0.1  # of the time of a layer; not measured
+# Decision 053, where the time of a layer was measured: the share of its other time that is in proportion to the width;
+# logits of a token that take the other time of a measured layer; and the other time of Muon for a parameter, as a share
+# of that of a layer for a token and a hidden unit.
+WIDTH_SHARE, LOGITS_PER_LAYER, MUON_SHARE = 0.85, 1800, 0.08
 EVALUATION_SPEEDUP = 2.0  # tokens per second of evaluation divided by those of training; not measured
 
 # Memory: see memory.py. Decision 030; not measured on a GPU.

@@ -158,7 +158,7 @@ class Trainer:
             # Evaluate and save at their intervals
             if state.step == 0:
                 self._evaluate_untrained()
-            elif state.step % config.eval_every == 0 and state.last_eval_step != state.step:
+            elif (state.step - state.generation_step) % config.eval_every == 0 and state.last_eval_step != state.step:
                 self._evaluate()
             if state.step:  # also after the first step: a save makes the run, which has no untrained weights
                 is_first = self._begun_save[0] < 0 and self._clock.progress() < 1

@@ -30,7 +30,7 @@ test: $(VENV)/installed-test browser
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(MARKS)
 
 # Tests that compare numbers which were computed in the format that `auto` chose.
-NUMBERS := machine report test_api.py models/test_open.py generation/test_chat_session.py $(patsubst %,commands/test_%.py,\
+NUMBERS := machine run_report test_api.py models/test_open.py generation/test_chat_session.py $(patsubst %,commands/test_%.py,\
   adapters architectures chat_data distillation evaluate labels preferences train_resume)
 
 test-bf16: $(VENV)/installed-test

@@ -54,6 +54,12 @@ texts = Path("corpus.txt").read_text().splitlines()
 pyarrow.parquet.write_table(pyarrow.table({"text": texts}), "corpus.parquet")
 ok("train", "corpus.parquet", "--out", "parquet", *TINY)
 """,
+    "notebook": """
+import ipywidgets, matplotlib, tinylm
+matplotlib.use("agg")
+result = tinylm.train("corpus.txt", "plotted", size="nano", steps=2)
+assert result.plot().get_ylabel().startswith("loss")
+""",
     "tensorboard": """
 ok("train", "corpus.txt", "--out", "tb", "--log-to", "tensorboard=logs", *TINY)
 (events,) = Path("logs/tb").iterdir()

@@ -7,7 +7,6 @@ from typing import Any
 import lm_eval
 import lm_eval.models  # registers the models
 import pytest
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
@@ -90,4 +89,5 @@ def test_only_decoders_are_models_of_lm_eval(tmp_path: Path) -> None:
     run_ok("train", tmp_path / "a.txt", "--architecture", "encoder", *SMALL[:-2], "--out", tmp_path / "run")
     with pytest.raises(UsageError, match="lm-eval needs a decoder"):
         get_model("tinylm")(path=str(tmp_path / "run"))
-    assert torch.get_default_dtype() == torch.float32
+    with pytest.raises(TypeError, match="dtpye"):  # a mistake is not ignored
+        get_model("tinylm").create_from_arg_string(f"path={tmp_path / 'run'},dtpye=fp32", {"batch_size": 1})

@@ -197,8 +197,9 @@ def compare(
         m if isinstance(m, Model) else load_model_or_adapter(m, model, device=device, dtype=dtype, reporter=reporter)
         for m in (a, b)
     )
-    names = (str(a if not isinstance(a, Model) else a.path), str(b if not isinstance(b, Model) else b.path))
+    name_a, name_b = (str(m.path if isinstance(m, Model) else m) for m in (a, b))
     with evaluation_source(files, text, first.data_kinds[0], vars(ReadingSettings(**reading))) as source:
+        names = (name_a, name_b)
         return compare_models(first, second, source, names=names, batch_size=batch_size, reporter=reporter)
 
 

@@ -28,14 +28,20 @@ MAX_NEW_TOKENS = 256  # of an answer, if the task names no limit
 class TinyLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no annotations
     """A decoder of tinylm as a model of lm-eval.
 
-    path: as in `load`, also as an adapter, for which `base` is the model. device, dtype: as in `load`; `batch_size`,
-    which lm-eval passes, has no effect, since batches are as large as in `tinylm eval`.
+    path, device, dtype: as in `load`. adapter: a run or a folder of PEFT on the model. lm-eval passes the batch sizes,
+    which have no effect, since batches are as large as in `tinylm eval`.
 
     Raises the errors of `load`, and UsageError for a model that is not a decoder.
     """
 
     def __init__(
-        self, path: str, device: str | None = None, dtype: str = "auto", adapter: str | None = None, **ignored: Any
+        self,
+        path: str,
+        device: str | None = None,
+        dtype: str = "auto",
+        adapter: str | None = None,
+        batch_size: Any = None,
+        max_batch_size: Any = None,
     ) -> None:
         super().__init__()
         adapters = () if adapter is None else (adapter,)

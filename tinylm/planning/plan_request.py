@@ -367,16 +367,21 @@ def training_speed(machine: Machine, config: ModelConfig, length: float | None =
     """
     matmul_seconds = training_flops(config, length) / _model_matmul_rate(machine)
     layers, logits = layers_per_token(config), 0.0
-    if machine.layer_seconds is not None and machine.matmul_rate:
+    if _has_layer_time(machine):
         probe = probe_config()
         layers *= 1 + recipes.WIDTH_SHARE * (config.width / probe.width - 1)
         logits = max(0, config.vocab_size - probe.vocab_size) / recipes.LOGITS_PER_LAYER
     return 1 / (matmul_seconds + (layers + logits) * _other_seconds(machine))
 
 
+def _has_layer_time(machine: Machine) -> bool:
+    """Whether the time of a layer was measured, and the rate of its products is known."""
+    return machine.layer_seconds is not None and machine.matmul_rate > 0
+
+
 def _other_seconds(machine: Machine) -> float:
     """Expected seconds per token and layer besides matrix multiplication."""
-    if machine.layer_seconds is None or not machine.matmul_rate:
+    if machine.layer_seconds is None or not _has_layer_time(machine):
         seconds = recipes.OTHER_SECONDS[device_class(machine)]
         return seconds / machine.threads if machine.device == "cpu" else seconds
     measured = machine.layer_seconds / machine.threads
@@ -396,7 +401,7 @@ def training_step_seconds(
     if optimizer not in MUON_OPTIMIZERS:
         return seconds
     muon = muon_flops(config) / _model_matmul_rate(machine)
-    if machine.layer_seconds is not None and machine.matmul_rate:
+    if _has_layer_time(machine):
         per_unit = _other_seconds(machine) / probe_config().width
         muon += recipes.MUON_SHARE * per_unit * count_parameters(config)["total"]
     return seconds + muon

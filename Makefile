@@ -1,7 +1,8 @@
 # make demo    trains on data/corpus.txt for at most two minutes and prints a sample
 # make test    runs the tests that take less than seconds each, on all cores
 # make test-bf16    runs those whose results can depend on the number format, with bf16 as the one that auto chooses
-# make test-all    runs the others as well: slow tests, faults, and the wheel with each extra
+# make test-all    runs the others as well: slow tests, faults, other versions of Python, and the wheel with each extra
+# make test-pythons    runs make test with each of PYTHONS, which uv finds or installs
 # make test-gpu    runs the tests that need a CUDA device; make test-slow runs their code on the CPU
 # make lint    runs ruff and mypy
 # The tests of the report need Chromium, which make test installs with apt-get if it can; BROWSER=none leaves them out.
@@ -14,7 +15,7 @@ VENV ?= .venv
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo browser test test-bf16 test-slow test-faults test-gpu test-all lint docs-check wheel-smoke wheel-check clean
+.PHONY: demo browser test test-bf16 test-slow test-faults test-gpu test-pythons test-all lint docs-check wheel-smoke wheel-check clean
 
 demo: $(VENV)/installed
 	$(BIN)/tinylm train data/corpus.txt --out checkpoints/demo --time 90s --force
@@ -47,7 +48,14 @@ test-gpu: $(VENV)/installed-test
 test-faults: $(VENV)/installed-test
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m faults tests/faults
 
-test-all: test test-slow test-faults wheel-check
+PYTHONS ?= 3.12 3.13 3.14
+
+test-pythons:
+	for version in $(PYTHONS); do \
+	  uv python find --quiet --system $$version || uv python install $$version && \
+	  $(MAKE) test VENV=.venv-$$version PYTHON="$$(uv python find --system $$version)" || exit; done
+
+test-all: test test-slow test-faults test-pythons wheel-check
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

@@ -99,7 +99,8 @@ def test_a_saved_conversation_is_resumed_where_it_ended(model: Path, tmp_path: P
         ('{"messages": [{"role": "user", "content": "a"}]}\n\n', "line 1 is not a conversation of questions"),
         ('{"messages": [{"role": "system", "content": "a"}]}', "line 1 is not a conversation of questions"),
         ('{"messages": 3}', "'messages' must be a list"),
-        (b"\xff\n", "has no conversation in its last line"),
+        (b"\xff\n", "chat.jsonl, line 1: byte 0xFF at offset 0 is not UTF-8"),
+        pytest.param(b"x" * (1 << 25), "chat.jsonl, line 1, has more than 16 MB", id="a line of 32 MB"),
     ],
 )
 def test_a_file_without_a_conversation_to_resume_is_an_error(

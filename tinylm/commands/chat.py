@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ from tinylm.commands.console import Console
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import AdapterOption, ModelOption, OutputOptions
 from tinylm.commands.sample_options import ChatTemplateOption, QuantizeOption, SeedOption, StopOptions
+from tinylm.commands.streams import arriving_lines
 from tinylm.config.settings import DeviceSettings
 from tinylm.config.validation import Panel, Setting
 from tinylm.errors import UsageError, concerning, first_line
@@ -131,16 +133,15 @@ def _last_conversation(path: Path) -> "Conversation":
     """The conversation in the last line of a file. Raises UsageError if there is none, or it cannot be read."""
     from tinylm.text.chat import parse_conversation
 
-    number, last = 0, b""
+    number, last = 0, ""
     try:
         with open_regular(path) as file:
-            for count, line in enumerate(file, start=1):
+            for count, line in enumerate(chain.from_iterable(arriving_lines(file, str(path))), start=1):
                 number, last = (count, line) if line.strip() else (number, last)
-        location = f"{path}, line {number}"
-        return parse_conversation(parse_json(last.decode()), location)
+        return parse_conversation(parse_json(last), f"{path}, line {number}")
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except ValueError as error:  # also text that is not UTF-8
+    except ValueError as error:
         raise UsageError(f"{path} has no conversation in its last line: {first_line(error)}.") from error
 
 

@@ -23,6 +23,7 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -51,7 +52,7 @@ from tinylm.text.tokenizer import train_char
 from tinylm.training.execution import GraphedModel
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState
-from tinylm.training.trainer import StopTraining, Trainer
+from tinylm.training.trainer import Trainer
 from tinylm.transformer.architectures import Decoder, Transformer
 from tinylm.transformer.build import build_model
 
@@ -67,6 +68,10 @@ Step = Callable[[], object]
 
 
 # Steps of training.
+
+
+class StepsDone(Exception):
+    """Ends a run of the Trainer as an error would: it does not save, for which it would test the weights."""
 
 
 class NoStore:
@@ -99,10 +104,10 @@ def tinylm_step(
 
         def stop_after_steps() -> None:
             if next(checks) == steps:
-                raise StopTraining
+                raise StepsDone
 
-        state = TrainerState(step=1, micro_batch=len(batch), best_loss=0.0)  # so that the last step is not evaluated
-        Trainer(
+        state = TrainerState(step=1, micro_batch=len(batch), best_loss=0.0)
+        trainer = Trainer(
             model=model,
             task=task,
             optimizer=optimizer,
@@ -113,7 +118,9 @@ def tinylm_step(
             dtype=dtype,
             graphed=graphed,
             check_stop=stop_after_steps,
-        ).run()
+        )
+        with suppress(StepsDone):
+            trainer.run()
         return state.micro_batch
 
     return step

@@ -41,6 +41,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     shutil.copytree(machine_profile, cache, copy_function=os.link)  # tinylm replaces files and never writes into one
     monkeypatch.setenv("TINYLM_CACHE", str(cache))
     monkeypatch.setattr(machine, "MEASURE_SECONDS", 0.0)  # in tests whose cache has no profile
+    monkeypatch.setattr(machine, "MIN_ROUNDS", 5)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -184,6 +184,8 @@ def test_the_features_equal_those_in_proc_cpuinfo() -> None:
     assert cpu.computes_bf16() == bool({"avx512_bf16", "amx_tile"} & flags)
     assert cpu.computes_fp16() == bool({"avx512_fp16", "amx_fp16"} & flags)
     assert cpu.has_avx512() == ({"avx512vl", "avx512bw", "avx512dq"} <= flags)
+    names = {"AVX512_BF16": "avx512_bf16", "AVX512_FP16": "avx512_fp16", "AMX": "amx_tile"}
+    assert cpu.instruction_sets()[1:] == [name for name, flag in names.items() if flag in flags]
 
 
 def test_the_identity_changes_with_threads_and_the_version_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,39 @@ def test_a_command_that_computes_nothing_changes_no_setting(
     assert not Path("/nowhere").exists()
 
 
+HUGE_PAGES = """
+import torch
+from tinylm.kernels.process import keep_freed_blocks
+
+def sizes():
+    sizes = dict(line.split(":") for line in open("/proc/self/smaps_rollup").read().splitlines()[1:])
+    return [int(sizes[name].split()[0]) << 10 for name in ("Rss", "AnonHugePages")]
+
+before = sizes()
+assert keep_freed_blocks()
+middle = sizes()
+blocks = [torch.ones(4 << 20) for _ in range(10)]  # 160 MB
+after = sizes()
+print(middle[0] - before[0], after[0] - middle[0], after[1] - middle[1])
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists() or not hasattr(process.ctypes.CDLL(None), "mallopt"),
+    reason="needs Linux with glibc",
+)
+@pytest.mark.parametrize("limit", ["", "ulimit -v 20000000; "])
+def test_the_heap_is_in_huge_pages_where_the_system_has_them_and_takes_memory_only_where_it_is_used(limit: str) -> None:
+    """Not under a limit of the address space, of which the heap would take a part."""
+    command = f'{limit}exec "$0" -c "$1"'
+    run = ["sh", "-c", command, sys.executable, HUGE_PAGES]
+    reserved, used, huge = map(int, subprocess.run(run, capture_output=True, text=True, check=True).stdout.split())
+    assert reserved < 8e6 and 150e6 < used < 180e6
+    modes = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if modes.exists() and "[madvise]" in modes.read_text():
+        assert huge > 150e6 if not limit else huge == 0
+
+
 PROGRAM = """
 import resource
 import torch

@@ -125,7 +125,7 @@ def test_rates_and_times_are_the_shortest_processor_time_of_one_thread_or_of_all
         assert seen == {1} and torch.get_num_threads() == 2
         seen.clear()
         layers = module.measure_layer_seconds(
-            "fp32", clock_of(2.0 if i == 1 else 4.0 for i in range(module.MIN_ROUNDS))
+            "fp32", clock_of(2.0 if i == 1 else 4.0 for i in range(module.MIN_LAYER_ROUNDS))
         )
         assert seen == {2}
     finally:

@@ -56,6 +56,17 @@ def has_amx() -> bool:
     return _supports("_is_amx_tile_supported", "amx_tile")
 
 
+def instruction_sets() -> list[str]:
+    """The instructions in which torch multiplies matrices on this processor, as far as it reports them."""
+    found = {
+        torch.backends.cpu.get_cpu_capability(): True,
+        "AVX512_BF16": _supports("_is_avx512_bf16_supported", "avx512_bf16"),
+        "AVX512_FP16": bool(capabilities().get("avx512_fp16")),
+        "AMX": has_amx(),
+    }
+    return [name for name, is_there in found.items() if is_there]
+
+
 def _supports(function: str, capability: str) -> bool:
     if hasattr(torch.cpu, function):
         return getattr(torch.cpu, function)()

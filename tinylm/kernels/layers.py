@@ -230,4 +230,4 @@ class _RMSNorm(torch.autograd.Function):
         )
         # Add r mean(g w), which the kernel has subtracted.
         sum_gw = g.sum(dim=-1, keepdim=True) if gain is None else (g @ gain).unsqueeze(-1)  # (..., 1)
-        return dx.addcmul_(sum_gw, r, value=1 / x.shape[-1]).to(x.dtype), dw, None
+        return dx.add_((sum_gw * r).div_(x.shape[-1])).to(x.dtype), dw, None

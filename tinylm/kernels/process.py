@@ -3,14 +3,15 @@
 OpenMP spin: how long idle threads of torch poll for work before they sleep. The environment variable `GOMP_SPINCOUNT`
 sets the number of polls; libgomp reads it when torch is imported.
 
-Allocator: whether the memory of freed tensors stays with the process (decision 036). Only glibc has these settings
-(mallopt(3)).
+Allocator: whether the memory of freed tensors stays with the process (decision 036), and lies in huge pages (decision
+054). Only glibc has these settings (mallopt(3)).
 
 Cache folders of torch's compilers: they contain code and pickles, so only this user may write (decision 020).
 """
 
 import contextlib
 import ctypes
+import mmap
 import os
 import sys
 from collections.abc import Iterator
@@ -54,15 +55,61 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of ma
 LARGE_BLOCK = 1 << 20  # bytes
 HUGE_BLOCK = 1 << 30  # bytes
 NEVER = -1  # converted to size_t, the largest number of bytes
+HEAP_BLOCK, HEAP_BLOCKS = 1 << 29, 8  # bytes of a block, and blocks, of the heap that is advised to use huge pages
+HUGE_PAGE = 1 << 21  # bytes; larger ones, as with pages of 64 KB, would waste memory
+HUGE_PAGE_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
 def keep_freed_blocks() -> bool:
-    """Let malloc keep freed blocks of up to HUGE_BLOCK for later allocations. Returns False without glibc.
+    """Let malloc keep freed blocks of up to HUGE_BLOCK for later allocations, in huge pages if Linux has them. Returns
+    False without glibc.
 
     By default, it maps and unmaps larger tensors one by one, and gives the end of the heap back. Each step of training
     then gets new pages, which the system has to find and clear.
     """
-    return set_thresholds(map_from=HUGE_BLOCK, trim_from=NEVER)
+    if not set_thresholds(map_from=HUGE_BLOCK, trim_from=NEVER):
+        return False
+    if _has_huge_pages() and not _is_address_space_limited():
+        _advise_huge_pages()
+    return True
+
+
+def _has_huge_pages() -> bool:
+    try:
+        return int(HUGE_PAGE_SIZE.read_text(encoding="ascii")) <= HUGE_PAGE
+    except (OSError, ValueError):  # not Linux, or without them
+        return False
+
+
+def _is_address_space_limited() -> bool:
+    """Whether memory counts for a limit of the process or of the system before it is used."""
+    import resource
+
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    try:
+        return OVERCOMMIT.read_text(encoding="ascii").strip() == "2" or any(x != resource.RLIM_INFINITY for x in limits)
+    except OSError:
+        return True
+
+
+def _advise_huge_pages() -> None:
+    """Extend the heap by HEAP_BLOCKS blocks, which take no memory until they are used, and advise the kernel to use
+    huge pages there.
+    """
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    blocks = []
+    for _ in range(HEAP_BLOCKS):
+        address = library.malloc(ctypes.c_size_t(HEAP_BLOCK))
+        if address is None:
+            break
+        blocks.append(address)
+        begin = -(-address // HUGE_PAGE) * HUGE_PAGE
+        size = (address + HEAP_BLOCK - begin) // HUGE_PAGE * HUGE_PAGE
+        library.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_HUGEPAGE)
+    for address in blocks:
+        library.free(ctypes.c_void_p(address))
 
 
 def return_large_blocks() -> bool:

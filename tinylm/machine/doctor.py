@@ -19,6 +19,7 @@ from torch import Tensor
 from tinylm import __version__
 from tinylm.config.presets import make_model_config
 from tinylm.errors import TinyLMError
+from tinylm.kernels.cpu import instruction_sets
 from tinylm.kernels.process import SPIN_VARIABLES
 from tinylm.machine.device import (
     can_compile,
@@ -146,6 +147,7 @@ def _examine_devices(diagnosis: Diagnosis, machine: Machine) -> None:
     diagnosis.sections["devices"] = {
         "system": platform.platform(),
         "processor": identity["model name"] or identity["architecture"],
+        "instructions": ", ".join(instruction_sets()),
         "available": available,
         "training": machine.reasons,
         "sampling": choose_generation_dtype("auto", machine.device).value,

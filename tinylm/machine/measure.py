@@ -41,7 +41,7 @@ from tinylm.transformer.build import build_model
 COMPARED_DTYPES = ("fp32", "bf16")
 RATE_BOUNDS = (1e6, 1e18)  # FLOP/s
 LAYER_BOUNDS = (1e-9, 1.0)  # seconds per token and layer
-MEASURE_SECONDS, MIN_ROUNDS = 1.0, 5  # of a measurement; both are minima
+MEASURE_SECONDS, MIN_ROUNDS, MIN_LAYER_ROUNDS = 1.0, 50, 5  # of a measurement; all are minima
 PROBE_ROWS = 8
 
 
@@ -252,7 +252,7 @@ def measure_layer_seconds(dtype: str, clock: Callable[[], float] = processor_tim
         model = build_model(config)
     ids = torch.arange(PROBE_ROWS * config.context).view(PROBE_ROWS, config.context) % config.vocab_size  # (B, T)
     start, best, rounds = time.perf_counter(), math.inf, 0
-    while rounds < MIN_ROUNDS or time.perf_counter() - start < MEASURE_SECONDS:
+    while rounds < MIN_LAYER_ROUNDS or time.perf_counter() - start < MEASURE_SECONDS:
         begun = clock()
         with autocast("cpu", dtype):
             logits = model.logits(model(ids).hidden)  # (B, T, V)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tinylm.kernels.layers import causal_triangle, dot_product_attention
-from tinylm.transformer.layers import Dropout, Linear
+from tinylm.transformer.layers import Dropout, Linear, as_product_input
 from tinylm.transformer.position import Rotation, rotate
 
 
@@ -353,6 +353,7 @@ class SelfAttention(_MultiHeadAttention):
         cache: AttentionCache | None = None,
     ) -> Tensor:
         """(B, T, D) -> (B, T, D). mask: broadcastable to (B, 1, T, S), True to attend; replaces the causal mask."""
+        x = as_product_input(x)
         q = self._queries(x)  # (B, H, T, W)
         k, v = self._keys_and_values(x)  # (B, K, T, W)
         if rotation is not None:

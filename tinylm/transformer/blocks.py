@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinylm.transformer.attention import AttentionCache, CrossCache
-from tinylm.transformer.layers import Dropout, Linear
+from tinylm.transformer.layers import Dropout, Linear, as_product_input
 from tinylm.transformer.position import Rotation
 
 
@@ -95,7 +95,7 @@ class _FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Routing | None]:
         """(..., D) -> (..., D), and `None`: a dense layer has no routing."""
-        return self.compose(x, lambda name, y: self.get_submodule(name)(y)), None
+        return self.compose(as_product_input(x), lambda name, y: self.get_submodule(name)(y)), None
 
     @abstractmethod
     def compose(self, x: Tensor, project: Projection) -> Tensor:

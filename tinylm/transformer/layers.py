@@ -15,6 +15,13 @@ class Linear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
+def as_product_input(x: Tensor) -> Tensor:
+    """x in the format of autocast, (...) -> (...), so that it is not cast again by each product that reads it."""
+    kind = x.device.type
+    is_cast = x.dtype == torch.float32 and torch.is_autocast_enabled(kind)
+    return x.to(torch.get_autocast_dtype(kind)) if is_cast else x
+
+
 class _Norm(nn.Module):
     """The parameters of a norm over vectors of `width` features; `weight` is the gain."""
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from tests import reference, reference_parts
-from tinylm.transformer.layers import IGNORED, CrossEntropy, LayerNorm, RMSNorm, UnitOffsetRMSNorm
+from tinylm.config.presets import make_model_config
+from tinylm.transformer.build import build_model
+from tinylm.transformer.layers import IGNORED, CrossEntropy, LayerNorm, RMSNorm, UnitOffsetRMSNorm, as_product_input
 
 
 def test_a_norm_equals_its_formula_with_and_without_gain_and_bias() -> None:
@@ -28,6 +30,22 @@ def test_a_norm_equals_its_formula_with_and_without_gain_and_bias() -> None:
         formula = reference.layer_norm if kind is LayerNorm else reference.rms_norm
         expected = np.apply_along_axis(lambda row: formula(row, *parts, eps=1e-6), -1, x.numpy())  # noqa: B023, called at once
         np.testing.assert_allclose(norm(x).detach().numpy(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_all_products_of_a_sublayer_read_one_rounded_input_under_autocast_and_the_input_itself_otherwise() -> None:
+    model = build_model(make_model_config(vocab_size=8, preset="modern", size="nano", layers=1))
+    (block,), inputs = model.layers, {}
+    for sublayer, names in ((block.attention, "qkv"), (block.feedforward, ("gate", "up"))):
+        for name in names:
+            projection = sublayer.get_submodule(f"{name}_proj")
+            projection.register_forward_pre_hook(lambda _, args, name=name: inputs.update({name: args[0]}))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.tensor([[1, 2, 3]]))
+        assert as_product_input(torch.ones(2, dtype=torch.float64)).dtype == torch.float64
+    assert {x.dtype for x in inputs.values()} == {torch.bfloat16}
+    assert len({id(inputs[name]) for name in "qkv"}) == 1 and inputs["gate"] is inputs["up"]
+    model(torch.tensor([[1, 2, 3]]))
+    assert {x.dtype for x in inputs.values()} == {torch.float32}
 
 
 def test_rmsnorm_takes_bf16_inputs_with_an_fp32_gain() -> None:

@@ -141,10 +141,13 @@ def test_the_command_prints_each_phenomenon_and_says_if_the_training_text_is_not
     found = records(run_ok("eval", "-m", model.path, "--minimal-pairs", file, "--json"))
     assert [(record["phenomenon"], record["pairs"]) for record in found] == [("all", 3)]
     assert found[0]["low"] <= found[0]["accuracy"] <= found[0]["high"]
-    for extra in (("a.txt",), ("--stride", 4), ("--memorisation",)):
-        assert_error(
-            tinylm("eval", "-m", model.path, *extra, "--minimal-pairs", file), 2, "--minimal-pairs; leave it out"
-        )
+    for extra, message in (
+        (("--stride", 4), "out."),
+        (("--memorisation",), "out."),
+        ((model.path,), "named by --model"),
+    ):
+        result = tinylm("eval", "-m", model.path, *extra, "--minimal-pairs", file)
+        assert_error(result, 2, "has no effect with --minimal-pairs; leave it out", message)
     (tmp_path / "code.txt").write_text("int main() { return x[i] + y; }\n" * 300)
     run_ok("train", tmp_path / "code.txt", *SMALL, "--out", tmp_path / "code")
     assert not reads_english(load(tmp_path / "code"))

@@ -32,7 +32,8 @@ def check_minimal_pairs_options(ctx: typer.Context, text: list[str] | None, *oth
     """Raise UsageError for a text, and for an option of the groups `others` on the command line."""
     given = [*(["a text"] if text else []), *command_line_flags(ctx, *others).values()]
     if given:
-        raise UsageError(f"{', '.join(given)} has no effect with --minimal-pairs; leave it out.")
+        hint = " The model is named by --model." if text else ""
+        raise UsageError(f"{', '.join(given)} has no effect with --minimal-pairs; leave it out.{hint}")
 
 
 def print_minimal_pairs(console: Console, model: "Model", source: str) -> None:

@@ -120,7 +120,8 @@ def test_another_answer_takes_the_place_of_the_last_one(model: Path, tmp_path: P
     assert len(set(answers[:3])) == 3
     first, second = [[m["content"] for m in json.loads(line)["messages"]] for line in file.read_text().splitlines()]
     assert first == ["hi", answers[2]] and second == ["hi", answers[2], "you", answers[3]]
-    repeated = run_ok("chat", *options[:4], "-t", 0, "--json", stdin="/again\nhi\n/again\n")
+    repeated = shell("chat", *options[:4], "-t", 0, "--json", stdin="/again\nhi\n/again\n")
+    assert repeated.exit_code == 2
     assert [line["content"] for line in records(repeated)] == 2 * [records(repeated)[0]["content"]]
     assert "There is no question yet." in repeated.stderr
 
@@ -136,7 +137,8 @@ def test_a_line_that_ends_in_a_backslash_continues_on_the_next_line_if_there_is_
 
 
 def test_a_question_that_cannot_be_asked_is_an_error_and_the_next_is_answered(model: Path) -> None:
-    result = run_ok("chat", "--model", model, "-n", 3, "-t", 0, stdin="a b c d " * 60 + "\nhi\n")
+    result = shell("chat", "--model", model, "-n", 3, "-t", 0, stdin="a b c d " * 60 + "\nhi\n/exit\n")
+    assert result.exit_code == 2
     assert result.stdout == run_ok("chat", "--model", model, "-n", 3, "-t", 0, stdin="hi\n").stdout
     assert "the context of 64" in result.stderr
 

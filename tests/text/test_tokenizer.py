@@ -230,7 +230,7 @@ def test_a_character_counts_its_utf8_bytes_and_the_end_of_text_counts_nothing() 
 def test_unknown_characters_are_listed_once_each_in_order() -> None:
     tokenizer = train_char("bd")
     assert tokenizer.unknown_characters("bad 漢a\ndb") == "a 漢\n"
-    with pytest.raises(UsageError, match=r"Unknown characters: 'c' \(U\+0063\)\."):
+    with pytest.raises(UsageError, match=r"Unknown characters: 'c' \(U\+0063\)\. The model knows"):
         tokenizer.encode("bcd")
     with pytest.raises(UsageError) as caught:
         tokenizer.encode("bad 漢a\ndb")

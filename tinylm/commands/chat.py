@@ -148,13 +148,15 @@ def _last_conversation(path: Path) -> "Conversation":
 def talk(session: "ChatSession", console: Console) -> None:
     """Answer each line of standard input, or execute it if it is a command, until the end or /exit.
 
-    Empty lines are skipped. If a question raises UsageError, the error is printed, and the next line is read.
+    Empty lines are skipped. If a question raises UsageError, the error is printed, and the next line is read. Without a
+    terminal, raises typer.Exit(2) at the end in that case.
     """
+    failed = False
     for line in _read_lines(console):
         if line.startswith("/"):
             command, _, argument = line.partition(" ")
             if command in ("/exit", "/quit"):
-                return
+                break
             if command != "/again":
                 _execute(command, argument.strip(), session, console)
                 continue
@@ -164,6 +166,9 @@ def talk(session: "ChatSession", console: Console) -> None:
             _print_answer(session, session.ask_again() if line.startswith("/") else session.ask(line), console)
         except UsageError as error:
             console.error(str(error))
+            failed = True
+    if failed and not sys.stdin.isatty():
+        raise typer.Exit(2)
 
 
 def _read_lines(console: Console) -> Iterator[str]:

@@ -224,7 +224,8 @@ class Tokenizer:
             known = codes < len(self._table)
             character_ids = self._table[np.where(known, codes, 0)]
             if not known.all() or (character_ids < 0).any():
-                raise UsageError(f"Unknown characters: {describe_characters(self.unknown_characters(text))}.")
+                characters = describe_characters(self.unknown_characters(text))
+                raise UsageError(f"Unknown characters: {characters}. The model knows those of its training text only.")
             return character_ids.astype(np.uint32)
         if self._gigatoken is None:
             return self._encode_by_library(text)

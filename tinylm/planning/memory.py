@@ -217,14 +217,15 @@ def layer_bytes(machine: Machine, config: ModelConfig) -> int:
     """Bytes per token that a layer stores for the backward pass: see the comments.
 
     Norms and the residual stream are fp32; the inputs and outputs of matrix products have the format of the
-    computation. Autocast makes a separate copy of the input for each product.
+    computation. In 16 bits, the router and each product of an expert has a copy of its input.
     """
     size = element_size(machine)
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     gates = 2 if config.activation in GATED_ACTIVATIONS else 1
     experts = config.experts_per_token if config.experts > 1 else 1
     norms = 4 if config.norm_placement == "sandwich" else 2
-    numbers = (3 + gates) * config.width if size < 4 else 2 * config.width  # inputs of the products
+    inputs = 2 + gates if config.experts > 1 and size < 4 else 2  # of attention, and of the feed-forward layer
+    numbers = inputs * config.width
     numbers += 2 * queries + keys * 3 + 2 * queries  # q, k before and after QK-norm and rotation; v; twice the output
     numbers += 2 * gates * config.ffn_width * experts  # outputs of the products, of the activation, and their product
     numbers += 2 * config.width * (experts if config.experts > 1 else 0)  # copies of each token for its experts

@@ -109,7 +109,7 @@ def test_out_of_memory_in_a_step_repeats_it_with_the_same_random_numbers() -> No
 
 
 def test_the_tensors_of_a_pass_that_failed_are_freed_before_the_step_is_repeated() -> None:
-    """Without a run of the garbage collector, which cycles of references would need."""
+    """Even if the garbage collector does not run of its own accord."""
     losses: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
 

@@ -1,6 +1,7 @@
 """The training loop. It is independent of the architecture, prints nothing, and reports its progress as events."""
 
 import contextlib
+import gc
 import functools
 import math
 import time
@@ -383,6 +384,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         if self.graphed is not None:
             self.graphed.release_graphs()  # no smaller micro-batch has one of their shapes
+        gc.collect()  # with Python 3.13, the error and the tensors of its frames are in a cycle of references
         empty_cache(self.device)
 
     @contextlib.contextmanager

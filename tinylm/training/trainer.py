@@ -1,8 +1,8 @@
 """The training loop. It is independent of the architecture, prints nothing, and reports its progress as events."""
 
 import contextlib
-import gc
 import functools
+import gc
 import math
 import time
 from collections import deque

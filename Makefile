@@ -51,6 +51,7 @@ test-faults: $(VENV)/installed-test
 PYTHONS ?= 3.12 3.13 3.14
 
 test-pythons:
+	@command -v uv > /dev/null || { echo "test-pythons needs uv: pip install uv"; exit 1; }
 	for version in $(PYTHONS); do \
 	  uv python find --quiet --system $$version || uv python install $$version && \
 	  $(MAKE) test VENV=.venv-$$version PYTHON="$$(uv python find --system $$version)" || exit; done

@@ -106,7 +106,7 @@ def tinylm_step(
             if next(checks) == steps:
                 raise StepsDone
 
-        state = TrainerState(step=1, micro_batch=len(batch), best_loss=0.0)
+        state = TrainerState(step=1, micro_batch=len(batch))
         trainer = Trainer(
             model=model,
             task=task,

@@ -20,9 +20,8 @@ def test_json_and_text_have_every_section_the_problems_and_whether_all_works() -
     assert list(record) == [*SECTIONS, "problems", "works"]
     assert record["works"] is True
     assert record["versions"]["tinylm"]
-    assert {"instructions", "matmul_tflops", "layer_microseconds"} <= record[
-        "devices"
-    ].keys()  # whose units the last test shows
+    fields = {"instructions", "matmul_tflops", "layer_microseconds"}  # the last test shows their units
+    assert fields <= record["devices"].keys()
     lines = run_ok("doctor", "--quiet").stdout.splitlines()
     titles = [line for line in lines if line and not line.startswith(" ")]
     assert titles == [*(name.replace("_", " ") for name in SECTIONS), "problems"]

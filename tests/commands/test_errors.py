@@ -319,7 +319,7 @@ ERRORS: dict[str, list[Row]] = {
         ("sample", 2, "no trained model under checkpoints/ ... --model. Train one with: tinylm train corpus.txt."),
         ("sample the --prompt ''", 2, "--prompt contradict each other; give one of them"),
         ("sample -f absent.txt", 2, "--prompt-file absent.txt ... No such file"),
-        ("sample -f 'a\0b'", 2, "'--prompt-file' ... null"),
+        ("sample -f 'a\0b'", 2, "'--prompt-file' ... embedded null"),
         ("sample -f bytes.txt", 2, "bytes.txt is not valid UTF-8 (byte 0xff at offset 4)"),
         ("sample -p 'the \udcff sea'", 2, "The prompt is not valid UTF-8 (byte 0xff at offset 4)"),
         ("sample -p 'the \ud800'", 2, "The prompt contains a lone surrogate at offset 4"),

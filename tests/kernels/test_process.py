@@ -75,13 +75,17 @@ def test_a_command_that_computes_nothing_changes_no_setting(
     assert not Path("/nowhere").exists()
 
 
+needs_glibc = pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists() or not hasattr(process.ctypes.CDLL(None), "mallopt"),
+    reason="mallopt, and memory by the files of /proc: needs Linux with glibc",
+)
 HUGE_PAGES = """
 import torch
 from tinylm.kernels.process import keep_freed_blocks
 
 def sizes():
-    sizes = dict(line.split(":") for line in open("/proc/self/smaps_rollup").read().splitlines()[1:])
-    return [int(sizes[name].split()[0]) << 10 for name in ("Rss", "AnonHugePages")]
+    fields = dict(line.split(":") for line in open("/proc/self/smaps_rollup").read().splitlines()[1:])
+    return [int(fields[name].split()[0]) << 10 for name in ("Rss", "AnonHugePages")]
 
 before = sizes()
 assert keep_freed_blocks()
@@ -92,10 +96,7 @@ print(middle[0] - before[0], after[0] - middle[0], after[1] - middle[1])
 """
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/smaps_rollup").exists() or not hasattr(process.ctypes.CDLL(None), "mallopt"),
-    reason="needs Linux with glibc",
-)
+@needs_glibc
 @pytest.mark.parametrize("limit", ["", "ulimit -v 20000000; "])
 def test_the_heap_is_in_huge_pages_where_the_system_has_them_and_takes_memory_only_where_it_is_used(limit: str) -> None:
     """Not under a limit of the address space, of which the heap would take a part."""
@@ -138,10 +139,7 @@ print(faults() - before)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not Path("/proc/self/statm").exists() or not hasattr(process.ctypes.CDLL(None), "mallopt"),
-    reason="needs Linux with glibc",
-)
+@needs_glibc
 def test_freed_blocks_are_returned_or_kept_and_used_again_without_new_pages() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=True)
     returned, kept = map(int, done.stdout.split())

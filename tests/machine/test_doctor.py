@@ -41,7 +41,7 @@ def test_a_sound_machine_has_no_problems() -> None:
     diagnosis = diagnose("cpu", LogReporter())
     assert problems() == [] and diagnosis.works
     version = diagnosis.sections["versions"]["torch"]  # without "+cu130" in the wheel for CUDA
-    assert version and torch.__version__.startswith(version)
+    assert version in (torch.__version__, torch.__version__.partition("+")[0])
     assert diagnosis.sections["devices"]["matmul_tflops"]["fp32"] == MATMUL_RATE / 1e12
     assert diagnosis.sections["free_space"]["memory_gb"] > 1
     models = largest_models(diagnosis.machine)

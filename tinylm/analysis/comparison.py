@@ -199,8 +199,7 @@ def compare(
     )
     name_a, name_b = (str(m.path if isinstance(m, Model) else m) for m in (a, b))
     with evaluation_source(files, text, first.data_kinds[0], vars(ReadingSettings(**reading))) as source:
-        names = (name_a, name_b)
-        return compare_models(first, second, source, names=names, batch_size=batch_size, reporter=reporter)
+        return compare_models(first, second, source, names=(name_a, name_b), batch_size=batch_size, reporter=reporter)
 
 
 def compare_models(

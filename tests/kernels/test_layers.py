@@ -133,7 +133,10 @@ def test_bf16_attention_and_its_gradients_equal_the_formula(keys: int, masked: b
     (expected * weight).sum().backward()
     found = dot_product_attention(*inputs, visible if masked else None, True)
     (found.float() * weight).sum().backward()
-    torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.02)
+    with torch.no_grad():
+        without = dot_product_attention(*inputs, visible if masked else None, True)
+    for output in (found, without):
+        torch.testing.assert_close(output.double(), expected, rtol=0.02, atol=0.02)
     for rounded, precise in zip(inputs, exact, strict=True):
         assert (rounded.grad.double() - precise.grad).norm() < 0.01 * precise.grad.norm()
         if keys <= 128:  # with more keys, single entries differ by more, with torch's kernel as well
@@ -141,17 +144,22 @@ def test_bf16_attention_and_its_gradients_equal_the_formula(keys: int, masked: b
             torch.testing.assert_close(rounded.grad.double(), precise.grad, rtol=0.03, atol=0.05 * scale)
 
 
-def test_attention_is_fused_except_for_few_keys_in_bf16_with_gradients() -> None:
-    for keys, dtype, gradient, calls in (
-        (MAX_UNFUSED_KEYS, torch.bfloat16, True, 0),
-        (MAX_UNFUSED_KEYS + 1, torch.bfloat16, True, 1),
-        (MAX_UNFUSED_KEYS, torch.bfloat16, False, 1),
-        (MAX_UNFUSED_KEYS, torch.float32, True, 1),
+@pytest.mark.parametrize("has_amx", [True, False])
+def test_attention_is_fused_except_for_few_keys_in_bf16(has_amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients, it is also fused for one query, and for all on a processor with AMX."""
+    monkeypatch.setattr(module, "_HAS_AMX", has_amx)
+    for queries, keys, dtype, gradient, calls in (
+        (MAX_UNFUSED_KEYS, MAX_UNFUSED_KEYS, torch.bfloat16, True, 0),
+        (MAX_UNFUSED_KEYS + 1, MAX_UNFUSED_KEYS + 1, torch.bfloat16, True, 1),
+        (MAX_UNFUSED_KEYS, MAX_UNFUSED_KEYS, torch.bfloat16, False, int(has_amx)),
+        (1, MAX_UNFUSED_KEYS, torch.bfloat16, False, 1),
+        (MAX_UNFUSED_KEYS, MAX_UNFUSED_KEYS, torch.float32, True, 1),
+        (MAX_UNFUSED_KEYS, MAX_UNFUSED_KEYS, torch.float32, False, 1),
     ):
-        q, k, v = (torch.randn(1, 2, keys, 8, dtype=dtype, requires_grad=True) for _ in range(3))
+        q, k, v = (torch.randn(1, 2, n, 8, dtype=dtype, requires_grad=True) for n in (queries, keys, keys))
         with torch.set_grad_enabled(gradient), Calls() as found:
             dot_product_attention(q, k, v, None, True)
-        assert found.of("scaled_dot_product_attention") == calls, (keys, dtype, gradient)
+        assert found.of("scaled_dot_product_attention") == calls, (queries, keys, dtype, gradient)
     assert max_unfused_keys("cpu", "bf16") == MAX_UNFUSED_KEYS
     assert max_unfused_keys("cpu", "fp32") == max_unfused_keys("cuda", "bf16") == 0
 

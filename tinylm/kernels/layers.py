@@ -5,7 +5,7 @@ Products. In fp32, oneDNN, which torch itself uses on x86 for 16-bit formats onl
 processors that have no instructions for the format, fp32: there, torch multiplies many rows in 16 bits several times
 slower (decision 038). Converting a weight at each use keeps the memory of the model at 16 bits per weight.
 
-Scaled dot-product attention is, in training, unfused where that is faster than torch's fused kernels (decision 010): it
+Scaled dot-product attention is unfused where that is faster than torch's fused kernels, in bf16 (decision 010): it
 computes scores, softmax and weighted sum as separate operations, and stores the attention weights. Dropout (Srivastava
 et al. 2014) takes about a quarter of the time of `F.dropout` (decision 005): torch draws a double for each entry, in
 one thread; here 64 random bits are used as four 16-bit numbers. RMSNorm has a backward pass of its own, since torch has
@@ -27,6 +27,7 @@ MIN_ROWS = 32  # with fewer rows, converting the weight takes longer than a fast
 _AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 MAX_UNFUSED_KEYS = 512  # with more keys, the backward pass of the fused kernel is faster in bf16
+_HAS_AMX = cpu.has_amx()
 _NORM_BACKWARD = hasattr(torch.ops.aten, "native_layer_norm_backward")
 
 
@@ -116,8 +117,9 @@ def dot_product_attention(
     With `causal` and without a mask, a query attends to the keys up to its own position; T must then be S, or 1 (the
     last position). `scale` is 1/sqrt(W) unless given. `dropout` is applied to the attention weights.
     """
-    # In bf16 training with few keys, the backward pass of the fused kernel is slow
-    is_unfused_faster = torch.is_grad_enabled() and q.dtype == torch.bfloat16 and k.shape[2] <= MAX_UNFUSED_KEYS
+    # In bf16 with few keys, the fused kernel has a slow backward pass and, without AMX, a slow forward pass
+    is_slow = torch.is_grad_enabled() or (q.shape[2] > 1 and not _HAS_AMX)
+    is_unfused_faster = is_slow and q.dtype == torch.bfloat16 and k.shape[2] <= MAX_UNFUSED_KEYS
     if q.device.type == "cpu" and (dropout or is_unfused_faster):
         return unfused_attention(q, k, v, mask, causal, scale, dropout)
     if q.shape[2] == 1:  # the queries that share a head as rows of one product, so that keys and values are read once
@@ -136,7 +138,7 @@ def dot_product_attention(
 
 
 def max_unfused_keys(device: str, dtype: str) -> int:
-    """Largest number of keys with which training without attention dropout is unfused; 0 if it is always fused."""
+    """Largest number of keys with which attention without dropout is unfused in training; 0 if it is always fused."""
     return MAX_UNFUSED_KEYS if (device, dtype) == ("cpu", "bf16") else 0
 
 

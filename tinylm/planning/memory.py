@@ -172,7 +172,7 @@ def training_memory(
         update=update // shards,
         sums=min(4 * trained, MAX_SUM_BYTES) if request.ranks > 1 and state_shards == 1 else 0,
         per_sequence=longest * activation_bytes(machine, config, checkpointed=checkpointed),
-        evaluation=longest * evaluation_bytes(config, checkpointed=checkpointed),
+        evaluation=longest * evaluation_bytes(machine, config, checkpointed=checkpointed),
         logits=(1 if config.labels else longest) * logit_bytes * config.outputs,
         max_logits=logit_bytes * max_logits(machine.device, bool(frozen)) + (1 + losses) * output,
         copies=state // state_shards if on_cpu else 0,
@@ -240,12 +240,14 @@ def layer_bytes(machine: Machine, config: ModelConfig) -> int:
     return stored
 
 
-def evaluation_bytes(config: ModelConfig, *, checkpointed: bool) -> int:
-    """Bytes of an evaluation per token of a micro-batch. Counted in fp32, although it may be in 16 bits on a GPU, and
-    for the rows of `evaluation_rows`.
+def evaluation_bytes(machine: Machine, config: ModelConfig, *, checkpointed: bool) -> int:
+    """Bytes of an evaluation per token of a micro-batch, for the rows of `evaluation_rows`.
+
+    Counted in fp32, although it may be in 16 bits, in which attention has its scores and weights at the same time.
     """
     experts = config.experts_per_token if config.experts > 1 else 1
-    return 4 * evaluation_rows(1, checkpointed) * (4 * config.width + 3 * config.ffn_width * experts)
+    scores = config.heads * min(config.context, machine.max_unfused_keys)
+    return 4 * evaluation_rows(1, checkpointed) * (4 * config.width + 3 * config.ffn_width * experts + scores)
 
 
 def evaluation_rows(micro_batch: int, checkpointed: bool) -> int:

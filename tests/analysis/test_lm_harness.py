@@ -7,6 +7,7 @@ from typing import Any
 import lm_eval
 import lm_eval.models  # registers the models
 import pytest
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
@@ -14,6 +15,7 @@ from tests.shell import run_ok, story
 from tinylm.analysis.lm_harness import TinyLM
 from tinylm.analysis.minimal_pairs import MinimalPair, measure_minimal_pairs
 from tinylm.errors import UsageError
+from tinylm.models.load import load
 
 SMALL = ("--layers", 1, "--heads", 2, "--width", 16, "--context", 32, "--steps", 30, "--dtype", "fp32")
 
@@ -84,7 +86,28 @@ def test_a_task_of_lm_eval_has_the_accuracy_of_our_minimal_pairs(run: Path, tmp_
     assert 0 < overall.accuracy < 1
 
 
-def test_only_decoders_are_models_of_lm_eval(tmp_path: Path) -> None:
+def test_a_continuation_as_long_as_the_context_is_scored_without_the_text_before_and_a_longer_one_is_an_error(
+    run: Path,
+) -> None:
+    """Reference: the sum over the tokens of the whole text that is left, by the model's own logits."""
+    ours = TinyLM(str(run))
+    ids = ours.tok_encode(WORDS)[: ours.model.context + 6]
+    before, end = ids[:5], ids[5:-1]
+    ((found, _),) = ours._loglikelihood_tokens([(None, before, end)])
+    log_p = ours.model.logits(torch.tensor([ids[4:-2]])).double().log_softmax(-1)[0]
+    assert found == pytest.approx(log_p[torch.arange(len(end)), torch.tensor(end)].sum().item(), rel=1e-4)
+    with pytest.raises(UsageError, match="A continuation of 33 tokens is longer than the context of the model, 32"):
+        ours._loglikelihood_tokens([(None, before, ids[5:])])
+
+
+def test_only_decoders_of_text_are_models_of_lm_eval_and_score_minimal_pairs(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": text, "label": label}) for text, label in (("a b", "x"), ("b c", "y")) * 8]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    run_ok("train", tmp_path / "a.jsonl", "--architecture", "decoder", *SMALL[:-2], "--out", tmp_path / "labels")
+    with pytest.raises(UsageError, match=r"lm-eval needs a decoder of text; .* is a classifier"):
+        TinyLM(str(tmp_path / "labels"))
+    with pytest.raises(UsageError, match=r"Minimal pairs are scored by decoders of text; .* is a classifier"):
+        measure_minimal_pairs(load(tmp_path / "labels"), [MinimalPair("a", "b", "")])
     (tmp_path / "a.txt").write_text(story(3000))
     run_ok("train", tmp_path / "a.txt", "--architecture", "encoder", *SMALL[:-2], "--out", tmp_path / "run")
     with pytest.raises(UsageError, match="lm-eval needs a decoder"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.shell import assert_error, records, run_ok, story, tinylm
+from tinylm.analysis import minimal_pairs
 from tinylm.analysis.minimal_pairs import (
     MinimalPair,
     PairAccuracy,
@@ -50,8 +51,11 @@ def reference(model: Model, sentence: str) -> float:
     return total
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 60, 10_000])
-def test_a_sentence_has_the_sum_of_the_log_probabilities_of_its_tokens(model: Model, batch_tokens: int) -> None:
+@pytest.mark.parametrize(("batch_tokens", "max_logits"), [(1, 1), (60, 1000), (10_000, minimal_pairs.MAX_LOGITS)])
+def test_a_sentence_has_the_sum_of_the_log_probabilities_of_its_tokens(
+    model: Model, batch_tokens: int, max_logits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(minimal_pairs, "MAX_LOGITS", max_logits)
     sentences = [*(" ".join(WORDS[:count]) for count in (2, 6, 4, 1)), WORDS[3][:1]]
     found = np.zeros(len(sentences))
     for indices, scores in score_sentences(model, sentences, batch_tokens):
@@ -108,6 +112,7 @@ def test_the_sample_of_blimp_has_every_tenth_pair_of_67_paradigms() -> None:
         ('{"good": "a", "bad": "b", "phenomenon": 3}', "'phenomenon' is 3; it must be a text"),
         ('{"good": "a"', "line 2: invalid JSON"),
         ("[1]", "'good' is missing"),
+        ('{"good": "a", "bad": "b", "phenomenon": "all"}', "'all' stands for all pairs; give the phenomenon another"),
     ],
 )
 def test_a_line_that_is_no_pair_is_an_error(line: str, message: str, tmp_path: Path) -> None:

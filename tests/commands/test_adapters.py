@@ -269,8 +269,8 @@ def test_base_and_adapter_are_never_overwritten(adapter: Path, run: Path, here: 
     base = copied(run, here / "checkpoints" / "base")
     lora = copied(adapter, here / "checkpoints" / "lora")
     before = snapshot(here)
-    for model in ((), ("--model", base)):
-        for out in (base, lora):
-            result = tinylm("merge-lora", lora, *model, "--out", out, "--force")
+    for model in ((), ("--model", base), ("--model", base / "last")):
+        for out, name in ((base, lora), (lora, lora), (lora, lora / "last")):
+            result = tinylm("merge-lora", name, *model, "--out", out, "--force")
             assert_error(result, 2, "never overwritten; choose another --out")
     assert snapshot(here) == before

@@ -63,9 +63,11 @@ def test_a_question_that_is_not_utf_8_is_a_usage_error_that_names_the_byte(model
 
 def test_commands_save_and_reset_the_conversation(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
+    file.write_text('{"messages": []}')  # without the end of the line
     typed = f"hi\n/save {file}\n/system Be brief.\nhi\n/save {file}\n/reset\n/no\n/save\n/save {tmp_path}\n/exit\nx"
     result = run_ok("chat", "--model", model, "-n", 3, "--seed", 1, stdin=typed)
-    saved = [json.loads(line)["messages"] for line in file.read_text().splitlines()]
+    before, *saved = [json.loads(line)["messages"] for line in file.read_text().splitlines()]
+    assert before == []
     assert [[m["role"] for m in messages] for messages in saved] == [
         ["user", "assistant"],
         ["system", "user", "assistant"],

@@ -85,6 +85,7 @@ def test_teachers_that_cannot_be_used_are_errors_before_training(text: Path, her
         (("--teacher", "teacher1", "--label-smoothing", 0.1), 2, "--teacher fixes --label-smoothing"),
         (("--teacher", "teacher1", "--init-from", "teacher1", "--extend-vocab"), 2, "--teacher fixes --extend-vocab"),
         (("--teacher", "teacher1", "--out", "teacher1", "--force"), 2, "is a teacher, which is never written to"),
+        (("--teacher", "teacher1/last", "--out", "teacher1", "--force"), 2, "is a teacher, which is never written to"),
         (
             ("--objective", "distillation"),
             2,

@@ -237,6 +237,9 @@ ERRORS: dict[str, list[Row]] = {
         (f"{TUNE} --target brain", 2, "--target is 'brain'; it must be one of: attention"),
         (f"{TUNE} --target embedding --dropout 0.1", 2, "--dropout and --share-b are for linear layers"),
         (f"{TUNE} --out {{run}} --force", 2, "is the base model, which is never written to"),
+        (f"{TUNE}/last --out {{run}} --force", 2, "is the base model, which is never written to"),
+        (f"{TUNE} --out {{run}}/last --force", 2, "is the base model, which is never written"),
+        ("train corpus.txt --init-from {run}/last --out {run} --force", 2, "is the base model, which is never written"),
         (TUNE.replace("corpus", "greek"), 2, "has no id for 5 of the text's characters, 'γ' (U+03B3), 'λ' (U+03BB)"),
         (f"{TUNE.replace('corpus', 'few')} --val-data corpus.txt --sequence-length 16",
          2, "has 14 tokens ... a context of 16 needs 17; give more text."),
@@ -368,7 +371,7 @@ ERRORS: dict[str, list[Row]] = {
     "report": [
         ("report absent", 2, "absent"),
         ("report {run} --device abacus", 2, "--device is 'abacus' ... cuda"),
-        ("report {run} --out photos", 1, "Cannot write"),
+        ("report {run} --out photos", 2, "photos is not an earlier report: it is not a regular file"),
     ],
     "compare": [
         ("compare {run} absent sea.txt", 2, "There is no run at absent"),

@@ -150,6 +150,22 @@ def test_an_adapter_has_the_norm_of_each_update(adapter: Path) -> None:
         assert update["relative"] == pytest.approx(norm / math.sqrt((base @ base).item()), rel=1e-4)
 
 
+def test_only_an_earlier_report_or_an_empty_file_is_replaced(run: Path, here: Path) -> None:
+    file, link = here / "r.html", here / "link.html"
+    file.touch()
+    link.symlink_to(file)
+    for out in (file, file, link):
+        run_ok("report", run, "--no-memorisation", "--out", out)
+    text = here / "notes.txt"
+    text.write_text("not a report")
+    for command, setting in ((("report", run, "--out"), "--out"), (("train", text, "--report"), "--report")):
+        for other in (text, run / "model.safetensors"):
+            before = other.read_bytes()
+            message = f"{other.name} is not an earlier report; choose another {setting}."
+            assert_error(tinylm(*command, other), 2, message)
+            assert other.read_bytes() == before
+
+
 def test_without_its_text_or_a_damaged_run_the_rest_is_there(
     run: Path, here: Path, monkeypatch: Any, bpe_run: Path
 ) -> None:

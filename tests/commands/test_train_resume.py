@@ -1,5 +1,6 @@
 """tinylm train with --resume and with --init-from, and which weights of a run are kept."""
 
+import dataclasses
 import json
 import os
 import random
@@ -12,10 +13,15 @@ import pytest
 import torch
 
 from tests.shell import TINY, assert_error, copied, records, run_ok, same_tensors, snapshot, tinylm
+from tinylm.machine.measure import Machine
+from tinylm.planning.memory import plan_memory
+from tinylm.planning.plan import plan_resumed
+from tinylm.planning.plan_request import PlanRequest, Sizes
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.run_directory.lock_and_commit import lock_run
 from tinylm.run_directory.weights import read_header
+from tinylm.transformer.build import count_parameters
 
 
 @pytest.mark.usefixtures("shelf_cache")
@@ -30,6 +36,26 @@ def test_resuming_may_change_budget_and_intervals_and_records_them(run: Path, he
     training = read_config(path).training
     assert (training.budget.steps, training.eval_every, training.save_every, training.patience) == (204, 2, 3, 9)
     assert (training.batch_size, training.log_every) == (4, 1)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_a_resumed_run_needs_the_memory_that_a_new_one_was_planned_with(weight: float, here: Path) -> None:
+    (here / "t.txt").write_text("ab cd\n" * 2000)
+    run_ok("train", "t.txt", *TINY, "--steps", 2, "--mtp-weight", weight, "--out", "t")
+    config = read_config(here / "t")
+    recorded = config.training_parts(here / "t")
+    assert recorded.training.mtp_weight == weight
+    resumed = plan_resumed(config, recorded, Sizes(), config.model.vocab_size, None, "auto", 1).memory
+    new = PlanRequest(
+        objective="next-token",
+        data=recorded.data,
+        vocab_size=config.model.vocab_size,
+        training=dataclasses.asdict(recorded.training),
+    )
+    parameters = count_parameters(config.model)["total"]
+    planned = plan_memory(Machine.recorded(recorded.runtime, None), new, config.model, parameters, 4).memory
+    for name in ("logits", "max_logits", "per_sequence", "evaluation", "state", "gradients"):
+        assert getattr(resumed, name) == getattr(planned, name), name
 
 
 def test_a_run_that_another_process_is_writing_is_locked(run: Path, corpus: Path, here: Path) -> None:
@@ -158,6 +184,14 @@ def test_the_plan_decides_by_the_length_of_the_validation_text(here: Path) -> No
         (plan,) = records(run_ok("train", "t.txt", *TINY, "--val-fraction", 0.1, "--dry-run", "--json"))
         assert (plan["data"]["val_tokens"], plan["training"]["keep"]) == (characters // 10, keep)
         assert (plan["training"]["patience"] is None) == (keep == "last")
+
+
+def test_generations_are_chosen_by_their_losses_however_short_the_validation_text_is(here: Path) -> None:
+    (here / "t.txt").write_text("ab cd\n" * 600)
+    for generations, keep in ((1, "last"), (2, "best")):
+        options = ("--val-fraction", 0.1, "--generations", generations, "--epochs", 6, "--dry-run", "--json")
+        (plan,) = records(run_ok("train", "t.txt", *TINY, *options))
+        assert plan["training"]["keep"] == keep
 
 
 def test_few_records_are_seen_forty_times(here: Path) -> None:

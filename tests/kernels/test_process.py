@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -145,6 +146,24 @@ def test_freed_blocks_are_returned_or_kept_and_used_again_without_new_pages() ->
     returned, kept = map(int, done.stdout.split())
     assert returned < 20e6
     assert kept < 1000  # pages; 40 MB have 10,000
+
+
+def test_a_glibc_that_refuses_large_thresholds_maps_no_block_until_large_blocks_are_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The parameters' numbers are those of malloc.h."""
+    settings: dict[int, int] = {}
+
+    def mallopt(parameter: int, value: int) -> int:
+        if parameter == -3 and value > 32 << 20:
+            return 0
+        settings[parameter] = value
+        return 1
+
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    monkeypatch.setattr(process, "_has_huge_pages", lambda: False)
+    assert process.keep_freed_blocks() and settings == {-4: 0, -1: -1}
+    assert process.return_large_blocks() and settings == {-3: 1 << 20, -4: 65_536, -1: 2 << 20}
 
 
 def test_a_c_library_without_the_settings_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

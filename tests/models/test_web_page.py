@@ -199,6 +199,23 @@ def test_the_button_stops_a_text_and_another_empties_it(opened: Opened, tmp_path
 
 
 @pytest.mark.browser
+def test_a_text_that_is_begun_while_another_ends_is_the_text_alone(opened: Opened, tmp_path: Path) -> None:
+    page_of(tmp_path / "page.html", small(vocab_size=CHARACTERS.vocab_size), CHARACTERS)
+    page = opened.open(tmp_path / "page.html", "#go")
+    page.evaluate("file.stops.length = 0")
+    write(page, 3000)
+    alone = page.locator("#text").input_value()
+    page.locator("#clear").click()
+    page.locator("#go").click()
+    page.wait_for_function("get('text').value.length > 20", timeout=LIMIT)
+    page.evaluate("() => { get('clear').onclick(); get('form').requestSubmit(); }")
+    assert page.locator("#go").inner_text() == "Stop"
+    expect(page.locator("#go")).to_have_text("Write", timeout=LIMIT)
+    assert page.locator("#text").input_value() == alone
+    assert opened.messages == []
+
+
+@pytest.mark.browser
 def test_an_answer_ends_before_the_text_that_ends_it(opened: Opened, tmp_path: Path) -> None:
     tokenizer = WORDS.with_special_tokens(["<|im_start|>", "<|im_end|>"])
     page_of(tmp_path / "page.html", small(vocab_size=tokenizer.vocab_size, context=100), tokenizer, template=CHATML)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -356,6 +357,25 @@ def test_a_generation_whose_time_is_used_up_by_its_predictions_does_not_begin() 
     assert bench.run() == "time"
     generations.renew_weights.assert_not_called()
     assert bench.state.generation == 0
+
+
+def test_a_generation_that_had_time_for_no_step_is_not_joined() -> None:
+    """Its new weights use up the time that is left; among these lengths of the predictions, that happens."""
+
+    def has_no_step(seconds: float) -> bool:
+        clock = FakeTime()
+        bench = clock.bench(100, 1.0, 0.5, 0.1, generations=2, join=2)
+        validated, asked = set[int](), list[int]()
+        generations = bench.trainer.generations = Mock(task=bench.trainer.task)
+        generations.task_of = lambda *arguments: (clock.spend(seconds), copy.copy(generations.task))[1]
+        generations.renew_weights = lambda number: clock.spend(0.5)
+        generations.keep_best = lambda number, step, loss: validated.add(number)
+        generations.best = lambda last: asked.append(last) or [0]
+        bench.run()
+        assert set(asked) <= validated
+        return bench.state.generation == 1 and bench.state.step == bench.state.generation_step
+
+    assert sum(map(has_no_step, np.arange(42.0, 46.0, 0.25)))
 
 
 @pytest.mark.parametrize("forged", [{"joined_step": 61}, {"joined_step": 60, "joined_loss": None}])

@@ -13,12 +13,10 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from tinylm.analysis.minimal_pairs import score_ends
+from tinylm.analysis.minimal_pairs import require_scoring, score_ends
 from tinylm.config.validation import require
-from tinylm.evaluation.loop import EVALUATION_TOKENS
 from tinylm.generation.prompts import start_tokens
 from tinylm.models.load import load
-from tinylm.transformer.architectures import Decoder
 
 Encoded = tuple[Any, list[int], list[int]]  # texts, and the ids of a context and of its continuation
 MAX_NEW_TOKENS = 256  # of an answer, if the task names no limit
@@ -31,7 +29,7 @@ class TinyLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no annotations
     path, device, dtype: as in `load`. adapter: a run or a folder of PEFT on the model. lm-eval passes the batch sizes,
     which have no effect, since batches are as large as in `tinylm eval`.
 
-    Raises the errors of `load`, and UsageError for a model that is not a decoder.
+    Raises the errors of `load`, and UsageError for a model that is not a decoder of text.
     """
 
     def __init__(
@@ -46,8 +44,7 @@ class TinyLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no annotations
         super().__init__()
         adapters = () if adapter is None else (adapter,)
         self.model = load(path, adapters=adapters, device=device or "auto", dtype=dtype)
-        kind = self.model.architecture
-        require(isinstance(self.model.network, Decoder), f"lm-eval needs a decoder; {path} is an {kind}.")
+        require_scoring(self.model, "lm-eval needs a decoder")
         self._start = start_tokens(self.model.tokenizer, self.model.data, [], self.model.context)
 
     @property
@@ -64,11 +61,16 @@ class TinyLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no annotations
     ) -> list[tuple[float, bool]]:
         """The log-probability of each continuation in nats, and whether it is the greedy one.
 
-        Of a context and continuation that are too long together, the first tokens are left out.
+        Of a context and continuation that are too long together, the first tokens are left out. Raises UsageError for a
+        continuation that is longer than the context of the model.
         """
-        texts = [([*context, *end][-(self.model.context + 1) :], len(end)) for _, context, end in requests]
+        limit = self.model.context
+        longest = max((len(end) for _, _, end in requests), default=0)
+        fits = longest <= limit
+        require(fits, f"A continuation of {longest} tokens is longer than the context of the model, {limit}.")
+        texts = [([*context, *end][-(limit + 1) :], len(end)) for _, context, end in requests]
         found: dict[int, tuple[float, bool]] = {}
-        for indices, scores in score_ends(self.model, texts, EVALUATION_TOKENS):
+        for indices, scores in score_ends(self.model, texts):
             found |= dict(zip(indices, scores, strict=True))
         return [found[index] for index in range(len(texts))]
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tinylm.config.validation import describe_value, require
 from tinylm.errors import TinyLMError, UsageError
@@ -23,6 +24,7 @@ from tinylm.generation.prompts import start_tokens
 from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.machine.device import autocast
 from tinylm.models.model import Model
+from tinylm.objectives.loss import MAX_LOGITS
 from tinylm.reporter import counted
 from tinylm.system.files import open_regular
 from tinylm.text.readers import parse_json_line, require_encodable
@@ -95,31 +97,26 @@ def _parse_pair(line: str, location: str) -> MinimalPair:
     phenomenon = values.get("phenomenon", "")
     is_name = isinstance(phenomenon, str)
     require(is_name, f"{location}: 'phenomenon' is {describe_value(phenomenon)}; it must be a text.")
+    require(phenomenon != OVERALL, f"{location}: {OVERALL!r} stands for all pairs; give the phenomenon another name.")
     good, bad = (require_encodable(values[key], location) for key in ("good", "bad"))
     return MinimalPair(good, bad, phenomenon)
 
 
-def measure_minimal_pairs(
-    model: Model, pairs: Sequence[MinimalPair], batch_tokens: int = EVALUATION_TOKENS
-) -> list[PairAccuracy]:
+def measure_minimal_pairs(model: Model, pairs: Sequence[MinimalPair]) -> list[PairAccuracy]:
     """The accuracy of a decoder on all pairs, first, and on those of each phenomenon, if there are several.
 
     A sentence is scored as a text of its own: the sum of the log-probabilities of its tokens, after what separates
     documents in the training text. Pairs with characters that are not in the vocabulary are left out, with a warning.
-    batch_tokens: of a forward pass, at least one sentence
 
-    Raises UsageError for a model that is not a decoder, if no pairs are left, and for a sentence that is longer than
-    its context.
+    Raises UsageError for a model that is not a decoder of text, if no pairs are left, and for a sentence that is longer
+    than its context.
     """
-    require(
-        isinstance(model.network, Decoder),
-        f"Minimal pairs are scored by decoders; {model.path} is an {model.architecture}.",
-    )
+    require_scoring(model, "Minimal pairs are scored by decoders")
     pairs = _known_pairs(model, pairs)
     sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     with model.reporter.counting("scoring", len(sentences), "sentences") as advance:
         scores = np.empty(len(sentences))
-        for indices, found in score_sentences(model, sentences, batch_tokens):
+        for indices, found in score_sentences(model, sentences):
             scores[indices] = found
             advance(len(indices))
     correct = scores[::2] > scores[1::2]
@@ -130,8 +127,14 @@ def measure_minimal_pairs(
     return [_accuracy(name, correct[chosen]) for name, chosen in groups.items()]
 
 
+def require_scoring(model: Model, needed: str) -> None:
+    """Raise UsageError, which begins with what is `needed`, for a model other than a decoder of text."""
+    require(isinstance(model.network, Decoder), f"{needed}; {model.path} is an {model.architecture}.")
+    require(not model.labels, f"{needed} of text; {model.path} is a classifier.")
+
+
 def score_sentences(
-    model: Model, sentences: Sequence[str], batch_tokens: int
+    model: Model, sentences: Sequence[str], batch_tokens: int = EVALUATION_TOKENS
 ) -> Iterator[tuple[list[int], np.ndarray]]:
     """Yield the indices of some of the sentences, and their log-probabilities in nats. The longest come first."""
     before = start_tokens(model.tokenizer, model.data, [], model.context)
@@ -141,13 +144,14 @@ def score_sentences(
 
 
 def score_ends(
-    model: Model, texts: Sequence[tuple[list[int], int]], batch_tokens: int
+    model: Model, texts: Sequence[tuple[list[int], int]], batch_tokens: int = EVALUATION_TOKENS
 ) -> Iterator[tuple[list[int], list[tuple[float, bool]]]]:
     """Yield the indices of some of the texts, and for each of these the log-probability of its end in nats, and whether
     each token of the end is the likeliest one. The longest texts come first.
 
     texts: of each, the ids, which fit the context but for the last one, and the number of those at its end that are
         scored, of which the first id is none
+    batch_tokens: of a forward pass, at least one text
     """
     network = model.network
     assert isinstance(network, Decoder)
@@ -159,12 +163,25 @@ def score_ends(
         padded = [texts[index][0] + [0] * (length - len(texts[index][0])) for index in chosen]
         ids = torch.tensor(padded, device=network.device)  # (B, T)
         with torch.no_grad(), evaluation_mode(network), autocast(network.device.type, model.dtype):
-            log_p = log_softmax(network.logits(network(ids[:, :-1]).hidden))  # (B, T-1, V)
-        found = log_p.gather(2, ids[:, 1:, None]).squeeze(2).double().cpu()  # (B, T-1)
-        is_likeliest = (log_p.argmax(dim=2) == ids[:, 1:]).cpu()
+            scored_tokens = _score_tokens(network, network(ids[:, :-1]).hidden.flatten(0, 1), ids[:, 1:].flatten())
+        found, is_likeliest = (values.view(len(chosen), length - 1) for values in scored_tokens)  # (B, T-1)
         ends = [slice(len(text) - 1 - scored, len(text) - 1) for text, scored in (texts[index] for index in chosen)]
         scores = [(float(found[row, end].sum()), bool(is_likeliest[row, end].all())) for row, end in enumerate(ends)]
         yield chosen, scores
+
+
+def _score_tokens(network: Decoder, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The log-probability of each target in nats, and whether it is the likeliest id: (N, D), (N,) -> (N,), (N,).
+
+    The logits are computed in chunks of at most MAX_LOGITS.
+    """
+    log_ps, are_likeliest = [], []
+    rows = max(1, MAX_LOGITS // network.vocab_size)
+    for part, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
+        log_p = log_softmax(network.logits(part))  # (n, V)
+        log_ps.append(log_p.gather(1, wanted[:, None]).squeeze(1))
+        are_likeliest.append(log_p.argmax(dim=1) == wanted)
+    return torch.cat(log_ps).cpu().double(), torch.cat(are_likeliest).cpu()
 
 
 def _known_pairs(model: Model, pairs: Sequence[MinimalPair]) -> list[MinimalPair]:

@@ -299,8 +299,11 @@ def _save(name: str, session: "ChatSession", console: Console) -> None:
     messages = session.transcript()
     line = (json.dumps({"messages": messages}, ensure_ascii=False) + "\n").encode()
     try:
-        with Path(name).open("ab", buffering=0) as file:
+        with Path(name).open("a+b", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - 1))
+            if size and file.read(1) != b"\n":
+                line = b"\n" + line
             written = file.write(line)
             if written < len(line):  # the disk has no room for all of it
                 file.truncate(size)

@@ -38,7 +38,7 @@ def report(
 ) -> None:
     """Write an HTML file about runs: curves, samples, attention, loss per token, evaluation, memorisation and settings.
 
-    The file needs no network. An existing file is replaced.
+    The file needs no network. An earlier report is replaced.
     """
     from tinylm.run_report.page import write_report
     from tinylm.run_report.predictions import ModelOptions

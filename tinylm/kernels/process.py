@@ -51,7 +51,8 @@ def spinning(count: int) -> Iterator[None]:
             os.environ["GOMP_SPINCOUNT"] = before
 
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of mallopt
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8  # parameters of mallopt
+MAPPED_BLOCKS = 65_536  # glibc's default for M_MMAP_MAX
 LARGE_BLOCK = 1 << 20  # bytes
 HUGE_BLOCK = 1 << 30  # bytes
 NEVER = -1  # converted to size_t, the largest number of bytes
@@ -132,8 +133,11 @@ def share_heaps() -> bool:
 def set_thresholds(map_from: int, trim_from: int) -> bool:
     """Set, in bytes, the least size of a block that is mapped by itself, and of the free end of the heap that is given
     back to the system. Returns False without glibc.
+
+    Older versions of glibc accept `map_from` up to 32 MiB only. For more, no block is mapped there, of any size.
     """
-    return _mallopt(M_MMAP_THRESHOLD, map_from) and _mallopt(M_TRIM_THRESHOLD, trim_from)
+    is_accepted = _mallopt(M_MMAP_THRESHOLD, map_from)
+    return _mallopt(M_MMAP_MAX, MAPPED_BLOCKS if is_accepted else 0) and _mallopt(M_TRIM_THRESHOLD, trim_from)
 
 
 def _mallopt(parameter: int, value: int) -> bool:

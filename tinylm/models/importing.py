@@ -7,10 +7,9 @@ from tinylm.errors import UsageError
 from tinylm.models.open import find_model, imported_run, is_foreign, open_model
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.directory import RunDirectory
-from tinylm.run_directory.layout import MODEL_FILE
+from tinylm.run_directory.layout import MODEL_FILE, replaces
 from tinylm.run_directory.lock_and_commit import reserve
 from tinylm.run_directory.weights import check_weights_file
-from tinylm.system.files import resolve_links
 from tinylm.transformer.build import count_parameters
 
 
@@ -41,7 +40,7 @@ def import_model(
     if not is_foreign(path):
         raise UsageError(f"{path} is not a Hugging Face folder or a GGUF file; runs of tinylm need no import.")
     out = imported_run(source) if out is None else Path(out)
-    if resolve_links(out) == resolve_links(path):
+    if replaces(out, path):
         raise UsageError(f"{out} is the model to import, which is never overwritten; choose another `out`.")
     with reserve(out, force) as staging:
         model = open_model(path)

@@ -28,10 +28,9 @@ from tinylm.models.logits import logit_difference, probe_logits, require_equal_l
 from tinylm.models.open import find_model, open_model
 from tinylm.reporter import Reporter
 from tinylm.run_directory.directory import RunDirectory
-from tinylm.run_directory.layout import find_run
+from tinylm.run_directory.layout import find_run, replaces
 from tinylm.run_directory.loading import load_model, read_weights
 from tinylm.run_directory.lock_and_commit import reserve
-from tinylm.system.files import resolve_links
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.transformer.architectures import Transformer
 
@@ -81,7 +80,7 @@ def merge_adapter(
     model = model and find_model(model, reporter)
     config = None if is_adapter_folder(adapter) else read_adapter_config(adapter)[1]
     model = model if model or undo or config is None else find_base_model(adapter, config.base, config.base_digest)
-    if any(resolve_links(out) == resolve_links(source) for source in (adapter, model) if source is not None):
+    if any(replaces(out, source) for source in (adapter, model) if source is not None):
         raise UsageError(f"{out} is one of the models to merge, which are never overwritten; choose another `out`.")
     with reserve(out, force) as staging:
         # The merged weights

@@ -156,7 +156,7 @@ def plan_resumed(
     training, runtime, data = recorded
     model = config.while_training.model
     model = replace(model, context=training.sequence_length or model.context)
-    names = ("optimizer", "average", "checkpoint_activations", "generations", "join")
+    names = ("optimizer", "average", "checkpoint_activations", "generations", "join", "mtp_weight")
     kept = {name: getattr(training, name) for name in names}
     request = PlanRequest(
         objective=training.objective,

@@ -230,15 +230,16 @@ class PlanRequest:
     @property
     def keep(self) -> str:
         """The weights to keep, one of KEEP: the last ones if the validation data are too few to choose weights by
-        (decision 043), unless the user relies on them by a `patience`. A text that is learned by heart is validated
-        on itself.
+        (decision 043), unless the user relies on them by a `patience`, or by `generations`, of which each begins with
+        new weights. A text that is learned by heart is validated on itself.
         """
         if self.data.by_heart:
             return "best"
         few = self.data.val_records < self.sizes.min_validation_records
         if not self.data.val_records:
             few = self.data.val_tokens <= recipes.MIN_VALIDATION_TOKENS  # the first is not scored
-        return "last" if few and self.training.get("patience") is None else "best"
+        relies_on_them = self.training.get("patience") is not None or self.training.get("generations", 1) > 1
+        return "last" if few and not relies_on_them else "best"
 
     @property
     def effective_budget(self) -> Budget:

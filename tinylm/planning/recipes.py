@@ -168,7 +168,7 @@ LOGS, MAX_LOG_STEPS = 100, 100  # log lines per run, and maximum number of steps
 # Training time from which the 45 s of compiling pay off; decisions 018 and 037.
 MIN_SECONDS_TO_COMPILE = {"fp32": 1200.0, "bf16": 600.0, "fp16": 600.0}
 
-# Cost of a step: see cost.py. The CPU's figures were measured on two cores of an AMD EPYC for widths from 96 to 384.
+# Cost of a step: see plan_request.py. The CPU's figures were measured on two cores of an EPYC for widths of 96 to 384.
 
 MATMUL_EFFICIENCY = {"cpu": 0.75, "gpu": 0.35}  # share of the machine's matmul rate; gpu: not measured
 # Per token and layer besides matmuls, on one CPU core, if the layer time was not measured; gpu: not measured.

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tinylm.config.run import LAST, RunConfig
+from tinylm.config.run import LAST, RunConfig, run_of
 from tinylm.config.training import GENERATIONS
 from tinylm.errors import NoModelError, NoRunError, UsageError
 from tinylm.reporter import Reporter
@@ -46,6 +46,11 @@ def replaced_directory(path: Path) -> Path:
 def lock_file(path: Path) -> Path:
     """The file that is locked while a process writes the run at `path`."""
     return path.with_name(f".{path.name}.tinylm-lock")
+
+
+def replaces(out: Path, source: Path) -> bool:
+    """Whether a run at `out` would replace the model that `source` names, which may be the `last/` of a run."""
+    return run_of(resolve_links(out)) == run_of(resolve_links(source))
 
 
 MAX_DEPTH = 4  # levels of folders that are searched for runs

@@ -7,6 +7,7 @@ package, by their hashes, and forbids network requests.
 
 import datetime
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 from tinylm import __version__
 from tinylm.config.run import RunConfig
 from tinylm.config.settings import format_duration
+from tinylm.config.validation import require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.models.load import load
 from tinylm.reporter import LogReporter, Reporter, counted
@@ -23,7 +25,7 @@ from tinylm.run_directory.layout import find_run, newest_model
 from tinylm.run_directory.loading import read_config, summarise
 from tinylm.run_report.curves import number, read_curves, read_samples
 from tinylm.run_report.predictions import ModelOptions, describe_model
-from tinylm.system.files import write_text
+from tinylm.system.files import open_regular, resolve_links, write_text
 from tinylm.system.html import encode_json, security_policy
 from tinylm.training.events import Evaluated, Event, Logged, Sampled, Started, Stepped
 from tinylm.transformer.build import count_parameters
@@ -34,6 +36,8 @@ POINTS, SAMPLES, MAP_BYTES = 4000, 240, 400_000
 MAX_POINTS, MAX_SAMPLES = 1000, 120  # of one run
 MAX_VALUE, MAX_DIGEST = 300, 12  # characters of a setting, and of one whose name ends with one of DIGESTS
 DIGESTS = ("sha256", "digest", "fingerprint")
+
+MARK = b"<title>tinylm report</title>"  # near the beginning of every page
 
 Run = dict[str, Any]
 
@@ -50,13 +54,13 @@ def report(
     """Write an HTML file about runs: curves, samples, attention, loss per token, evaluation, memorisation, settings.
 
     runs: run directories or names under checkpoints/. Default: the newest model.
-    out: the file, which is replaced.
+    out: the file; an earlier report there is replaced.
     prompt: text of the attention maps. Default: the beginning of the validation text.
     memorisation: whether to measure it. Default: with 20 samples, if model and text are small.
     device: as in `load`. reporter: receives notes, warnings and progress. Default: the logger `tinylm`.
 
-    Returns the path of the file. Raises UsageError for runs that cannot be used, and TinyLMError for damaged runs and a
-    file that cannot be written.
+    Returns the path of the file. Raises UsageError for runs that cannot be used and for another file at `out`, and
+    TinyLMError for damaged runs and a file that cannot be written.
     """
     named = [runs] if isinstance(runs, str | Path) else runs or ()
     options = ModelOptions(prompt, memorisation, device)
@@ -66,6 +70,7 @@ def report(
 
 def write_report(runs: Sequence[Path], out: Path, options: ModelOptions, reporter: Reporter) -> list[str]:
     """Write a report on these runs, or on the newest model, and return their names in it; errors are of `report`."""
+    check_replaceable(out)
     paths = [find_run(run, reporter) for run in runs] if runs else [newest_model(reporter)]
     content = collect_report(list(dict.fromkeys(paths)), reporter, options)
     try:
@@ -238,6 +243,18 @@ def render_page(report: dict[str, Any]) -> str:
     )
 
 
+def check_replaceable(path: Path, setting: str = "out") -> None:
+    """Raise UsageError if there is a file at `path` that is neither a report nor empty. setting: that names the path"""
+    if not os.path.lexists(path):
+        return
+    try:
+        with open_regular(resolve_links(path)) as file:
+            start = file.read(4096)
+    except OSError as error:
+        raise UsageError(f"{path} is not an earlier report: {error.strerror}; choose another `{setting}`.") from error
+    require(not start or MARK in start, f"{path} is not an earlier report; choose another `{setting}`.")
+
+
 def write_page(report: dict[str, Any], path: Path) -> None:
     """Replace the file at `path` by the report, atomically. Raises OSError."""
     write_text(path, render_page(report))
@@ -259,7 +276,7 @@ class LiveReport:
 
     clock: the time in seconds. write: writes the content to a file
 
-    Raises UsageError if the folder of the file does not exist, or the file is a folder.
+    Raises UsageError if the folder of the file does not exist, or if there is a folder or another file at the path.
     """
 
     def __init__(
@@ -271,6 +288,7 @@ class LiveReport:
     ) -> None:
         if path.is_dir() or not path.absolute().parent.is_dir():
             raise UsageError(f"`report` is {path}, which is not a file in an existing folder.")
+        check_replaceable(path, "report")
         self._path = path
         self._reporter = reporter
         self._clock, self._write_page = clock, write

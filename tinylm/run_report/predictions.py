@@ -209,6 +209,7 @@ def describe_model(model: Model, run: Path, options: ModelOptions, map_bytes: in
             add("passage", _scored_passage, text)
         if (shown := text if options.prompt is None else options.prompt) is not None:
             add("attention", _attention, shown, map_bytes)
+    with torch.no_grad():  # in fp32
         add("updates", _updates)
     if validation is not None:
         add("evaluation", score_validation, run)

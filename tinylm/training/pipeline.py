@@ -27,7 +27,7 @@ from tinylm.planning.plan import Plan, plan_resumed, plan_training
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.reporter import Reporter, counted
 from tinylm.run_directory.directory import RunDirectory
-from tinylm.run_directory.layout import find_run
+from tinylm.run_directory.layout import find_run, replaces
 from tinylm.run_directory.loading import read_config, read_tokenizer, trained_weights
 from tinylm.run_directory.lock_and_commit import lock_run, recover_last, recover_run, reserve
 from tinylm.run_directory.weights import WHOLE
@@ -109,7 +109,7 @@ def paths_of(request: TrainingRequest, reporter: Reporter) -> tuple[Path | None,
     """
     source = find_source(request, reporter)
     out = request.out or default_out(request, source)
-    if source is not None and resolve_links(out) == resolve_links(source):
+    if source is not None and replaces(out, source):
         raise UsageError(f"{out} is the base model, which is never written to; choose another `out`.")
     return source, out
 
@@ -252,7 +252,7 @@ def train_new_run(request: TrainingRequest, session: Session) -> TrainingResult:
 
         # The run directory, hidden beside `out` until the first save
         for teacher in teachers:
-            if resolve_links(run_of(teacher.path)) == resolve_links(out):
+            if replaces(out, teacher.path):
                 raise UsageError(f"{out} is a teacher, which is never written to; choose another `out`.")
         directory = RunDirectory.create(out, config, prepared.tokenizer)
         if config.adapter is not None:

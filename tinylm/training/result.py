@@ -8,7 +8,7 @@ from tinylm.config.run import describe_loss
 from tinylm.config.settings import format_duration
 from tinylm.errors import UsageError
 from tinylm.run_directory.metrics_log import History
-from tinylm.system.html import Points, html_table, svg_plot
+from tinylm.system.html import FEW, Points, html_table, svg_plot
 
 if TYPE_CHECKING:
     from tinylm.models.model import Model
@@ -20,7 +20,6 @@ STOP_REASONS = {
     "patience": "the validation loss has stopped improving",
     "signal": "a signal stopped it",
 }
-FEW = 20  # points, which are marked
 HEADROOM = 1.1  # the top of the curves over the highest validation loss: training begins far above it
 
 

@@ -224,8 +224,10 @@ class Trainer:
         state = self.state
         self._save()  # a run that is stopped in the following begins here
         self._set_task(generations.task)  # frees the predictions of a teacher
+        # One that has begun, but was not validated, has no weights
+        last = state.generation if state.generation_loss is not None else state.generation - 1
         try:
-            numbers = generations.best(state.generation)
+            numbers = generations.best(last)
             if len(numbers) == 1:
                 state.joined_step, state.joined_loss = state.step, state.val_loss
                 return
@@ -447,12 +449,13 @@ class Trainer:
             found = validation.loss(min(FIRST_TOKENS, max(1, validation.tokens // 4)), self.check_stop)
             state.last_eval_step = 0
             self._report_evaluation(found, tokens=found.tokens)
-        seconds = state.eval_seconds / found.tokens
-        state.eval_seconds = seconds * validation.n_targets(validation.tokens)
+        seconds, targets = state.eval_seconds / found.tokens, validation.n_targets(validation.tokens)
+        state.eval_seconds = seconds * targets
         if budget is not None:
             state.eval_tokens = max(1, validation.tokens_within(MAX_EVALUATION_SHARE * budget))
-            state.eval_seconds = seconds * validation.n_targets(validation.tokens)
-        joining = seconds * join_tokens(self.config.join, validation.n_targets(validation.tokens))
+            targets = validation.n_targets(validation.tokens)
+            state.eval_seconds = seconds * targets
+        joining = seconds * join_tokens(self.config.join, targets)
         state.join_seconds = joining if budget is None else min(joining, MAX_JOIN_SHARE * budget)
         state.setup_seconds = self._clock.seconds
 

@@ -11,7 +11,7 @@ document.title = get("name").textContent = file.name;
 get("about").textContent = file.about;
 for (const part of document.querySelectorAll(file.chat ? ".chat" : ".text")) part.hidden = false;
 
-let running = false; // false stops the loop below
+let running = null; // of the loop below that writes, which ends once this is another
 const messages = []; // of a chat: {role, text}, in turns of user and assistant
 
 /** Let the browser draw and react. */
@@ -22,7 +22,7 @@ async function write(start, show, stops) {
   const decoder = new TextDecoder(), temperature = Number(get("temperature").value);
   const count = Number(get("count").value) || 200, began = performance.now();
   let last = performance.now(), written = 0;
-  running = true;
+  const run = running = {};
   get("go").textContent = "Stop";
   for (const id of generate(model, start, {temperature, stops, count, kept: file.kept})) {
     if (id !== null) {
@@ -30,10 +30,13 @@ async function write(start, show, stops) {
       written++;
     }
     if (performance.now() - last > 16) { await pause(); last = performance.now(); }
-    if (!running) break;
+    if (running !== run) break;
   }
-  show(decoder.decode());
-  running = false;
+  if (running === run) {
+    show(decoder.decode());
+    running = null;
+  }
+  if (running) return; // the next text
   get("go").textContent = "Write";
   get("speed").textContent = `${(1000 * written / (performance.now() - began)).toFixed(0)} tokens per second`;
 }
@@ -73,7 +76,7 @@ async function chat() {
   await write(start, piece => {
     message.text += piece;
     const end = file.chat.end ? message.text.indexOf(file.chat.end) : -1;
-    if (end >= 0) { message.text = message.text.slice(0, end); running = false; }
+    if (end >= 0) { message.text = message.text.slice(0, end); running = null; }
     element.textContent = message.text;
   }, new Set([...file.stops, ...file.chat.stops]));
 }
@@ -88,13 +91,13 @@ async function continueText() {
 
 get("form").onsubmit = event => {
   event.preventDefault();
-  if (running) running = false;
+  if (running) running = null;
   else if (file.chat) chat();
   else continueText();
 };
 get("temperature").oninput = () => { get("shown").textContent = get("temperature").value; };
 get("clear").onclick = () => {
-  running = false;
+  running = null;
   messages.length = 0;
   get("messages").replaceChildren();
   get("text").value = "";

@@ -20,6 +20,8 @@ from tinylm.run_directory.loading import load_model, read_config, summarise
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.training.session import StopRequest
 
+CORPUS = Path(__file__).parents[2] / "data" / "corpus.txt"
+
 LAST_RECORD = {"run", "step", "val_loss", "val_bits_per_byte", "best_step", "best_val_loss", "best_val_bits_per_byte"}
 LAST_RECORD |= {"parameters", "seconds", "stopped_by"}
 LOGGED = {"step", "loss", "lr", "grad_norm", "tokens_per_second", "seconds"}
@@ -227,17 +229,19 @@ def test_divergence_exits_with_3_and_keeps_the_last_weights_and_overfitting_warn
 
 
 def test_the_joined_model_of_a_run_is_used_like_any_other(here: Path) -> None:
-    (here / "a.txt").write_text(story(4000))
-    options = ("--layers", 1, "--heads", 2, "--width", 16, "--context", 16, "--generations", 3, "--join", 2)
-    result = run_ok("train", "a.txt", "--steps", 30, *options)
-    assert "; the best 2 are joined: width 32, " in result.stderr
-    assert "Generation 3 of 3 begins after step 20" in result.stderr
-    assert "Joining the best 2 generations into one model of width 32" in result.stderr
-    config = read_config(here / "checkpoints/a")
-    assert (config.model.width, config.model.heads) == (32, 4)
+    (here / "a.txt").write_text(CORPUS.read_text(encoding="utf-8")[:12_000])
+    options = ("--layers", 1, "--heads", 2, "--width", 32, "--context", 16, "--tokenizer", "char")
+    generations = ("--generations", 2, "--teacher-weight", 0.1, "--join", 2)
+    result = run_ok("train", "a.txt", "--steps", 160, *options, *generations, "--json")
+    assert "; the best 2 are joined: width 64, " in result.stderr
+    assert "Generation 2 of 2 begins after step 80" in result.stderr
+    assert "Joining the best 2 generations into one model of width 64" in result.stderr
+    assert re.search(r"The joined model has a validation loss of \S+ bits/byte \S+: it is kept", result.stderr)
     last = records(run_ok("info", "a/last", "--json"))[0]
     best = records(run_ok("info", "a", "--json"))[0]
-    assert (last["config"]["model"]["width"], best["config"]["model"]["width"]) == (16, 32)
+    assert (last["config"]["model"]["width"], best["config"]["model"]["width"]) == (32, 64)
+    assert best["config"]["model"]["heads"] == 4
+    assert records(result)[-1]["parameters"] == best["parameters"] > 2 * last["parameters"]
     for model in ("a", "a/last"):
         run_ok("sample", "--model", model, "-n", 5)
         run_ok("eval", "--model", model, "a.txt")
@@ -245,7 +249,22 @@ def test_the_joined_model_of_a_run_is_used_like_any_other(here: Path) -> None:
     greedy = ("--prompt", "the ", "-n", 8, "--temperature", 0)
     answers = [run_ok("sample", "--model", model, *greedy).stdout for model in ("a", "a.gguf")]
     assert answers[0] == answers[1]
-    run_ok("train", "--resume", "a", "--steps", 50)
+    run_ok("train", "--resume", "a", "--steps", 180)
     assert [record["joined"] for record in read_metrics(here / "checkpoints/a") if "joined" in record] == [2, 2]
     run_ok("train", "a.txt", "--force", "--steps", 2, *TINY)
     assert {path.name for path in (here / "checkpoints/a").iterdir()} == FILES
+
+
+def test_a_run_whose_joined_model_is_worse_has_its_best_generation_alone(here: Path) -> None:
+    (here / "a.txt").write_text(story(4000))
+    options = ("--layers", 1, "--heads", 2, "--width", 16, "--context", 16, "--generations", 3, "--join", 2)
+    result = run_ok("train", "a.txt", "--steps", 30, *options, "--json")
+    assert ": the best generation has less, and is kept alone." in result.stderr
+    run, last = (records(run_ok("info", model, "--json"))[0] for model in ("a", "a/last"))
+    assert run["parameters"] == last["parameters"] == records(result)[-1]["parameters"]
+    assert run["config"]["model"] == last["config"]["model"]
+    (listed,) = records(run_ok("runs", "--json"))
+    assert (listed["parameters"], listed["settings"]["width"]) == (run["parameters"], 16)
+    run_ok("eval", "--model", "a", "a.txt")
+    run_ok("train", "--resume", "a", "--steps", 40)
+    assert [record["joined"] for record in read_metrics(here / "checkpoints/a") if "joined" in record] == [2, 2]

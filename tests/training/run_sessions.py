@@ -17,7 +17,7 @@ from tinylm.config.run import AdapterConfig, DataConfig, RunConfig, RuntimeConfi
 from tinylm.config.training import Budget, TrainingConfig
 from tinylm.models.load_adapter import add_adapter, load_base_model
 from tinylm.run_directory.directory import RunDirectory
-from tinylm.run_directory.loading import load_model, read_config, read_weights, restore_model
+from tinylm.run_directory.loading import load_model, read_config, read_model_config, read_weights, restore_model
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import MASK, train_char
@@ -126,7 +126,7 @@ def contents(path: Path) -> dict[str, Any]:
         return {name: value for name, value in record.items() if "seconds" not in name and "per_second" not in name}
 
     config = read_config(path)
-    save, best = RunDirectory(path).load_last(config), read_weights(path, config)
+    save, best = RunDirectory(path).load_last(config), read_weights(path, read_model_config(path))
     return {
         "weights": bytes_of(save.read_weights()),
         "optimizer": bytes_of(save.read_optimizer()),

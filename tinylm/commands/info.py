@@ -249,11 +249,11 @@ def _print_comparison(console: Console, runs: list[_Described]) -> None:
 
 
 def _describe_run(path: Path) -> _Described:
-    from tinylm.run_directory.loading import read_config, read_tokenizer, summarise
+    from tinylm.run_directory.loading import read_model_config, read_tokenizer, summarise
     from tinylm.run_directory.metrics_log import iterate_metrics
     from tinylm.run_report.curves import read_curves, read_samples
 
-    config, summary = read_config(path), summarise(path)
+    config, summary = read_model_config(path), summarise(path)
     curve = [point for point in iterate_metrics(path) if point.get("val_loss") is not None]
     tokenizer = read_tokenizer(path, config)
     curves = read_curves(path, POINTS, None)

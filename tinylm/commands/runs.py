@@ -101,7 +101,7 @@ def _read_run(path: Path, name: str, now: float) -> tuple[dict[str, Any], dict[s
     A damaged run has a record with its error.
     """
     from tinylm.formats.huggingface import is_model_folder, summarise_folder
-    from tinylm.run_directory.loading import read_config, summarise
+    from tinylm.run_directory.loading import read_model_config, summarise
 
     record: dict[str, Any] = {"name": name, "path": str(path)}
     settings: dict[str, Any] = {}
@@ -110,7 +110,7 @@ def _read_run(path: Path, name: str, now: float) -> tuple[dict[str, Any], dict[s
             record |= summarise_folder(path)
         else:
             record |= summarise(path)
-            config = read_config(path)
+            config = read_model_config(path)
             settings = {"preset": find_preset(config.model), "tokenizer": config.tokenizer.kind}
             for part, names in SETTINGS.items():
                 settings |= {name: getattr(getattr(config, part), name, None) for name in names}

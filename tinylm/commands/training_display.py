@@ -45,6 +45,7 @@ class TrainingDisplay:
         self._sampled_step = -1  # of the last sample that was shown
         self._after_stop: Evaluated | None = None
         self._has_trained = False
+        self._generation: int | None = None  # of the last step
         self._output_error: OutputError | None = None  # stdout cannot be written; training continues without metrics
 
     def __enter__(self) -> Self:
@@ -88,6 +89,7 @@ class TrainingDisplay:
                     f"Generation {event.number} of {event.count} begins after step {event.step}: a new model, which "
                     f"also learns from the last one ({self._progress.best})."
                 )
+                self._progress.update(event)
             case Joining():
                 width = f"width {self._config.model.width}"
                 self._console.note(
@@ -95,6 +97,7 @@ class TrainingDisplay:
                 )
             case Stepped():
                 self._has_trained = True
+                self._generation = event.generation
                 # A narrow terminal drops the last fields.
                 self._show_progress(event.progress, self._progress.describe(event))
             case Logged():
@@ -106,6 +109,10 @@ class TrainingDisplay:
                 if event.best:
                     self._sampled_step = -1  # a sample of this step was of other weights
                     self._best_metrics = "".join(f", {name} {value:.4f}" for name, value in event.metrics.items())
+                if event.joined is not None:
+                    kept = "it is kept" if event.best else "the best generation has less, and is kept alone"
+                    loss = self._progress.short(event.val_loss)
+                    self._console.note(f"The joined model has a validation loss of {loss}: {kept}.")
             case Sampled() if self._console.on_terminal and not self._console.quiet:
                 self._sampled_step = event.step
                 title = f"Sample at step {event.step}, validation loss {self._progress.short(event.val_loss)}:"
@@ -151,6 +158,10 @@ class TrainingDisplay:
         if not self._has_started:
             return
         console.note(f"Stopped at step {result.step}: {reason}.")
+        training = self._config.training
+        number, planned = self._generation, 1 if training is None else training.generations
+        if result.stopped_by == "time" and number is not None and number < planned:
+            console.warn(f"There was time for {number} of {planned} generations: this machine is slower than planned.")
         assert result.val_loss is not None and result.best_val_loss is not None  # it was not stopped by a signal
         best = self._describe_loss(result.best_val_loss, result.best_val_bits_per_byte)
         if result.val_loss > result.best_val_loss + OVERFIT_MARGIN:
@@ -158,11 +169,8 @@ class TrainingDisplay:
             data = self._config.data
             own = data is not None and data.by_heart
             cause = "the model overfits the text" if result.epochs > 1 and not own else "a lower --lr may help"
-            training = self._config.training
             if training is not None and training.generations > 1:
-                joined = result.history.validation.get("joined", [None])[-1] is not None
-                worse = "the joined --generations are" if joined else "the last of the --generations is"
-                cause = f"{worse} worse than one before; fewer and longer ones may help"
+                cause = "the last of the --generations is worse than one before; fewer and longer ones may help"
             kept = f"The best weights are kept; those of the last step are in {result.run / LAST}."
             if result.kept_step != result.best_step:
                 kept = "The last weights are kept, since the validation data are too few to choose by."

@@ -1,8 +1,8 @@
 """A run on disk, in JSON and safetensors only: reading a run directory executes no code.
 
     config.json  tokenizer.json  metrics.jsonl  samples.jsonl
-    model.safetensors          the best weights by validation loss (of an adapter: adapter.safetensors); until
-                               generations are joined, those of one of them, beside zeros
+    model.safetensors          the best weights by validation loss (of an adapter: adapter.safetensors); of a run that
+                               joins generations, the joined model or, if one generation is better, that one
     adapter_config.json, adapter_model.safetensors
                                the same weights of a LoRA in PEFT's format, if its base is a model of a Hugging Face
                                family; tinylm writes them and never reads them

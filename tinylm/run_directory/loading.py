@@ -20,7 +20,7 @@ from torch import Tensor
 from tinylm.config.run import ADAPTER_KINDS, LAST, TRAINED_SECONDS, AdapterConfig, RunConfig, run_of
 from tinylm.config.validation import COUNT_FROM_0
 from tinylm.errors import AdapterNotModelError, NoRunError, TinyLMError, UsageError
-from tinylm.run_directory.layout import ADAPTER_FILE, PEFT_WEIGHTS, weights_file
+from tinylm.run_directory.layout import ADAPTER_FILE, MODEL_FILE, PEFT_WEIGHTS, weights_file
 from tinylm.run_directory.lock_and_commit import recover_run
 from tinylm.run_directory.weights import Weights, read_header, read_layout, read_weights_files, require_tensors
 from tinylm.system.files import check_folder, describe_placeholder, read_json, read_start, resolve_links
@@ -66,6 +66,17 @@ def read_config(path: Path) -> RunConfig:
         raise TinyLMError(f"{file} is damaged ({reason}). If it was copied, copy it again.") from error
     except TinyLMError as error:
         raise TinyLMError(f"Cannot use {file}: {error}.") from error
+
+
+def read_model_config(path: Path) -> RunConfig:
+    """The configuration of the model whose weights are at `path`: that of `read_config` or, of a run that has not
+    joined its generations, that of one of them.
+    """
+    config, file = read_config(path), path / MODEL_FILE
+    if config.training is None or config.training.join == 1 or not file.exists():
+        return config
+    _, shape = read_layout([file]).get("embedding.weight", (None, ()))
+    return config if shape[-1:] == (config.model.width,) else config.while_training
 
 
 def config_digest(values: dict[str, Any]) -> str:
@@ -128,7 +139,7 @@ class LoadedModel(NamedTuple):
 
 def load_model(path: Path, device: str = "cpu") -> LoadedModel:
     """The model of a run with its best weights. Raises AdapterNotModelError for the run of an adapter."""
-    config = read_config(path)
+    config = read_model_config(path)
     if config.adapter is not None:
         raise AdapterNotModelError(path, config.adapter.kind)
     tokenizer = read_tokenizer(path, config)

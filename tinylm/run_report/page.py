@@ -22,7 +22,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.models.load import load
 from tinylm.reporter import LogReporter, Reporter, counted
 from tinylm.run_directory.layout import find_run, newest_model
-from tinylm.run_directory.loading import read_config, summarise
+from tinylm.run_directory.loading import read_model_config, summarise
 from tinylm.run_report.curves import number, read_curves, read_samples
 from tinylm.run_report.predictions import ModelOptions, describe_model
 from tinylm.system.files import open_regular, resolve_links, write_text
@@ -120,8 +120,7 @@ def collect_run(path: Path, n_runs: int = 1) -> Run:
 
     Raises TinyLMError for a damaged run. An error of its curves or samples is an entry of `problems` instead.
     """
-    config = read_config(path)
-    summary = summarise(path)
+    config, summary = read_model_config(path), summarise(path)
     run: Run = {
         "path": str(path),
         "kind": config.model.architecture if config.adapter is None else f"{config.adapter.kind} adapter",

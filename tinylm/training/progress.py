@@ -7,7 +7,7 @@ from tinylm.jobs.job import load_job
 from tinylm.planning.plan import Plan
 from tinylm.planning.recipes import MAX_EVALUATION_SHARE
 from tinylm.reporter import counted, shorten_number
-from tinylm.training.events import Evaluated, Event, Logged, Started, Stepped
+from tinylm.training.events import Evaluated, Event, GenerationBegan, Logged, Started, Stepped
 from tinylm.transformer.build import count_parameters
 
 
@@ -82,8 +82,12 @@ class RunProgress:
             self.best = f"best {self.short(val_loss)}@{step}"
 
     def update(self, event: Event) -> None:
-        """Take the figures of a log line, or of an evaluation that is compared with others."""
+        """Take the figures of a log line, or of an evaluation that is compared with others. Those of a generation are
+        forgotten when the next one begins.
+        """
         match event:
+            case GenerationBegan():
+                self._loss = self._val_loss = ""
             case Logged():
                 names = [name for name in self._config.row.metrics if name in event.metrics]
                 self._loss = "  ".join([f"loss {event.loss:.3f}", *(f"{n} {event.metrics[n]:.3f}" for n in names)])

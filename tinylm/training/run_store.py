@@ -20,7 +20,6 @@ from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import trained_weights
 from tinylm.run_directory.weights import WHOLE, Shard
 from tinylm.system.ranks import Ranks
-from tinylm.training.join import join_weights
 from tinylm.training.parallel import full_tensors, local
 from tinylm.training.state import TrainerState, optimizer_tensors
 from tinylm.transformer.architectures import Transformer
@@ -192,10 +191,9 @@ class RunStore:
     def save_for_inference(self, model: Transformer, step: int, val_loss: float | None) -> None:
         """Save the weights for inference: the best, or the last. val_loss: nats per token; `None` if not evaluated."""
         tensors = full_tensors(self._trained.tensors(model), self._ranks.is_first)
-        if model.width < self._config.model.width:  # a single one of the generations that the run will join
-            on_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
-            tensors = join_weights([on_cpu], self._config.model.width // model.width)
-        self._directory.save_for_inference(tensors, self._config, step, val_loss)
+        is_joined = model.width == self._config.model.width  # otherwise it is one of the generations to join
+        config = self._config if is_joined else self._config.while_training
+        self._directory.save_for_inference(tensors, config, step, val_loss)
         self._directory.save_copy(lambda folder: self._trained.write_copy(folder, self._config, tensors))
 
     def save_for_resuming(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:

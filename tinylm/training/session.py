@@ -24,6 +24,7 @@ from tinylm.training.events import Event, EventCallback, Started, Stepped
 from tinylm.training.result import TrainingResult
 from tinylm.training.run import TrainingRun
 from tinylm.training.trainer import StopTraining
+from tinylm.transformer.build import count_parameters
 
 # A second signal within these seconds counts as a copy of the first, as a shell or timeout(1) may send it. With
 # torchrun, a scheduler may send one to all processes of a job, and torchrun another one.
@@ -170,8 +171,8 @@ def train_session(run: TrainingRun, session: Session) -> TrainingResult:
         raise InterruptedRunError(InterruptedRunError.BEFORE_FIRST_STEP, stop.signal_number)
 
     # The result, over all sessions
-    is_joined = run.training.join > 1 and state.joined_step == state.step
-    val_loss = state.joined_loss if is_joined else state.val_loss
+    is_joined = run.training.join > 1 and (state.best_step, state.best_loss) == (state.joined_step, state.joined_loss)
+    val_loss = state.joined_loss if is_joined and state.joined_step == state.step else state.val_loss
     return TrainingResult(
         run=run.directory.path,
         history=History.read(run.directory.path),
@@ -182,7 +183,7 @@ def train_session(run: TrainingRun, session: Session) -> TrainingResult:
         best_val_loss=state.best_loss,
         best_step=state.best_step,
         kept_step=state.best_step if run.training.keep == "best" else state.last_eval_step,
-        parameters=run.trainable_parameters,
+        parameters=count_parameters(run.config.model)["total"] if is_joined else run.trainable_parameters,
         seconds=state.seconds,
         val_bits_per_byte=run.config.bits_per_byte(val_loss),
         best_val_bits_per_byte=run.config.bits_per_byte(state.best_loss),

@@ -230,6 +230,7 @@ class Trainer:
             numbers = generations.best(last)
             if len(numbers) == 1:
                 state.joined_step, state.joined_loss = state.step, state.val_loss
+                self.report(Notice("The other generations are much worse than the best one, which is kept alone."))
                 return
             self.report(Joining(len(numbers)))
             with memory_errors():

@@ -37,6 +37,7 @@ CHATS = [
 ]
 FILES: dict[str, str | bytes] = {
     "corpus.txt": story(3000),
+    "one.txt": "a",
     "empty.txt": "",
     "x.txt": "x",
     "abcd.txt": "abcd",
@@ -95,6 +96,7 @@ ERRORS: dict[str, list[Row]] = {
         ("train empty.txt", 2, "empty.txt contains no text; give a file that does."),
         ("train abcd.txt --val-fraction 0.1",
          2, "abcd.txt leaves 1 token for validation, and at least 2 are needed; give more text"),
+        ("train one.txt", 2, "one.txt leaves 1 token for training, and at least 3 are needed; give more text."),
         ("train short.txt --context 64", 2, "30 tokens ... needs 65 ... at most 29"),
         ("train latin.txt",
          2, "latin.txt is not valid UTF-8 (byte 0xE9 at offset 1) ... looks ... such as cp1252 ... --encoding"),
@@ -142,8 +144,8 @@ ERRORS: dict[str, list[Row]] = {
         (f"{TRAIN} --out .", 2, "--out"),
         (f"{TRAIN} --out x.txt", 2, "x.txt is a file; choose another --out"),
         (f"{TRAIN} --out x.txt/run", 1, "Cannot write x.txt/run: cannot create ... --out"),
-        (f"{TRAIN} --report absent/a.html", 2, "--report is absent/a.html, which is not a file in an existing folder."),
-        (f"{TRAIN} --report .", 2, "--report is ., which is not a file in an existing folder."),
+        (f"{TRAIN} --report absent/a.html", 2, "There is no folder absent; choose another --report."),
+        (f"{TRAIN} --report .", 2, ". is not an earlier report: it is not a regular file; choose another --report."),
         (f"{TRAIN} --log-to mlflow", 2, "--log-to is 'mlflow'; it must be tensorboard, tensorboard=DIR or wandb."),
         (f"{TRAIN} --log-to wandb=x", 2, "--log-to is 'wandb=x'; only tensorboard=DIR has a value."),
         (f"{TRAIN} --log-to tensorboard=", 2, "only tensorboard=DIR has a value."),
@@ -371,6 +373,7 @@ ERRORS: dict[str, list[Row]] = {
     "report": [
         ("report absent", 2, "absent"),
         ("report {run} --device abacus", 2, "--device is 'abacus' ... cuda"),
+        ("report {run} --out absent/a.html", 2, "There is no folder absent; choose another --out."),
         ("report {run} --out photos", 2, "photos is not an earlier report: it is not a regular file"),
     ],
     "compare": [

@@ -133,6 +133,7 @@ def test_answers_before_a_bad_line_are_printed_and_with_json_those_after_it_too(
     first, bad, without_text, last = map(json.loads, found.stdout.splitlines())
     assert (first["id"], first["label"], last["id"], last["label"]) == (1, "good", 4, "bad")
     assert list(bad) == list(without_text) == ["error"] and "line 3" in without_text["error"]
+    assert "name the key with --text-key" in without_text["error"]
     binary = tinylm("classify", "-m", encoder, "-", stdin=b"a happy day\n\xff\n")
     assert (binary.exit_code, binary.stdout) == (2, "good\n") and "line 2: byte 0xFF at offset 0" in binary.stderr
 

@@ -193,10 +193,10 @@ def test_int8_weights_that_llama_cpp_cannot_run_are_refused_with_the_reason(
         ModelEngine(run, model.network.to("meta"), model.config, model.tokenizer, (), "fp32", "int8", SilentReporter())
 
     rows: list[tuple[Callable[[], object], str]] = [
-        (lambda: int8(encoder), "it is for decoders"),
-        (lambda: int8(translator), "it is for decoders"),
-        (on_another_device, "it is for a CPU, and the model is on meta"),
-        (lambda: int8(shortest), "it is for contexts of at least 4 tokens"),
+        (lambda: int8(encoder), "llama.cpp is for decoders"),
+        (lambda: int8(translator), "llama.cpp is for decoders"),
+        (on_another_device, "llama.cpp is for a CPU, and the model is on meta"),
+        (lambda: int8(shortest), "llama.cpp is for contexts of at least 4 tokens"),
         (lambda: int8(run, bottleneck), "the model has a bottleneck adapter, which cannot be merged"),
         (lambda: int8(run, lora, lora), "a module of the model has several adapters"),
         (lambda: int8(relative).generate(), "No model family of Hugging Face has this model's `position` 'relative'"),

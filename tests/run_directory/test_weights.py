@@ -74,7 +74,7 @@ def with_shape(*shape: int) -> bytes:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (lambda file: file.unlink(), "No such file"),
+    "missing": (lambda file: file.unlink(), r"safetensors is missing\. Copy the whole run"),
     "without a tensor": (lambda file: change(file, {"vector": None}), "does not fit the other 2 files.* vector has"),
     "with another tensor": (lambda file: change(file, {"more": torch.zeros(2)}), "does not fit.* more has"),
     "without rows": (lambda file: change(file, {"matrix": torch.zeros(2, 2)}), "does not fit.* matrix has"),

@@ -55,8 +55,8 @@ def test_a_folder_is_read_in_sorted_order_and_skipped_files_are_listed_by_reason
         "empty": {"sub/empty.txt"},
         "hidden": {".git", ".hidden"},
         "JSON without documents": {"package.json"},
-        "links to folders or to nothing": {"broken", "loop"},
-        **({"pipes or devices": {"pipe"}} if hasattr(os, "mkfifo") else {}),
+        "linked to folders or to nothing": {"broken", "loop"},
+        **({"of special kinds, such as pipes": {"pipe"}} if hasattr(os, "mkfifo") else {}),
     }
     skipped = {
         reason: {file.path.relative_to(folder).as_posix() for file in corpus.skipped if file.reason == reason}

@@ -183,6 +183,7 @@ def test_labels_are_listed_with_their_counts_and_alike_and_absent_ones_are_named
     absent, alike = warnings
     assert absent.startswith("The model cannot learn labels without a training text: 'rare' (1).")
     assert "count as different ones: 'Spam' (2), 'spam' (1), 'spam ' (1)." in alike
+    assert "'Spam' (2), 'ham' (2), 'rare' (0)" in describe_labels(labels, train, None)[0]  # validated on themselves
     many = tuple(map(str, range(30)))
     assert describe_labels(many, train, val)[0].endswith("'18' (0), '19' (0) and 10 others")
 

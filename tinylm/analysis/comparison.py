@@ -134,7 +134,7 @@ class Comparison:
             "bits per byte of B": f"{self.bits_per_byte_b:.4f}",
             "nats per token of A": f"{self.loss_a:.4f}",
             "nats per token of B": f"{self.loss_b:.4f}",
-            "B - A, bits per byte": f"{self.difference:.4f}",
+            "B - A, bits per byte": f"{round(self.difference, 4) + 0.0:.4f}",  # not -0.0000
             "95 % interval": "-" if low is None else f"{low:.4f} to {high:.4f}",
             "bytes scored": f"{self.bytes:,}",
         }

@@ -98,7 +98,9 @@ def classify(
         results = [next(found) if entry.known.strip() else None for entry in entries]
         for entry, result in zip(entries, results, strict=True) if console.as_json else ():
             answer = {"label": None} if result is None else vars(result)
-            console.record(entry.fields | (answer if entry.problem is None else {"error": entry.problem}))
+            console.record(
+                entry.fields | (answer if entry.problem is None else {"error": console.with_flags(entry.problem)})
+            )
         if not console.as_json:
             console.result("".join(f"{result.label if result else ''}\n" for result in results), end="")
         count += len(entries)

@@ -78,14 +78,18 @@ class Console:
         """Whether progress is shown as a moving bar: stderr is a terminal, and the console is not quiet."""
         return sys.stderr.isatty() and not self.quiet
 
+    def with_flags(self, message: str) -> str:
+        """The message with its settings in backticks as flags, as notes and warnings show them."""
+        return self._rewrite(message)
+
     def note(self, message: str, indent: int = 2) -> None:
         """Print a message on stderr, unless quiet. indent: as in `line`."""
         if not self.quiet:
-            self._print_message(self._rewrite(message), indent=indent)
+            self._print_message(self.with_flags(message), indent=indent)
 
     def warn(self, message: str) -> None:
         """Print a warning on stderr."""
-        self._print_message(self._rewrite(message), "yellow", "Warning: ")
+        self._print_message(self.with_flags(message), "yellow", "Warning: ")
 
     def print_highlighted(self, title: str, parts: Sequence[tuple[str, bool]]) -> None:
         """Print a title and a text on stderr. Parts flagged True are green, or in [[ ]] if colours are not available.

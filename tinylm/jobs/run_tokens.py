@@ -103,15 +103,16 @@ def encode_split(
 
     # Check the lengths
     sizes = {"train": len(tokens.train), "val": len(tokens.val)}
-    if split.val_corpus is not None and sizes["val"] < MIN_TOKENS["val"]:
+    if split.val_corpus not in (None, corpus) and sizes["val"] < MIN_TOKENS["val"]:
         raise UsageError(
             f"{split.val_corpus.name} has {sizes['val']} token, which is not scored; give more `val_data`."
         )
     for part, name in (("train", "training"), ("val", "validation")):
         if sizes[part] < MIN_TOKENS[part]:
+            other = ", or another `val_fraction`" if split.val_corpus is None else ""
             raise UsageError(
                 f"{corpus.name} leaves {counted(sizes[part], 'token')} for {name}, and at least {MIN_TOKENS[part]} are "
-                "needed; give more text, or another `val_fraction`."
+                f"needed; give more text{other}."
             )
 
     # Describe the text

@@ -347,7 +347,7 @@ class Model(TextGenerator):
         Raises UsageError for a model that llama.cpp cannot run, and TinyLMError if the file cannot be written.
         """
         if reason := self.engine.reason_against_llama_cpp(SpeedConfig()):
-            raise UsageError(f"llama.cpp cannot serve this model: {reason}.")
+            raise UsageError(f"The model cannot be served, which is done by llama.cpp on a CPU: {reason}.")
         if self.chat_template is not None:
             chat_format(self.chat_template, self.tokenizer).template.compile()
         return self.conversion_record(self.engine.convert())

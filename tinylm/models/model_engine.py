@@ -192,11 +192,11 @@ class ModelEngine(Engine):
         """Why llama.cpp is not used, as a clause for error messages; `None` if it can be."""
         network = self.network
         if not isinstance(network, Decoder):
-            return "it is for decoders"
+            return "llama.cpp is for decoders"
         if network.device.type != "cpu":
-            return f"it is for a CPU, and the model is on {network.device.type}"
+            return f"llama.cpp is for a CPU, and the model is on {network.device.type}"
         if network.context < SMALLEST_CONTEXT:
-            return f"it is for contexts of at least {SMALLEST_CONTEXT} tokens"
+            return f"llama.cpp is for contexts of at least {SMALLEST_CONTEXT} tokens"
         if self._switches_adapters:
             return "prompts choose their adapters"
         layers = adapter_layers(network).values()

@@ -44,6 +44,8 @@ def read_config(path: Path) -> RunConfig:
     if path.is_file():
         if found := describe_placeholder(read_start(resolve_links(path))):
             raise UsageError(f"{path} is {found}.")
+        if path.suffix == ".gguf":
+            raise UsageError(f"{path} is a GGUF file, and only a run directory of tinylm can be used here.")
         raise UsageError(
             f"{path} is a file, and a model is a run directory. Pickled checkpoints are never opened, since opening "
             "one can execute its author's code."

@@ -80,6 +80,8 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except ValueError as error:
         raise TinyLMError(f"{error}. {remedy}") from error
+    except FileNotFoundError as error:
+        raise TinyLMError(f"{path} is missing. Copy the whole run directory.") from error
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)[:200]
         raise TinyLMError(f"{path} is damaged or not a safetensors file ({reason}). {remedy}") from error

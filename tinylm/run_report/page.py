@@ -243,7 +243,11 @@ def render_page(report: dict[str, Any]) -> str:
 
 
 def check_replaceable(path: Path, setting: str = "out") -> None:
-    """Raise UsageError if there is a file at `path` that is neither a report nor empty. setting: that names the path"""
+    """Raise UsageError if there is a file at `path` other than a report or an empty one, or no folder for it.
+
+    setting: the name of the setting that is the path
+    """
+    require(path.absolute().parent.is_dir(), f"There is no folder {path.parent}; choose another `{setting}`.")
     if not os.path.lexists(path):
         return
     try:
@@ -285,8 +289,6 @@ class LiveReport:
         clock: Callable[[], float] = time.monotonic,
         write: Callable[[dict[str, Any], Path], None] = write_page,
     ) -> None:
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise UsageError(f"`report` is {path}, which is not a file in an existing folder.")
         check_replaceable(path, "report")
         self._path = path
         self._reporter = reporter

@@ -221,12 +221,13 @@ class LabelTokens(ScoredTokens):
         ]
 
 
-def describe_labels(labels: Sequence[str], train: LabelTokens, val: LabelTokens) -> tuple[str, list[str]]:
+def describe_labels(labels: Sequence[str], train: LabelTokens, val: LabelTokens | None) -> tuple[str, list[str]]:
     """A phrase with the labels and their numbers of texts, and warnings of labels without training texts and of labels
-    that are equal but for case and blanks.
+    that are equal but for case and blanks. val: `None` if the training texts are those for validation, too
     """
     trained = np.bincount(train.numbers(), minlength=len(labels))
-    counts = dict(zip(labels, (trained + np.bincount(val.numbers(), minlength=len(labels))).tolist(), strict=True))
+    validated = 0 if val is None else np.bincount(val.numbers(), minlength=len(labels))
+    counts = dict(zip(labels, (trained + validated).tolist(), strict=True))
 
     def listed(some: Sequence[str]) -> str:
         named = ", ".join(f"{label!r} ({counts[label]:,})" for label in some[:MAX_LISTED])

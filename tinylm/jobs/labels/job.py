@@ -168,7 +168,8 @@ class LabelsJob(ScoredJob):
 
     def report_encoded(self, split: SplitCorpus, tokens: TokenFolder, reporter: Reporter) -> None:
         """List the labels, and warn of some that are not learned or look alike."""
-        note, warnings = describe_labels(split.corpus.labels, LabelTokens(tokens.train), LabelTokens(tokens.val))
+        val = None if split.validates_on_itself else LabelTokens(tokens.val)
+        note, warnings = describe_labels(split.corpus.labels, LabelTokens(tokens.train), val)
         reporter.note(f"The texts have {note}.")
         for warning in warnings:
             reporter.warn(warning)

@@ -37,7 +37,6 @@ CHATS = [
 ]
 FILES: dict[str, str | bytes] = {
     "corpus.txt": story(3000),
-    "one.txt": "a",
     "empty.txt": "",
     "x.txt": "x",
     "abcd.txt": "abcd",
@@ -96,7 +95,7 @@ ERRORS: dict[str, list[Row]] = {
         ("train empty.txt", 2, "empty.txt contains no text; give a file that does."),
         ("train abcd.txt --val-fraction 0.1",
          2, "abcd.txt leaves 1 token for validation, and at least 2 are needed; give more text"),
-        ("train one.txt", 2, "one.txt leaves 1 token for training, and at least 3 are needed; give more text."),
+        ("train x.txt", 2, "x.txt leaves 1 token for training, and at least 3 are needed; give more text."),
         ("train short.txt --context 64", 2, "30 tokens ... needs 65 ... at most 29"),
         ("train latin.txt",
          2, "latin.txt is not valid UTF-8 (byte 0xE9 at offset 1) ... looks ... such as cp1252 ... --encoding"),

@@ -123,7 +123,7 @@ def test_samples_are_shown_with_line_breaks(started: Started, capsys: pytest.Cap
         assert found == ["Sample at step 50, validation loss 2.191:", "to be", "or `width` 3"][:lines]
 
 
-@pytest.mark.parametrize(("rank", "message"), [(0, "`report` is"), (1, "began")])
+@pytest.mark.parametrize(("rank", "message"), [(0, "choose another `report`"), (1, "began")])
 def test_errors_of_report_and_trackers_reach_all_ranks(
     rank: int, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

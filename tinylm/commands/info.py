@@ -132,7 +132,7 @@ def info(
     names = list(dict.fromkeys(runs or ()))
     if len(names) > len(LETTERS):
         raise UsageError(f"{len(names)} runs are too many for a comparison; name at most {len(LETTERS)}.")
-    paths = [find_model(name, console) for name in names] or [newest_model(console)]
+    paths = [find_model(name, console) for name in names] or [newest_model(console, "runs")]
     found = []
     for path in dict.fromkeys(path if path.name else path.absolute() for path in paths):  # Path(".") has no name
         try:

@@ -144,6 +144,13 @@ def limits_of(kind: Any) -> Mapping[str, Limits]:
     return {name: limits for name, limits in found.items() if limits is not None}
 
 
+@functools.cache
+def integers_of(kind: Any) -> frozenset[str]:
+    """The names of the fields of a dataclass that are integers or `None`."""
+    types = {name: typing.get_args(annotation)[:1] for name, annotation in annotations_of(kind).items()}
+    return frozenset(name for name, first in types.items() if first in ((int,), (int | None,)))
+
+
 def limits_in(annotation: Any) -> Limits | None:
     """The limits in an annotation: those of a Setting, a Range, or the allowed words; `None` without any."""
     setting = declared_in(annotation, Setting)
@@ -164,8 +171,11 @@ def check_fields(values: Any, without: Collection[str] = ()) -> None:
 
 
 def check_settings(kind: Any, values: Mapping[str, Any]) -> None:
-    """Check values with the limits of the dataclass `kind`, as in `check_values`."""
+    """Check values with the limits of the dataclass `kind`, as in `check_values`, and that counts are integers."""
     check_values(values, limits_of(kind))
+    for name in sorted(values.keys() & integers_of(kind)):
+        is_fraction = isinstance(values[name], float)
+        require(not is_fraction, f"`{name}` is {describe_value(values[name])}; it must be a whole number.")
 
 
 def check_values(values: Mapping[str, Any], limits: Mapping[str, Limits]) -> None:

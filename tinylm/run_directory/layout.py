@@ -115,15 +115,18 @@ def path_exists(path: Path) -> bool:
         return False
 
 
-def newest_model(reporter: Reporter) -> Path:
-    """The run under checkpoints/ whose model was written last, with a note. Raises NoModelError if there is none."""
+def newest_model(reporter: Reporter, setting: str = "model") -> Path:
+    """The run under checkpoints/ whose model was written last, with a note. Raises NoModelError if there is none.
+
+    setting: that names another model
+    """
     weights = [
         path / MODEL_FILE
         for path in run_directories(CHECKPOINTS)
         if (path / MODEL_FILE).is_file() and not (path / FOREIGN_FILE).exists()
     ]
     if not weights:
-        raise NoModelError(f"There is no trained model under {CHECKPOINTS}/; train one, or name one with `model`.")
+        raise NoModelError(f"There is no trained model under {CHECKPOINTS}/; train one, or name one with `{setting}`.")
     path = max(weights, key=lambda file: file.stat().st_mtime).parent
     reporter.note(f"Using {path}, the newest model.")
     return path

@@ -71,7 +71,7 @@ def report(
 def write_report(runs: Sequence[Path], out: Path, options: ModelOptions, reporter: Reporter) -> list[str]:
     """Write a report on these runs, or on the newest model, and return their names in it; errors are of `report`."""
     check_replaceable(out)
-    paths = [find_run(run, reporter) for run in runs] if runs else [newest_model(reporter)]
+    paths = [find_run(run, reporter) for run in runs] if runs else [newest_model(reporter, "runs")]
     content = collect_report(list(dict.fromkeys(paths)), reporter, options)
     try:
         write_page(content, out)

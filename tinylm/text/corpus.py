@@ -294,6 +294,7 @@ def find_corpus(
         ) from None
     check_choice("format", format, FORMATS)
     paths, exclude = tuple(paths), tuple(exclude)
+    require(bool(paths), "There is no text; name files or folders, or - for standard input.")
     if paths.count(STANDARD_INPUT) > 1:
         raise UsageError("Standard input (-) is named twice but can be read only once; leave one out.")
     rules = FileRules(encoding, format, not corpus_type.detects_json, tuple(accepted_keys), exclude)

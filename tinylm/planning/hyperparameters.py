@@ -70,10 +70,9 @@ def choose_generations(
     """
     number = request.training.get("generations")
     if number is None:
-        is_suited = request.is_new_modern and request.objective == "next-token" and request.keep == "best"
-        is_suited = (
-            is_suited and request.ranks == 1 and not request.data.by_heart and _predictions_fit(machine, request)
-        )
+        has_room = request.ranks == 1 and not request.data.by_heart and _predictions_fit(machine, request)
+        is_text = request.is_new_modern and request.objective == "next-token" and request.keep == "best"
+        is_suited = is_text and has_room
         minimum = recipes.GENERATION_EPOCHS
         number = max(1, min(recipes.MAX_GENERATIONS, int(length.epochs / minimum))) if is_suited else 1
         while number > 1 and remaining_length(machine, request, config, length, number).epochs < number * minimum:

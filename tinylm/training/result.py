@@ -36,7 +36,7 @@ class TrainingResult:
     best_val_loss, best_step: the lowest validation loss of trained weights, and its step
     val_bits_per_byte, best_val_bits_per_byte: the two losses in bits per byte; `None` except on plain text
     kept_step: the step of the weights that are kept: `best_step` or, if the validation data are few, the last one
-    parameters: number of trainable parameters
+    parameters: number of trainable parameters; of a run that joins generations, of the model that it keeps
     seconds: training time, in all sessions
     signal_number: the signal that stopped this session, 0 if none did
     base: the base model of an adapter; `None` for a run of a model

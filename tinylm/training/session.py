@@ -17,6 +17,7 @@ from typing import Any
 from tinylm.errors import InterruptedRunError
 from tinylm.machine.measure import LoadMeter, LoadNotes
 from tinylm.reporter import LogReporter, Reporter
+from tinylm.run_directory.loading import summarise
 from tinylm.run_directory.metrics_log import History
 from tinylm.system.process_signals import catchable_signals
 from tinylm.system.ranks import ONE_RANK, Ranks
@@ -24,7 +25,6 @@ from tinylm.training.events import Event, EventCallback, Started, Stepped
 from tinylm.training.result import TrainingResult
 from tinylm.training.run import TrainingRun
 from tinylm.training.trainer import StopTraining
-from tinylm.transformer.build import count_parameters
 
 # A second signal within these seconds counts as a copy of the first, as a shell or timeout(1) may send it. With
 # torchrun, a scheduler may send one to all processes of a job, and torchrun another one.
@@ -171,8 +171,10 @@ def train_session(run: TrainingRun, session: Session) -> TrainingResult:
         raise InterruptedRunError(InterruptedRunError.BEFORE_FIRST_STEP, stop.signal_number)
 
     # The result, over all sessions
-    is_joined = run.training.join > 1 and (state.best_step, state.best_loss) == (state.joined_step, state.joined_loss)
-    val_loss = state.joined_loss if is_joined and state.joined_step == state.step else state.val_loss
+    is_joined = (state.joined_step, state.joined_loss) == (state.step, state.best_loss)
+    val_loss = state.joined_loss if is_joined else state.val_loss
+    joins = run.training.join > 1  # then the size of the model that is kept depends on the losses
+    parameters = summarise(run.directory.path)["parameters"] if joins else run.trainable_parameters
     return TrainingResult(
         run=run.directory.path,
         history=History.read(run.directory.path),
@@ -183,7 +185,7 @@ def train_session(run: TrainingRun, session: Session) -> TrainingResult:
         best_val_loss=state.best_loss,
         best_step=state.best_step,
         kept_step=state.best_step if run.training.keep == "best" else state.last_eval_step,
-        parameters=count_parameters(run.config.model)["total"] if is_joined else run.trainable_parameters,
+        parameters=parameters,
         seconds=state.seconds,
         val_bits_per_byte=run.config.bits_per_byte(val_loss),
         best_val_bits_per_byte=run.config.bits_per_byte(state.best_loss),

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -50,6 +51,15 @@ def trained(out: str = "run", **settings: Any) -> Any:
 def python(code: str, **environment: str) -> str:
     """What a program prints that is run in a process of its own."""
     return run_child([sys.executable, "-c", code], env={**child_environment(), **environment}).stdout
+
+
+def test_numbers_of_numpy_are_settings_like_those_of_python() -> None:
+    numbers = {"steps": np.int64(6), "seed": np.int32(0), "lr": np.float32(0.25), "weight_decay": np.float64(0.5)}
+    of_numpy = trained("numpy", **numbers).load()
+    of_python = trained("python", **{name: value.item() for name, value in numbers.items()}).load()
+    assert same_tensors(*(model.path / "model.safetensors" for model in (of_numpy, of_python)))
+    with pytest.raises(UsageError, match=r"`steps` is 2.5; it must be a whole number"):
+        trained("none", steps=np.float32(2.5))
 
 
 def test_importing_tinylm_imports_no_torch_and_shows_only_the_public_names() -> None:

@@ -6,6 +6,7 @@ become. Also durations as text. Imports no torch.
 
 import dataclasses
 import math
+import numbers
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -247,8 +248,13 @@ class SharedSettings(MachineSettings, TrainingSettings, TextSettings, BudgetSett
     def __post_init__(self) -> None:
         kind: Any = type(self)  # which may have other fields, such as the files of a call
         for field in dataclasses.fields(kind):
-            if getattr(self, field.name) is None and field.default not in (None, dataclasses.MISSING):
+            value = getattr(self, field.name)
+            if value is None and field.default not in (None, dataclasses.MISSING):
                 object.__setattr__(self, field.name, field.default)
+            is_of_python = isinstance(value, (bool, int, float))
+            if isinstance(value, numbers.Real) and not is_of_python:  # of numpy, as in a sweep
+                number = int(value) if isinstance(value, numbers.Integral) else float(value)
+                object.__setattr__(self, field.name, number)
         check_settings(kind, {name: getattr(self, name) for name in declared_settings(kind)})
 
 

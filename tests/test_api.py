@@ -60,6 +60,36 @@ def test_numbers_of_numpy_are_settings_like_those_of_python() -> None:
     assert same_tensors(*(model.path / "model.safetensors" for model in (of_numpy, of_python)))
     with pytest.raises(UsageError, match=r"`steps` is 2.5; it must be a whole number"):
         trained("none", steps=np.float32(2.5))
+    generated = of_numpy.generate("no", max_tokens=np.int64(9), temperature=np.float32(0.5), seed=np.int32(3))
+    assert generated == of_python.generate("no", max_tokens=9, temperature=0.5, seed=3)
+    with pytest.raises(UsageError, match=r"`temperature` is 500.0; it must be from 0 to 100"):
+        of_numpy.generate("no", temperature=np.float32(500))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"force": "no"}, "`force` is 'no'; it must be True or False."),
+        ({"skip_bad": 1}, "`skip_bad` is 1; it must be True or False."),
+        ({"checkpoint_activations": "yes"}, "`checkpoint_activations` is 'yes'; it must be True or False."),
+        ({"layers": [2]}, "`layers` is a list; it must be a whole number."),
+        ({"lr": {}}, "`lr` is an object; it must be a number."),
+        ({"time": b"1s", "steps": None}, "`time` is b'1s'; it must be a number or text."),
+        ({"device": 3}, "`device` is 3; it must be text."),
+        ({"exclude": ["a", 3]}, "`exclude` is a list; it must be text or a list in which each is text."),
+        ({"init_from": 3}, "`init_from` is 3; it must be text or a path."),
+    ],
+)
+def test_a_setting_of_another_type_is_an_error_that_names_its_type(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        trained(**settings)
+    assert not Path("run").exists()
+
+
+def test_a_path_is_a_setting_where_its_text_is() -> None:
+    trained("of-text", val_data="two.txt")
+    trained("of-path", val_data=Path("two.txt"))
+    assert same_tensors(Path("of-text/model.safetensors"), Path("of-path/model.safetensors"))
 
 
 def test_importing_tinylm_imports_no_torch_and_shows_only_the_public_names() -> None:

@@ -6,7 +6,6 @@ become. Also durations as text. Imports no torch.
 
 import dataclasses
 import math
-import numbers
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from tinylm.config.jobs import all_data, changed_settings
 from tinylm.config.model import VOCABULARY, WIDTH
 from tinylm.config.presets import PresetSettings
 from tinylm.config.run import ALPHA, DEVICES, DTYPES, RANK, TRAIN_ON
-from tinylm.config.training import EPOCHS, TrainingSettings
+from tinylm.config.training import EPOCHS, TeacherSettings, TrainingSettings
 from tinylm.config.validation import (
     COUNT_FROM_0,
     COUNT_FROM_1,
@@ -26,6 +25,7 @@ from tinylm.config.validation import (
     Range,
     Setting,
     check_settings,
+    convert_fields,
     declared_settings,
     describe_value,
 )
@@ -248,13 +248,9 @@ class SharedSettings(MachineSettings, TrainingSettings, TextSettings, BudgetSett
     def __post_init__(self) -> None:
         kind: Any = type(self)  # which may have other fields, such as the files of a call
         for field in dataclasses.fields(kind):
-            value = getattr(self, field.name)
-            if value is None and field.default not in (None, dataclasses.MISSING):
+            if getattr(self, field.name) is None and field.default not in (None, dataclasses.MISSING):
                 object.__setattr__(self, field.name, field.default)
-            is_of_python = isinstance(value, (bool, int, float))
-            if isinstance(value, numbers.Real) and not is_of_python:  # of numpy, as in a sweep
-                number = int(value) if isinstance(value, numbers.Integral) else float(value)
-                object.__setattr__(self, field.name, number)
+        convert_fields(self)
         check_settings(kind, {name: getattr(self, name) for name in declared_settings(kind)})
 
 
@@ -274,7 +270,7 @@ class TokenizerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings(SharedSettings, PresetSettings, TokenizerSettings):
+class TrainSettings(SharedSettings, TeacherSettings, PresetSettings, TokenizerSettings):
     """Settings of `tinylm.train`."""
 
     init_from: Annotated[

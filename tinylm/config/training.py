@@ -81,8 +81,8 @@ def parse_generations(text: str) -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """The fields of TrainingConfig that can be chosen. `None` leaves the value to the recipe or the plan."""
+class TeacherSettings:
+    """The fields of TrainingConfig about learning from other models, as in TrainingSettings: not for adapters."""
 
     generations: Annotated[
         int | None,
@@ -106,6 +106,21 @@ class TrainingSettings:
             neutral=1,
         ),
     ] = None
+    teacher_weight: Annotated[
+        float | None,
+        Setting(
+            "Weight of the predictions of teachers in the loss; the text has the rest (default: 0.5).",
+            Panel.OPTIMIZER,
+            Range(0, 1),
+            jobs="text distillation",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The fields of TrainingConfig that can be chosen. `None` leaves the value to the recipe or the plan."""
+
     patience: Annotated[
         int | None,
         Setting(
@@ -187,15 +202,6 @@ class TrainingSettings:
             jobs="preferences",
         ),
     ] = None
-    teacher_weight: Annotated[
-        float | None,
-        Setting(
-            "Weight of the predictions of teachers in the loss; the text has the rest (default: 0.5).",
-            Panel.OPTIMIZER,
-            Range(0, 1),
-            jobs="text distillation",
-        ),
-    ] = None
     label_smoothing: Annotated[
         float | None,
         Setting(
@@ -252,8 +258,8 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig(TrainingSettings):
-    """The settings of a training run. TrainingSettings describes the fields that can be chosen.
+class TrainingConfig(TeacherSettings, TrainingSettings):
+    """The settings of a training run. TrainingSettings and TeacherSettings describe the fields that can be chosen.
 
     label_smoothing: weight of the uniform distribution in the target.
     mtp_weight, bpe_dropout: of the first step; see `tinylm.jobs.text.job`.

@@ -8,8 +8,9 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tinylm.errors import UsageError
@@ -98,6 +99,14 @@ class Setting:
     neutral: Any = None
 
 
+TYPE_WORDS = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    Mapping: "a dictionary",
+}
 MAX_CHARACTERS = 4096  # of a string, which may be a path
 MAX_ENTRIES = {"corpus": 1 << 20, "val_corpus": 1 << 20}  # of a list; a glob may match many files
 DEFAULT_MAX_ENTRIES = 1024
@@ -145,10 +154,14 @@ def limits_of(kind: Any) -> Mapping[str, Limits]:
 
 
 @functools.cache
-def integers_of(kind: Any) -> frozenset[str]:
-    """The names of the fields of a dataclass that are integers or `None`."""
-    types = {name: typing.get_args(annotation)[:1] for name, annotation in annotations_of(kind).items()}
-    return frozenset(name for name, first in types.items() if first in ((int,), (int | None,)))
+def types_of(kind: Any) -> Mapping[str, Sequence[Any]]:
+    """The types of the fields of a dataclass, by name, without `None`."""
+    return {name: _members(hint) for name, hint in typing.get_type_hints(kind).items()}
+
+
+def _members(hint: Any) -> list[Any]:
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else [hint]
+    return [member for member in members if member is not types.NoneType]
 
 
 def limits_in(annotation: Any) -> Limits | None:
@@ -158,24 +171,72 @@ def limits_in(annotation: Any) -> Limits | None:
 
 
 def check_fields(values: Any, without: Collection[str] = ()) -> None:
-    """Check the fields of a dataclass, as in `check_values`. A choice that cannot be `None` must be given.
+    """Convert the fields of a dataclass, as in `convert_fields`, and check them, as in `check_settings`. A choice that
+    cannot be `None` must be given.
 
     without: fields that are texts of any length and content
     """
     kind: Any = type(values)
-    check_settings(kind, {name: value for name, value in vars(values).items() if name not in without})
+    convert_fields(values)
+    check_values({name: value for name, value in vars(values).items() if name not in without}, limits_of(kind))
+    _check_types(kind, vars(values))
     types = typing.get_type_hints(kind) if any(value is None for value in vars(values).values()) else {}
     for name, limits in limits_of(kind).items():
         if isinstance(limits, tuple) and getattr(values, name) is None and types[name] is str:
             check_choice(name, None, limits)
 
 
+def convert_fields(values: Any) -> None:
+    """Convert fields of a dataclass: scalars of numpy and torch to Python's, and paths to texts if it has no paths."""
+    kind: Any = type(values)
+    for name, kinds in types_of(kind).items():
+        value = getattr(values, name)
+        if getattr(value, "ndim", None) == 0:
+            object.__setattr__(values, name, value.item())
+        elif isinstance(value, Path) and str in kinds and Path not in kinds:
+            object.__setattr__(values, name, str(value))
+
+
 def check_settings(kind: Any, values: Mapping[str, Any]) -> None:
-    """Check values with the limits of the dataclass `kind`, as in `check_values`, and that counts are integers."""
+    """Check values with the limits of the dataclass `kind`, as in `check_values`, and with the types of its fields.
+    `None` is allowed for each.
+    """
     check_values(values, limits_of(kind))
-    for name in sorted(values.keys() & integers_of(kind)):
-        is_fraction = isinstance(values[name], float)
-        require(not is_fraction, f"`{name}` is {describe_value(values[name])}; it must be a whole number.")
+    _check_types(kind, values)
+
+
+def _check_types(kind: Any, values: Mapping[str, Any]) -> None:
+    for name, kinds in types_of(kind).items():
+        value = values.get(name)
+        if value is not None and not any(_is_of_type(value, one) for one in kinds):
+            raise UsageError(f"`{name}` is {describe_value(value)}; it must be {_describe_types(kinds)}.")
+
+
+def _describe_types(kinds: Sequence[Any]) -> str:
+    return " or ".join(
+        f"a list in which each is {_describe_types(_entry_types(kind))}"
+        if _is_list(kind)
+        else TYPE_WORDS.get(typing.get_origin(kind) or kind, "an object")
+        for kind in kinds
+    )
+
+
+def _is_list(hint: Any) -> bool:
+    return typing.get_origin(hint) in (Sequence, tuple)
+
+
+def _entry_types(hint: Any) -> Sequence[Any]:
+    return _members(typing.get_args(hint)[0])
+
+
+def _is_of_type(value: Any, hint: Any) -> bool:
+    """Whether a value has a type; an integer has the type of floats, too, and a truth value only its own."""
+    if hint in (bool, int, float):
+        return type(value) in ((int, float) if hint is float else (hint,))
+    if _is_list(hint):
+        kinds = _entry_types(hint)
+        return isinstance(value, (list, tuple)) and all(any(_is_of_type(x, kind) for kind in kinds) for x in value)
+    return isinstance(value, typing.get_origin(hint) or hint)
 
 
 def check_values(values: Mapping[str, Any], limits: Mapping[str, Limits]) -> None:

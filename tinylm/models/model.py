@@ -159,7 +159,7 @@ class Model(TextGenerator):
         """
         require_settings(settings, [field.name for field in fields(GenerationConfig)])
         stop = settings.get("stop", ())
-        settings["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        settings["stop"] = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else stop
         if settings.get("seed") is None:
             settings["seed"] = secrets.randbits(32)
         config = GenerationConfig(**settings)

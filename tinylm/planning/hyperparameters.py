@@ -8,7 +8,7 @@ from typing import Any, Self
 from tinylm.config.jobs import applicable
 from tinylm.config.model import JOINED_SIZES, ModelConfig
 from tinylm.config.run import AdapterConfig
-from tinylm.config.training import MUON_OPTIMIZERS, TrainingSettings
+from tinylm.config.training import MUON_OPTIMIZERS, TrainingConfig
 from tinylm.config.validation import require
 from tinylm.machine.measure import Machine
 from tinylm.planning import recipes
@@ -297,7 +297,7 @@ def choose_settings(
     if request.recipe_name == "modern":
         epochs = 0 if request.data.by_heart else generation.epochs
         settings["weight_decay"] = choose_weight_decay(epochs, parameters / request.data.train_tokens)
-    given = applicable(TrainingSettings, request.training, (request.row,))
+    given = applicable(TrainingConfig, request.training, (request.row,))
     settings |= {name: value for name, value in given.items() if name != "warmup_steps"}
     settings["warmup"] = choose_warmup(request, generation, notices)
     settings.setdefault("min_lr", settings["lr"] / recipes.MIN_LR_DIVISOR)

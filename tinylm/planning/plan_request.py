@@ -13,7 +13,7 @@ from tinylm.config.jobs import JOBS, JobRow
 from tinylm.config.model import ModelConfig
 from tinylm.config.presets import SIZES, PresetSettings
 from tinylm.config.run import AdapterConfig, DataConfig
-from tinylm.config.settings import MachineSettings, SharedSettings
+from tinylm.config.settings import MachineSettings, TrainSettings
 from tinylm.config.training import MUON_OPTIMIZERS, SEQUENCE_GROWTHS, Budget, mean_share
 from tinylm.config.validation import check_settings
 from tinylm.errors import UsageError
@@ -162,7 +162,7 @@ class PlanRequest:
     tokenizer_kind: str = "char"
 
     def __post_init__(self) -> None:
-        check_settings(SharedSettings, self.training)
+        check_settings(TrainSettings, self.training)
         check_settings(MachineSettings, {"compile": self.compile})
         check_settings(PresetSettings, self.model)
         if self.size != "auto" and self.model.keys() >= SIZES[self.size].keys():

@@ -13,7 +13,7 @@ from typing import Any
 from tinylm.config.jobs import JOBS, applicable, objective_for, rows_on
 from tinylm.config.run import Estimates, RunConfig, TokenizerConfig, new_run_id, run_of
 from tinylm.config.settings import INTERVAL_NAMES, format_duration, format_duration_setting, names_of
-from tinylm.config.training import TIME_BUDGET, TrainingSettings
+from tinylm.config.training import TIME_BUDGET, TeacherSettings, TrainingSettings
 from tinylm.errors import OtherRunKindError, TinyLMError, UsageError, concerning
 from tinylm.jobs.job import MarkedText, load_job
 from tinylm.jobs.reading import load_text
@@ -49,7 +49,7 @@ from tinylm.training.training_request import TrainingRequest
 from tinylm.transformer.architectures import Transformer
 from tinylm.transformer.build import count_parameters
 
-TRAINING_NAMES = names_of(TrainingSettings) | {"warmup_steps"}
+TRAINING_NAMES = names_of(TrainingSettings, TeacherSettings) | {"warmup_steps"}
 
 
 @dataclass(frozen=True, kw_only=True)

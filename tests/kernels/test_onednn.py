@@ -22,7 +22,7 @@ needs_onednn = pytest.mark.skipif(not module._AVAILABLE, reason="this torch has 
 @pytest.fixture(autouse=True)
 def preferred_on_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use oneDNN even on a processor with a faster MKL."""
-    monkeypatch.setattr(module, "_PREFERRED", module._AVAILABLE)
+    monkeypatch.setattr(module, "PREFERS_ONEDNN", module._AVAILABLE)
 
 
 def make(inputs: int, outputs: int, bias: bool = True) -> Linear:
@@ -99,7 +99,7 @@ def test_other_number_formats_few_rows_and_processors_with_a_faster_library_use_
         with torch.autocast("cpu", torch.bfloat16):
             assert layer(torch.randn(MIN_ROWS, 8)).dtype == torch.bfloat16
         layer(torch.randn(MIN_ROWS - 1, 8))
-        monkeypatch.setattr(module, "_PREFERRED", False)
+        monkeypatch.setattr(module, "PREFERS_ONEDNN", False)
         layer(torch.randn(MIN_ROWS, 8))
     assert shapes == []
 
@@ -110,13 +110,13 @@ def test_processors_on_which_mkl_is_faster_keep_it_if_torch_has_it(monkeypatch: 
     faster = is_mkl_faster(cpu.is_intel(), cpu.has_avx512())
     for has_mkl in (True, False):
         monkeypatch.setattr(torch.backends.mkl, "is_available", lambda found=has_mkl: found)
-        assert loaded_again(module).prefers_onednn() == (not has_mkl or not faster)
+        assert (not has_mkl or not faster) == loaded_again(module).PREFERS_ONEDNN
 
 
 def test_without_the_private_operation_torchs_linear_function_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.ops, "mkldnn", NamespaceWithout(torch.ops.mkldnn, "_linear_pointwise"))
     portable = loaded_again(module)
-    assert not portable.prefers_onednn()
+    assert not portable.PREFERS_ONEDNN
     x, weight, bias = torch.randn(MIN_ROWS, 8), torch.randn(6, 8, requires_grad=True), torch.randn(6)
     found = portable.linear(x, weight, bias)
     assert found.equal(F.linear(x, weight, bias)) and found.requires_grad

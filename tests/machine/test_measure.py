@@ -52,7 +52,7 @@ def test_compiled_is_faster_with_a_compiler_unless_eager_code_uses_onednn(
         ("cpu", "fp32", False, True),
     ):
         monkeypatch.setenv("CXX", sys.executable)  # a compiler that exists
-        assert module.compiled_is_faster(device, dtype, lambda onednn=onednn: onednn) == faster, (device, dtype, onednn)
+        assert module.compiled_is_faster(device, dtype, onednn) == faster, (device, dtype, onednn)
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not module.compiled_is_faster("cpu", "bf16") and module.compiled_is_faster("cuda", "fp32")

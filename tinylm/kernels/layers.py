@@ -36,17 +36,15 @@ def is_mkl_faster(is_intel: bool, has_avx512: bool) -> bool:
     return is_intel or not has_avx512
 
 
-_PREFERRED = _AVAILABLE and not (torch.backends.mkl.is_available() and is_mkl_faster(cpu.is_intel(), cpu.has_avx512()))
+# Whether fp32 layers use oneDNN: if this version of torch has it, and MKL is absent or slower
+PREFERS_ONEDNN = _AVAILABLE and not (
+    torch.backends.mkl.is_available() and is_mkl_faster(cpu.is_intel(), cpu.has_avx512())
+)
 # Whether the processor has instructions for a 16-bit format
 HAS_INSTRUCTIONS = {
     torch.bfloat16: not cpu.is_x86() or cpu.computes_bf16(),
     torch.float16: not cpu.is_x86() or cpu.computes_fp16(),
 }
-
-
-def prefers_onednn() -> bool:
-    """Whether fp32 layers use oneDNN: if this version of torch has it, and MKL is absent or slower."""
-    return _PREFERRED
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -56,7 +54,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             y = linear(x.float(), weight.float(), None if bias is None else bias.float())
         return y.to(weight.dtype)
     is_onednn_faster = (
-        _PREFERRED
+        PREFERS_ONEDNN
         and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.numel() >= MIN_ROWS * x.shape[-1]

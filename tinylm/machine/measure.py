@@ -19,7 +19,7 @@ from tinylm.config.model import ModelConfig
 from tinylm.config.presets import make_model_config
 from tinylm.config.run import RuntimeConfig
 from tinylm.config.settings import format_duration
-from tinylm.kernels.layers import linear, max_unfused_keys, prefers_onednn
+from tinylm.kernels.layers import PREFERS_ONEDNN, linear, max_unfused_keys
 from tinylm.machine.device import (
     DTYPES,
     Choice,
@@ -162,13 +162,13 @@ def _matmul_rate(device: str, reporter: Reporter) -> Callable[[str], float]:
     return rate
 
 
-def compiled_is_faster(device: str, dtype: str, onednn: Callable[[], bool] = prefers_onednn) -> bool:
+def compiled_is_faster(device: str, dtype: str, onednn: bool = PREFERS_ONEDNN) -> bool:
     """Whether torch.compile is available and makes a training step faster.
 
     In fp32 on a CPU, compiled code uses MKL, which is slower than oneDNN on some processors (decision 013).
     onednn: whether it is on this one
     """
-    return can_compile(device) and not ((device, dtype) == ("cpu", "fp32") and onednn())
+    return can_compile(device) and not ((device, dtype) == ("cpu", "fp32") and onednn)
 
 
 def round_measured(number: float) -> float:

@@ -73,7 +73,7 @@ class Chunk(NamedTuple):
     tokens: int = 0  # of the whole answer, in its last chunk
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CompletionRequest:
     """A request that was checked. Answer i continues prompt i // n.
 
@@ -153,19 +153,19 @@ class Completions:
         max_tokens = _whole(body, key, Range(-1, 1 << 53), -1)
         options = body.get("stream_options", {})
         request = CompletionRequest(
-            prompts,
-            n,
-            None if max_tokens == -1 else max_tokens,
-            tuple(filter(None, stop)),
-            _whole(body, "seed", Range(-(1 << 63), (1 << 64) - 1), secrets.randbits(32)),
-            self._logprobs(body, is_chat),
-            bool(body.get("echo")) and not is_chat,
-            bool(body.get("stream")),
-            isinstance(options, dict) and bool(options.get("include_usage")),
-            sampling,
-            self._logit_bias(body.get("logit_bias", {})),
-            _json_schema(body),
-            is_chat,
+            prompts=prompts,
+            n=n,
+            max_tokens=None if max_tokens == -1 else max_tokens,
+            stop=tuple(filter(None, stop)),
+            seed=_whole(body, "seed", Range(-(1 << 63), (1 << 64) - 1), secrets.randbits(32)),
+            logprobs=self._logprobs(body, is_chat),
+            echo=bool(body.get("echo")) and not is_chat,
+            stream=bool(body.get("stream")),
+            includes_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+            sampling=sampling,
+            logit_bias=self._logit_bias(body.get("logit_bias", {})),
+            json_schema=_json_schema(body),
+            is_chat=is_chat,
         )
         for number, prompt in enumerate(prompts, start=1):
             room = self._context - len(prompt.start)

@@ -76,7 +76,12 @@ def test_numbers_of_numpy_are_settings_like_those_of_python() -> None:
         ({"lr": {}}, "`lr` is an object; it must be a number."),
         ({"time": b"1s", "steps": None}, "`time` is b'1s'; it must be a number or text."),
         ({"device": 3}, "`device` is 3; it must be text."),
-        ({"exclude": ["a", 3]}, "`exclude` is a list; it must be text or a list in which each is text."),
+        ({"exclude": 3}, "`exclude` is 3; it must be text or a list."),
+        ({"exclude": ["a", 3]}, "An entry of `exclude` is 3; it must be text."),
+        (
+            {"local_layers": [0, 0.5], "local_window": 8},
+            "An entry of `local_layers` is 0.5; it must be a whole number.",
+        ),
         ({"init_from": 3}, "`init_from` is 3; it must be text or a path."),
     ],
 )

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from tinylm.errors import UsageError
 
@@ -105,6 +105,8 @@ TYPE_WORDS = {
     float: "a number",
     str: "text",
     Path: "a path",
+    Sequence: "a list",
+    tuple: "a list",
     Mapping: "a dictionary",
 }
 MAX_CHARACTERS = 4096  # of a string, which may be a path
@@ -159,6 +161,14 @@ def types_of(kind: Any) -> Mapping[str, Sequence[Any]]:
     return {name: _members(hint) for name, hint in typing.get_type_hints(kind).items()}
 
 
+@functools.cache
+def required_of(kind: Any) -> Sequence[str]:
+    """The names of the fields of a dataclass that cannot be `None`, which is not their default either."""
+    hints, fields = typing.get_type_hints(kind), dataclasses.fields(kind)
+    can_be_none = {name for name, hint in hints.items() if types.NoneType in typing.get_args(hint)}
+    return [field.name for field in fields if field.name not in can_be_none and field.default is not None]
+
+
 def _members(hint: Any) -> list[Any]:
     members = typing.get_args(hint) if isinstance(hint, types.UnionType) else [hint]
     return [member for member in members if member is not types.NoneType]
@@ -171,7 +181,7 @@ def limits_in(annotation: Any) -> Limits | None:
 
 
 def check_fields(values: Any, without: Collection[str] = ()) -> None:
-    """Convert the fields of a dataclass, as in `convert_fields`, and check them, as in `check_settings`. A choice that
+    """Convert the fields of a dataclass, as in `convert_fields`, and check them, as in `check_settings`. A field that
     cannot be `None` must be given.
 
     without: fields that are texts of any length and content
@@ -180,21 +190,32 @@ def check_fields(values: Any, without: Collection[str] = ()) -> None:
     convert_fields(values)
     check_values({name: value for name, value in vars(values).items() if name not in without}, limits_of(kind))
     _check_types(kind, vars(values))
-    types = typing.get_type_hints(kind) if any(value is None for value in vars(values).values()) else {}
-    for name, limits in limits_of(kind).items():
-        if isinstance(limits, tuple) and getattr(values, name) is None and types[name] is str:
-            check_choice(name, None, limits)
+    for name in required_of(kind):
+        if getattr(values, name) is None:
+            limits = limits_of(kind).get(name)
+            if isinstance(limits, tuple):
+                check_choice(name, None, limits)
+            _raise_type_error(name, None, types_of(kind)[name])
 
 
 def convert_fields(values: Any) -> None:
-    """Convert fields of a dataclass: scalars of numpy and torch to Python's, and paths to texts if it has no paths."""
+    """Convert fields of a dataclass, and entries of lists, to their types: scalars of numpy and torch to those of
+    Python, whole numbers to floats, which are other texts in JSON, and paths to texts.
+    """
     kind: Any = type(values)
     for name, kinds in types_of(kind).items():
-        value = getattr(values, name)
-        if getattr(value, "ndim", None) == 0:
-            object.__setattr__(values, name, value.item())
-        elif isinstance(value, Path) and str in kinds and Path not in kinds:
-            object.__setattr__(values, name, str(value))
+        object.__setattr__(values, name, _converted(getattr(values, name), kinds))
+
+
+def _converted(value: Any, kinds: Sequence[Any]) -> Any:
+    dimensions, entry_kinds = getattr(value, "ndim", None), _entry_types(kinds)
+    if entry_kinds and (isinstance(value, (list, tuple)) or dimensions == 1):
+        return tuple(_converted(entry, entry_kinds) for entry in value)
+    if dimensions == 0:
+        value = value.item()
+    if type(value) is int and float in kinds and int not in kinds and abs(value) <= MAX_COUNT:
+        return float(value)
+    return str(value) if isinstance(value, Path) and str in kinds and Path not in kinds else value
 
 
 def check_settings(kind: Any, values: Mapping[str, Any]) -> None:
@@ -208,35 +229,33 @@ def check_settings(kind: Any, values: Mapping[str, Any]) -> None:
 def _check_types(kind: Any, values: Mapping[str, Any]) -> None:
     for name, kinds in types_of(kind).items():
         value = values.get(name)
-        if value is not None and not any(_is_of_type(value, one) for one in kinds):
-            raise UsageError(f"`{name}` is {describe_value(value)}; it must be {_describe_types(kinds)}.")
+        if value is not None and not _is_one_of(value, kinds):
+            _raise_type_error(name, value, kinds)
 
 
-def _describe_types(kinds: Sequence[Any]) -> str:
-    return " or ".join(
-        f"a list in which each is {_describe_types(_entry_types(kind))}"
-        if _is_list(kind)
-        else TYPE_WORDS.get(typing.get_origin(kind) or kind, "an object")
-        for kind in kinds
-    )
+def _raise_type_error(name: str, value: Any, kinds: Sequence[Any]) -> NoReturn:
+    """Raise UsageError about a value or, in a list, about its first entry that has none of the types."""
+    subject, entry_kinds = f"`{name}` is", _entry_types(kinds)
+    if entry_kinds and isinstance(value, (list, tuple)):
+        subject, kinds = f"An entry of `{name}` is", entry_kinds
+        value = next(entry for entry in value if not _is_one_of(entry, kinds))
+    words = [TYPE_WORDS.get(typing.get_origin(kind) or kind, "an object") for kind in kinds]
+    raise UsageError(f"{subject} {describe_value(value)}; it must be {' or '.join(words)}.")
 
 
-def _is_list(hint: Any) -> bool:
-    return typing.get_origin(hint) in (Sequence, tuple)
+def _entry_types(kinds: Sequence[Any]) -> Sequence[Any]:
+    """The types of the entries of a list; none if it is not among the types."""
+    lists = [kind for kind in kinds if typing.get_origin(kind) in (Sequence, tuple)]
+    return _members(typing.get_args(lists[0])[0]) if lists else ()
 
 
-def _entry_types(hint: Any) -> Sequence[Any]:
-    return _members(typing.get_args(hint)[0])
-
-
-def _is_of_type(value: Any, hint: Any) -> bool:
-    """Whether a value has a type; an integer has the type of floats, too, and a truth value only its own."""
-    if hint in (bool, int, float):
-        return type(value) in ((int, float) if hint is float else (hint,))
-    if _is_list(hint):
-        kinds = _entry_types(hint)
-        return isinstance(value, (list, tuple)) and all(any(_is_of_type(x, kind) for kind in kinds) for x in value)
-    return isinstance(value, typing.get_origin(hint) or hint)
+def _is_one_of(value: Any, kinds: Sequence[Any]) -> bool:
+    """Whether a value has one of the types; an integer has that of floats, too, and a truth value only its own."""
+    if isinstance(value, (list, tuple)):
+        return bool(entry_kinds := _entry_types(kinds)) and all(_is_one_of(entry, entry_kinds) for entry in value)
+    if type(value) in (bool, int, float):
+        return type(value) in kinds or (type(value) is int and float in kinds)
+    return any(isinstance(value, typing.get_origin(kind) or kind) for kind in kinds)
 
 
 def check_values(values: Mapping[str, Any], limits: Mapping[str, Limits]) -> None:

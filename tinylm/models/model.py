@@ -152,17 +152,16 @@ class Model(TextGenerator):
         with `stream`, an iterator over the chunks of a single text.
 
         settings: fields of GenerationConfig, such as `max_tokens` and `temperature`. The same seed gives the same text;
-            the default is a random seed. `stop` may be one text.
+            the default is a random seed. `stop` may be one text. `None` stands for the default.
 
         Raises UsageError for a setting out of range or without effect, and for a prompt that cannot be used, TypeError
         for unknown settings, and TinyLMError for JSON that is not complete (with `stream`, during the iteration).
         """
         require_settings(settings, [field.name for field in fields(GenerationConfig)])
-        stop = settings.get("stop", ())
-        settings["stop"] = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else stop
-        if settings.get("seed") is None:
-            settings["seed"] = secrets.randbits(32)
-        config = GenerationConfig(**settings)
+        chosen = {name: value for name, value in settings.items() if value is not None}
+        if isinstance(stop := chosen.get("stop"), str):
+            chosen["stop"] = (stop,)
+        config = GenerationConfig(**{"seed": secrets.randbits(32), **chosen})
         given = [setting.name for setting in fields(config) if getattr(config, setting.name) != setting.default]
         without_effect = settings_without_effect(self.architecture, is_sampled(config))
         for names, reason in (*without_effect, (("logprobs",), "A text has no log-probabilities")):
@@ -258,6 +257,7 @@ class Model(TextGenerator):
         ranks: from `tinylm.distributed.ranks.join_ranks`. Each rank has the model and calls this method with the same
             arguments. The ranks share the work and get the same result. Only rank 0 reads files.
         settings: fields of EvaluationConfig, such as `stride`, and of ReadingSettings, which apply to `files` by name.
+            `None` stands for the default.
 
         The loss is computed under autocast to `dtype`, from fp32 weights if the model has them.
 
@@ -266,8 +266,9 @@ class Model(TextGenerator):
         """
         names = {field.name for field in fields(EvaluationConfig)}
         require_settings(settings, names | {field.name for field in fields(ReadingSettings)})
-        config = EvaluationConfig(**{name: value for name, value in settings.items() if name in names})
-        reading = ReadingSettings(**{name: value for name, value in settings.items() if name not in names})
+        chosen = {name: value for name, value in settings.items() if value is not None}
+        config = EvaluationConfig(**{name: value for name, value in chosen.items() if name in names})
+        reading = ReadingSettings(**{name: value for name, value in chosen.items() if name not in names})
         given = changed_settings(config)
         applicable(EvaluationConfig, given, self.rows)
 

@@ -91,6 +91,36 @@ def test_a_setting_of_another_type_is_an_error_that_names_its_type(settings: dic
     assert not Path("run").exists()
 
 
+def test_whole_numbers_for_fractions_are_stored_so_that_the_run_can_be_opened_and_resumed() -> None:
+    """config.json has a digest, in which 16 and 16.0 differ."""
+    trained("base", rope_theta=20000, dropout=0, weight_decay=np.int64(1), preset="modern")
+    assert tinylm.train(resume="base", steps=7).step == 7
+    adapter = tinylm.finetune_lora("one.txt", "base", "lora", steps=2, rank=4, alpha=16, dropout=0)
+    assert (
+        adapter.load().adapters[0].config.adapter == tinylm.load("base", adapters=["lora"]).adapters[0].config.adapter
+    )
+
+
+def test_none_stands_for_the_default_of_generation_and_evaluation() -> None:
+    model = trained().load()
+    for engine in ("llama.cpp", "torch"):
+        names = ("top_p", "top_k", "min_p", "repeat_penalty", "max_tokens", "num_samples", "stop", "json_schema")
+        texts = [model.generate("no", seed=1, engine=engine, **{name: None}) for name in names]  # type: ignore[arg-type]
+        assert set(texts) == {model.generate("no", seed=1, engine=engine)}
+    assert model.evaluate(encoding=None, batch_size=None).loss == model.evaluate().loss
+
+
+def test_settings_of_every_function_are_converted_and_checked() -> None:
+    model = trained(local_window=8, local_layers=np.array([0])).load()
+    losses = {
+        model.evaluate("two.txt", exclude=given, skip_bad=np.bool_(True)).loss for given in (Path("x"), ["x"], "x")
+    }
+    assert len(losses) == 1
+    for batch_size, words in ((-1, "from 1 to"), (0, "from 1 to"), (2.5, "a whole number"), ("4", "a number")):
+        with pytest.raises(UsageError, match=f"`batch_size` is .*; it must be {words}"):
+            tinylm.compare(model, model, "two.txt", batch_size=batch_size)  # type: ignore[arg-type]
+
+
 def test_a_path_is_a_setting_where_its_text_is() -> None:
     trained("of-text", val_data="two.txt")
     trained("of-path", val_data=Path("two.txt"))

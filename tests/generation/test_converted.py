@@ -33,7 +33,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_model import write_gguf
 from tinylm.generation import conversion_cache
 from tinylm.generation.conversion_cache import conversion_key, open_converted, record_checksums, take_cached
-from tinylm.generation.engine import Engine
+from tinylm.generation.engine import Engine, window
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.llama_cpp import PRIME, RANDOM_STREAM, LlamaCpp, free_cores, import_llama_cpp
 from tinylm.generation.prompts import EncodedPrompt
@@ -384,6 +384,25 @@ def test_greedy_tokens_are_those_of_torch_also_past_the_context_where_a_bos_toke
             (expected,) = tokens(theirs, prompt, **settings)
             assert tokens(ours, prompt, **settings) == [expected]
             assert tokens(ours, prompt, rows=3, **settings) == [expected] * 3
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_repeat_penalty_of_both_engines_counts_the_tokens_in_the_context(rows: int, tmp_path: Path) -> None:
+    """Of a prompt beyond the context, too, in which tokens are penalised that a new window no longer has."""
+    ours, theirs = both_engines(tmp_path)
+    for prompt in ([3], [1, 2, 3, 4, 5, 6, 7], list(range(20)) * 3):
+        settings = {"temperature": 0.0, "repeat_penalty": 1.5, "max_tokens": 3 * CONTEXT}
+        expected = tokens(theirs, prompt, rows, **settings)
+        assert tokens(ours, prompt, rows, **settings) == expected
+        text = [*prompt, *expected[0]]
+        if len(text) < CONTEXT + 3:
+            continue
+        for length in range(len(prompt), len(text)):  # by the formula
+            window_ids = window(text[:length], CONTEXT, None)
+            logits = theirs.model.last_logits(torch.tensor([window_ids]), None).double()[0]
+            seen = torch.tensor(sorted(set(window_ids)))
+            logits[seen] = torch.where(logits[seen] > 0, logits[seen] / 1.5, logits[seen] * 1.5)
+            assert text[length] == int(logits[: CHARACTERS.vocab_size].argmax())
 
 
 def test_tokens_that_end_within_a_character_are_those_of_torch(tmp_path: Path, cache: Path) -> None:

@@ -40,7 +40,8 @@ def sampler(
     sampling: SamplingConfig, seed: int = 0, count: int = 1, vocab_size: int = 5, prompts: list[list[int]] | None = None
 ) -> Sampler:
     choose = Sampler(sampling, count, vocab_size)
-    choose.start(seed, prompts=prompts or [])
+    choose.start(seed)
+    choose.see(prompts or [])
     return choose
 
 

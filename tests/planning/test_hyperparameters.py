@@ -352,7 +352,8 @@ def test_generations_of_a_budget_of_time_have_enough_passes_after_the_time_betwe
 
 def test_generations_that_a_run_cannot_have_are_errors_and_a_weight_without_a_teacher_is_a_notice() -> None:
     def two(**choices: Any) -> Plan:
-        return planned(**{"budget": Budget(epochs=8), **choices, "training": {"generations": 2}})
+        settings = {"generations": 2, **choices.pop("training", {})}
+        return planned(**{"budget": Budget(epochs=8), **choices, "training": settings})
 
     with pytest.raises(UsageError, match="`generations` is for new models"):
         two(base=make_model_config(vocab_size=100, preset="modern", size="nano"))
@@ -363,7 +364,12 @@ def test_generations_that_a_run_cannot_have_are_errors_and_a_weight_without_a_te
     few = dataclasses.replace(machine(), free_memory=600_000_000)
     with pytest.raises(UsageError, match=r"`generations` needs 0.3 GB for the predictions of a teacher"):
         two(on=few)
+    with pytest.raises(UsageError, match="`label_smoothing` has no effect beside the predictions of a teacher"):
+        two(training={"label_smoothing": 0.1})
     assert planned(on=few, budget=Budget(epochs=80)).training.generations == 1
+    for smoothing in (0.0, 0.1):
+        settings = planned(budget=Budget(epochs=80), training={"label_smoothing": smoothing}).training
+        assert (settings.generations > 1, settings.label_smoothing) == (not smoothing, smoothing)
     assert not two().notices
     notices = planned(training={"teacher_weight": 0.2}).notices
     assert any("`teacher_weight` has no effect" in notice for notice in notices)

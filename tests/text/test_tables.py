@@ -50,6 +50,11 @@ def test_a_column_of_a_csv_file_holds_the_texts(name: str, separator: str, tmp_p
         file = write_file(tmp_path / name, data)
         assert read_documents(file, text_key="body") == with_line_feeds(DOCUMENTS)
         assert read_documents(file) == with_line_feeds([content.decode()])
+        file = write_file(
+            tmp_path / f"empty-lines-{name}",
+            gzip.compress(b"\r\n\n" + content) if name.endswith(".gz") else b"\n" + content,
+        )
+        assert read_documents(file, text_key="body") == with_line_feeds(DOCUMENTS)
     write_file(tmp_path / "text.csv", table(["a", "", "b"], column="text"))
     assert read_documents(tmp_path / "text.csv") == ["a", "b"]  # this column needs no name
 
@@ -59,6 +64,7 @@ def test_a_malformed_row_is_an_error_with_file_and_line(tmp_path: Path) -> None:
     rows = [
         ("a,b\n1,2\n3\n", "line 3: it has 1 fields, but the first line has 2"),
         ("a,b\n1,2\n\n3,4,5\n", "line 4: it has 3 fields"),
+        ("\n\na;b\n1;2;3\n", "line 4: it has 3 fields"),
         ('a,b\n"1" x,2\n', "from line 2: invalid CSV"),
         ('a,b\n1,"2\n3,4\n', r"from line 2: invalid CSV \(unexpected end of data\)"),
         ("a,b\n1," + "x" * (MAX_FIELD + 1) + "\n", "line 2: longer than 16,777,216 characters; split it"),

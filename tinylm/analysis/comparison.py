@@ -16,6 +16,7 @@ import numpy as np
 from tinylm.config.similar_names import require_settings
 from tinylm.config.validation import require
 from tinylm.errors import AdapterNotModelError, UsageError
+from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import default_batch_size, token_losses
 from tinylm.evaluation.result import choose_units, ratio_interval
 from tinylm.jobs.evaluated_text import evaluation_source, known_text, opened_corpus
@@ -192,6 +193,7 @@ def compare(
     damaged data.
     """
     require_settings(reading, [field.name for field in dataclasses.fields(ReadingSettings)])
+    batch_size = EvaluationConfig(batch_size=batch_size).batch_size
     reporter = reporter or LogReporter()
     first, second = (
         m if isinstance(m, Model) else load_model_or_adapter(m, model, device=device, dtype=dtype, reporter=reporter)

@@ -87,12 +87,11 @@ class TinyLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no annotations
         """The greedy continuation of each text, or a sampled one if the task sets a temperature, up to a stop text."""
         texts = []
         for prompt, settings in (request.args for request in requests):
-            stop = settings.get("until") or ()
             text = self.model.generate(
                 prompt,
                 max_tokens=settings.get("max_gen_toks", MAX_NEW_TOKENS),
                 temperature=settings.get("temperature", 0.0) if settings.get("do_sample") else 0.0,
-                stop=(stop,) if isinstance(stop, str) else tuple(stop),
+                stop=settings.get("until"),
                 seed=0,
             )
             texts.append(str(text))

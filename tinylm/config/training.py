@@ -18,6 +18,7 @@ from typing import Annotated, Any, Self
 
 from tinylm.config.jobs import JOBS, without_effect
 from tinylm.config.validation import (
+    COUNT_FROM_0,
     COUNT_FROM_1,
     FRACTION,
     Panel,
@@ -285,7 +286,7 @@ class TrainingConfig(TeacherSettings, TrainingSettings):
     sequence_growth: int = 1
     lr: float = field()
     min_lr: float = field()
-    warmup: Annotated[float, Range(0, 1)]
+    warmup: Annotated[float, COUNT_FROM_0]
     schedule: str = "cosine"
     optimizer: str = "adamw"
     weight_decay: float = 0.1
@@ -328,11 +329,8 @@ class TrainingConfig(TeacherSettings, TrainingSettings):
         return {name: value for name, value in vars(self).items() if value is not None and name not in others}
 
     def __post_init__(self) -> None:
-        require(
-            self.warmup <= 1,
-            "`warmup_steps` is more than the whole run; set fewer, or a longer budget.",
-        )
         check_fields(self)
+        require(self.warmup <= 1, "`warmup_steps` is more than the whole run; set fewer, or a longer budget.")
         require(
             self.average == 0 or self.average >= MIN_AVERAGE,
             f"`average` is {self.average:g}; it must be 0, or from {MIN_AVERAGE:g} to 0.5.",

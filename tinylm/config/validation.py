@@ -334,7 +334,7 @@ def from_json(kind: Any, value: Any) -> Any:
     if isinstance(kind, types.UnionType):
         if value is None:
             return None
-        (kind,) = (k for k in typing.get_args(kind) if k is not types.NoneType)
+        (kind,) = _members(kind)
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
             raise TypeError(f"expected an object, found {describe_value(value)}")

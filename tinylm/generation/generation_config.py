@@ -53,7 +53,7 @@ class SamplingSettings:
         ),
     ] = 0.0
     repeat_penalty: Annotated[
-        float, Setting("Above 1, tokens already in the text become less likely.", Panel.SAMPLING, Range(0.001, 1000))
+        float, Setting("Above 1, tokens already in the context become less likely.", Panel.SAMPLING, Range(0.001, 1000))
     ] = 1.0
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class SamplingConfig(SamplingSettings):
     top_k: keep the k most likely tokens; 0 is off.
     top_p: keep the smallest set of most likely tokens of at least this total probability (nucleus sampling); 1 is off.
     min_p: keep tokens with at least this fraction of the most likely token's probability; 0 is off.
-    repeat_penalty: above 1, tokens that occur in the prompt or the generated text become less likely; 1 is off.
+    repeat_penalty: above 1, tokens that occur in the context window become less likely; 1 is off.
     """
 
     temperature: float = DEFAULT_TEMPERATURE

@@ -15,7 +15,7 @@ from torch import Tensor
 from tinylm.adapters.adapter import adapter_layers
 from tinylm.config.model import ModelConfig
 from tinylm.errors import first_line
-from tinylm.generation.engine import Engine, Token, window_start
+from tinylm.generation.engine import Engine, Token, window, window_start
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig, SamplingConfig
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.torch_engine import Sampler, left_padded, require_finite
@@ -70,11 +70,13 @@ class GraphEngine(Engine):
         texts, context, left = [list(prompt.start) for prompt in prompts], self.model.context, config.max_tokens
         captured = self._take_captured(texts, config)
         step = captured.step
-        step.sampler.start(config.seed, first_stream, [prompt.ids for prompt in prompts])
+        step.sampler.start(config.seed, first_stream)
         try:
             while left:
                 # The first token of a window, from all its tokens
-                step.prefill(*left_padded(texts, context, self.tokenizer.start_id))
+                windows = [window(text, context, self.tokenizer.start_id) for text in texts]
+                step.sampler.see(windows)
+                step.prefill(*left_padded(windows))
 
                 # The others, up to the one before which a window advances
                 count = _tokens_in_window(texts, context, left)

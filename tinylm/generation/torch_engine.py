@@ -103,17 +103,17 @@ class Sampler:
             self._next = torch.zeros(1, dtype=torch.long, device=device)  # column of the next numbers
             self._seen = torch.zeros(rows, vocab_size, dtype=torch.bool, device=device) if is_repeat_penalised else None
 
-    def start(self, seed: int, first_stream: int = 0, prompts: Sequence[Sequence[int]] = ()) -> None:
-        """Begin the random streams, and mark the tokens of each row's prompt as seen, for the repeat penalty.
-
-        A stream consists of the numbers of `torch.rand` in float64.
-        """
+    def start(self, seed: int, first_stream: int = 0) -> None:
+        """Begin the random streams. A stream consists of the numbers of `torch.rand` in float64."""
         seeds = [mix(sample_seed(seed, first_stream + row), 0) for row in range(len(self._numbers))]
         self._streams = [torch.Generator().manual_seed(seed) for seed in seeds]
         self._left = 0
+
+    def see(self, windows: Sequence[Sequence[int]]) -> None:
+        """Mark the tokens of each row's context window as seen, and no others, for the repeat penalty."""
         if self._seen is not None:
             self._seen.zero_()
-            for row, ids in enumerate(prompts):
+            for row, ids in enumerate(windows):
                 self._seen[row, list(ids)] = True
 
     def __call__(self, logits: Tensor, part_logits: int = PART_LOGITS) -> list[int]:
@@ -220,7 +220,7 @@ class TorchEngine(Engine):
     ) -> Generator[Token]:
         size = self.tokenizer.vocab_size
         sampler = Sampler(config.sampling(DEFAULT_TEMPERATURE), len(prompts), size)
-        sampler.start(config.seed, first_stream, [prompt.ids for prompt in prompts])
+        sampler.start(config.seed, first_stream)
         choose: SamplesTokens = sampler
         if config.json_schema is not None:
             from tinylm.generation.json_schema import JSONSampler
@@ -228,7 +228,7 @@ class TorchEngine(Engine):
             choose = JSONSampler(sampler, config.json_schema, self.tokenizer, [prompt.end_ids for prompt in prompts])
         texts = [prompt.start for prompt in prompts]
         kept_id = self.tokenizer.start_id
-        for ids, logits in generate(self.model, texts, choose, config.max_tokens, config.cache, kept_id):
+        for ids, logits in generate(self.model, texts, choose, config.max_tokens, config.cache, kept_id, sampler.see):
             if not config.logprobs:
                 yield from map(Token, range(len(ids)), ids)
                 continue
@@ -246,11 +246,14 @@ def generate(
     max_tokens: int,
     use_cache: bool = True,
     kept_id: int | None = None,
+    see: Callable[[list[list[int]]], None] = lambda windows: None,
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Yield one new token per prompt and the logits (B, V) that it was sampled from, `max_tokens` times.
 
-    Prompts have at least one token; their lengths may differ. kept_id: see `window`. The tokens are the same with and
-    without the cache, except for rounding.
+    Prompts have at least one token; their lengths may differ. The tokens are the same with and without the cache,
+    except for rounding.
+
+    kept_id: see `window`. see: called with the windows of all texts at first, and when one advances
     """
     texts = [list(prompt) for prompt in prompts]
     slots = min(model.context, max(map(len, texts)) + max_tokens)
@@ -262,7 +265,9 @@ def generate(
         if use_cache and advanced == window_starts:
             ids = torch.tensor([[text[-1]] for text in texts])  # (B, 1)
         else:
-            ids, padding = left_padded(texts, model.context, kept_id)
+            windows = [window(text, model.context, kept_id) for text in texts]
+            see(windows)
+            ids, padding = left_padded(windows)
             cache = model.make_cache(len(texts), slots, padding) if use_cache or padding is not None else None
             window_starts = advanced
         logits = model.last_logits(ids, cache)
@@ -276,12 +281,11 @@ def generate(
         yield tokens, logits
 
 
-def left_padded(texts: list[list[int]], context: int, kept_id: int | None) -> tuple[Tensor, Tensor | None]:
-    """The windows as one left-padded batch (B, T), and the padding per row (B,), or `None` without padding.
+def left_padded(rows: list[list[int]]) -> tuple[Tensor, Tensor | None]:
+    """The rows as one left-padded batch (B, T), and the padding per row (B,), or `None` without padding.
 
-    Equal windows, as of the samples of a prompt, are one row (1, T), which is processed once.
+    Equal rows, as of the samples of a prompt, are one row (1, T), which is processed once.
     """
-    rows = [window(text, context, kept_id) for text in texts]
     if all(row == rows[0] for row in rows):
         return torch.tensor(rows[:1]), None
     longest = max(map(len, rows))

@@ -170,7 +170,7 @@ def unfused_attention(
 def random_dropout(x: Tensor, p: float) -> Tensor:
     """x / (1 - p) with probability 1 - p, else 0: (...) -> (...).
 
-    On a CPU, the probability is rounded to a multiple of 2^-16.
+    On a CPU, the probability p is rounded to a multiple of 2^-16 below 1.
     """
     if x.device.type != "cpu":
         return F.dropout(x, p)
@@ -178,7 +178,7 @@ def random_dropout(x: Tensor, p: float) -> Tensor:
     bits = torch.empty(-(-count // 4), dtype=torch.int64)
     (_draw_compiled if torch.compiler.is_compiling() else _draw)(bits)
     numbers = bits.view(torch.int16)[:count].view(x.shape)  # (...), uniform in [-2^15, 2^15)
-    kept = numbers >= round(p * 2**16) - 2**15
+    kept = numbers >= min(round(p * 2**16), 2**16 - 1) - 2**15
     return x * (kept.to(x.dtype) * (1 / (1 - p)))
 
 

@@ -84,7 +84,7 @@ class BottleneckWeights(AdapterWeights):
     def configure(settings: AdapterSettings, base: LoadedModel, source: Path) -> AdapterConfig:
         """The configuration of bottlenecks after all sublayers. Raises UsageError if they are wider than the model."""
         width = base.config.model.width
-        if not 1 <= settings.bottleneck <= width:
+        if settings.bottleneck > width:
             raise UsageError(f"`bottleneck` is {settings.bottleneck}; it must be from 1 to the model's width, {width}.")
         return AdapterConfig(
             kind=settings.kind,

@@ -301,8 +301,7 @@ def check_export(original: LoadedModel, written: LoadedModel, out: Path) -> floa
 
 
 def _special_ids(tokenizer: Tokenizer) -> tuple[object, ...]:
-    """The end of a text counts as a stop: it is one in every export, and not in a chat model of tinylm."""
-    return tokenizer.end_of_text_id, tokenizer.stop_ids | {tokenizer.end_of_text_id}, tokenizer.bos_id
+    return tokenizer.end_of_text_id, tokenizer.stop_ids, tokenizer.bos_id
 
 
 def _require_same(same: bool, out: Path, what: str) -> None:

@@ -65,14 +65,14 @@ def choose_generations(
     passes, at most MAX_GENERATIONS (decisions 051, 052).
 
     A sentence about a `teacher_weight` without a teacher is appended to `notices`. Raises UsageError for several
-    generations of a run that begins with an existing model, or in several processes; if each has less than one pass;
-    and if memory is too short for the predictions of a teacher.
+    generations of a run that begins with an existing model, in several processes, or with label smoothing; if each has
+    less than one pass; and if memory is too short for the predictions of a teacher.
     """
     number = request.training.get("generations")
     if number is None:
         has_room = request.ranks == 1 and not request.data.by_heart and _predictions_fit(machine, request)
         is_text = request.is_new_modern and request.objective == "next-token" and request.keep == "best"
-        is_suited = is_text and has_room
+        is_suited = is_text and has_room and not request.training.get("label_smoothing")
         minimum = recipes.GENERATION_EPOCHS
         number = max(1, min(recipes.MAX_GENERATIONS, int(length.epochs / minimum))) if is_suited else 1
         while number > 1 and remaining_length(machine, request, config, length, number).epochs < number * minimum:
@@ -84,6 +84,11 @@ def choose_generations(
         require(request.ranks == 1, "`generations` is for a run in one process; leave it out.")
         require(passes >= 1, f"With `generations={number}`, each has {passes:.2g} passes over the text; set fewer.")
         require(fits, f"`generations` needs {size / 1e9:.1f} GB for the predictions of a teacher; leave it out.")
+        require(
+            not request.training.get("label_smoothing"),
+            "`label_smoothing` has no effect beside the predictions of a teacher, which `generations` have; leave one "
+            "of them out.",
+        )
     elif request.objective == "next-token" and "teacher_weight" in request.training:
         notices.append("`teacher_weight` has no effect: the run has no teacher, and one generation.")
     return int(number)
@@ -233,7 +238,7 @@ def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig
     return {
         "eval_every": eval_every,
         "eval_tokens": min(recipes.MAX_EVALUATION_TOKENS, int(eval_tokens)),
-        "save_every": chosen.get("save_every") or min(eval_every, max_save_steps),
+        "save_every": min(eval_every, max_save_steps),
         "log_every": max(1, min(steps // recipes.LOGS, recipes.MAX_LOG_STEPS)),
     }
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tinylm.config.jobs import changed_settings
 from tinylm.config.settings import TextSettings
-from tinylm.config.validation import check_settings, declared_settings
+from tinylm.config.validation import check_settings, convert_fields, declared_settings
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.system.files import resolve_links
 from tinylm.text.files import (
@@ -57,6 +57,7 @@ class TextSource(TextSettings):
         return changed_settings(self)
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         check_settings(TextSettings, {name: getattr(self, name) for name in declared_settings(TextSettings)})
 
 

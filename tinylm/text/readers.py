@@ -232,13 +232,15 @@ def _table_rows(chunks: Iterator[str], file: Path) -> Iterator[tuple[str, list[s
     """Yield the location and the fields of each row that is not empty."""
     name = display_name(file)
     lines = (f"{line}\n" for line in _lines(chunks, name, MAX_FIELD))
-    first = next(lines, "")
+    empty_lines, first = 0, next(lines, "")
+    while first and not first.strip("\r\n"):
+        empty_lines, first = empty_lines + 1, next(lines, "")
     separator = "\t" if content_suffix(file) == ".tsv" else max(",;\t", key=first.count)
     csv.field_size_limit(MAX_FIELD)
     is_padded = any(name != name.strip(" ") for name in first.rstrip("\r\n").split(separator))
     # Otherwise, a quote after a blank would be a part of the field.
     dialect: dict[str, Any] = {"delimiter": separator, "strict": True, "skipinitialspace": is_padded}
-    reader = csv.reader(itertools.chain([first], lines), **dialect)
+    reader = csv.reader(itertools.chain(itertools.repeat("\n", empty_lines), [first], lines), **dialect)
     while True:
         start = reader.line_num + 1
         try:

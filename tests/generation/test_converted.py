@@ -405,6 +405,44 @@ def test_the_repeat_penalty_of_both_engines_counts_the_tokens_in_the_context(row
             assert text[length] == int(logits[: CHARACTERS.vocab_size].argmax())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux")
+def test_a_forked_process_is_told_to_load_the_model_again(run: Path) -> None:
+    """It would wait forever for the threads of its parent, also at the end of the model."""
+    program = """
+import multiprocessing, sys, torch, tinylm
+
+def child(queue):
+    global model
+    torch.set_num_threads(1)
+    try:
+        model.generate("no")
+    except tinylm.errors.UsageError as error:
+        queue.put(str(error))
+    model = tinylm.load(sys.argv[1])
+    queue.put(model.generate("no", seed=1, max_tokens=9))
+
+model = tinylm.load(sys.argv[1])
+text = model.generate("no", seed=1, max_tokens=9)
+context = multiprocessing.get_context("fork")
+queue = context.Queue()
+process = context.Process(target=child, args=(queue,))
+process.start()
+print(queue.get(), queue.get() == text, model.generate("no", seed=1, max_tokens=9) == text)
+process.join()
+print(process.exitcode)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program, run],
+        check=True,
+        timeout=CHILD_LIMIT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout.startswith("This process was forked after the model had begun to generate")
+    assert result.stdout.endswith(" True True\n0\n")
+
+
 def test_tokens_that_end_within_a_character_are_those_of_torch(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "text").write_text("日本語と中文字符、👍🏽 한국어 naïve。" * 200, encoding="utf-8")
     sizes = {"layers": 1, "heads": 2, "width": 32, "context": 64, "vocab_size": 270, "tokenizer": "bpe"}

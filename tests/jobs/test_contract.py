@@ -256,6 +256,7 @@ def weights(result: TrainingResult) -> dict[str, Tensor]:
 def ranks(monkeypatch: pytest.MonkeyPatch) -> threading.local:
     """The ranks that training in this thread joins: those in `joined`, or none."""
     found = threading.local()
+    monkeypatch.setattr("tinylm.training.api._no_other_training", contextlib.nullcontext)  # ranks are threads
     monkeypatch.setattr(
         "tinylm.training.api.join_ranks",
         lambda launch, reporter: contextlib.nullcontext(getattr(found, "joined", ONE_RANK)),

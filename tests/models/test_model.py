@@ -1,10 +1,12 @@
 """Loaded models in Python. Reference: the commands with the same settings, and a forward pass in float64."""
 
+import copy
 import dataclasses
 import inspect
 import json
 import logging
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +137,30 @@ def test_adapters_generate_the_text_of_the_command_and_can_be_switched(run: Path
     model.select_adapter(None)
     assert model.generate(seed=3, max_tokens=60) == tinylm.load(run).generate(seed=3, max_tokens=60)
     model.select_adapter(0)
+    for index in (1, -1, 0.5, "0"):
+        with pytest.raises(UsageError, match=r"There is no adapter .*: the model has 1, counted from 0"):
+            model.select_adapter(index)  # type: ignore[arg-type]
     assert f"{model.generate(seed=3, max_tokens=60)}\n" == expected
+    for one in (f"{adapter}=0.5", Path(f"{adapter}=0.5")):
+        assert f"{tinylm.load(run, adapters=one).generate(seed=3, max_tokens=60)}\n" == expected
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp", "torch"])
+def test_a_model_that_has_generated_can_be_copied_and_pickled(run: Path, engine: str) -> None:
+    model, choices = tinylm.load(run), {"seed": 3, "max_tokens": 20, "engine": engine}
+    expected = model.generate(**choices)  # type: ignore[arg-type]
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model):
+        assert other.generate(**choices) == expected
+
+
+def test_a_result_is_loaded_from_where_its_run_was_trained(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "text").write_text(story(900))
+    sizes: Settings = {"steps": 1, "layers": 1, "heads": 2, "width": 16, "context": 16}
+    results = tinylm.train("text", "run", **sizes), tinylm.finetune_lora("text", "run", "lora", steps=1)
+    (here / "below").mkdir()
+    monkeypatch.chdir("below")
+    for result in results:
+        assert len(result.load().adapters) == (result.run.name == "lora")
 
 
 def test_a_lora_is_merged_for_generation_by_torch_unless_adapters_are_switched(run: Path, adapter: Path) -> None:
@@ -343,6 +368,20 @@ WRONG_USES: list[tuple[str, str, Settings, str]] = [
     ("run", "logits", {"ids": [[99]]}, "must be from 0 to"),
     ("run", "logits", {"ids": [[-1]]}, "must be"),
     ("run", "logits", {"ids": [[1] * 17]}, "16"),
+    ("run", "logits", {"ids": [[1, 2], [1]]}, "in rows of the same length"),
+    ("run", "logits", {"ids": torch.tensor([[1.9]])}, "must be whole numbers"),
+    ("translator", "logits", {"ids": [[1]], "source": [[1], [2]]}, "1 rows of ids and 2 of sources"),
+    ("run", "decode", {"ids": [99]}, "must be from 0 to"),
+    ("run", "decode", {"ids": [[1]]}, "2 dimensions; give those of one text"),
+    ("run", "encode", {"text": "a\ud800"}, "a lone surrogate at character 1"),
+    ("run", "evaluate", {"text": "a\ud800"}, "a lone surrogate at character 1"),
+    ("run", "evaluate", {"text": ""}, "The text is empty"),
+    ("run", "evaluate", {"text": "a", "format": "lines"}, "`format` is for files, not for a text"),
+    ("run", "evaluate", {"files": "What is it? " * 40}, "No file matches the pattern 'What is it? What"),
+    ("run", "evaluate", {"files": "x" * 5000}, "There is no file or folder 'xxx"),
+    ("run", "evaluate", {"files": b"text"}, "116 is not the path of a text"),
+    ("run", "select_adapter", {"index": -1}, "There is no adapter -1: the model has 0"),
+    ("adapter", "load", {}, "is an adapter, not a model; name it as one of the adapters, and its base as the path"),
 ]
 
 
@@ -354,4 +393,4 @@ def test_the_error_names_settings_that_cannot_be_used(request: pytest.FixtureReq
                 tinylm.load(**{"path": path, **settings})
             else:
                 getattr(tinylm.load(path), function)(**settings)
-        assert message in str(caught.value) and "--" not in str(caught.value)
+        assert message in str(caught.value) and "--" not in str(caught.value) and len(str(caught.value)) < 500

@@ -82,6 +82,39 @@ def test_nothing_is_shown_without_progress_or_without_somebody_who_watches(
     assert stream.getvalue() == ""
 
 
+class FailingTerminal(io.StringIO):
+    """A terminal that is closed after some writes."""
+
+    def __init__(self, writes: int) -> None:
+        super().__init__()
+        self._left = writes
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._left -= 1
+        if self._left < 0:
+            raise OSError(5, "Input/output error")
+        return super().write(text)
+
+
+class Tee:
+    """What some programs put in place of standard error."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def test_training_goes_on_without_its_terminal(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch()  # outside of a notebook
+    closed = FailingTerminal(9)
+    closed.close()
+    for number, stream in enumerate((FailingTerminal(0), FailingTerminal(5), FailingTerminal(40), Tee(), closed, None)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert tinylm.train("text", str(number), **SMALL).step == 6
+
+
 def test_notes_go_to_the_handlers_of_the_program_where_it_has_any(watch: Watch) -> None:
     terminal = watch()
     text = io.StringIO()

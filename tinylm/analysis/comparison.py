@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tinylm.config.jobs import changed_settings
 from tinylm.config.similar_names import require_settings
 from tinylm.config.validation import require
 from tinylm.errors import AdapterNotModelError, UsageError
@@ -24,6 +25,7 @@ from tinylm.jobs.reading import ModelReader
 from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.jobs.text.job import sums_between
 from tinylm.kernels.process import keep_freed_blocks
+from tinylm.machine.torch_settings import usual_settings
 from tinylm.models.load import load
 from tinylm.models.model import Model, ReadingSettings
 from tinylm.reporter import LogReporter, Reporter
@@ -168,6 +170,7 @@ def load_model_or_adapter(
         return load(base, adapters=[path], device=device, dtype=dtype, reporter=reporter)
 
 
+@usual_settings()
 def compare(
     a: str | Path | Model,
     b: str | Path | Model,
@@ -200,7 +203,8 @@ def compare(
         for m in (a, b)
     )
     name_a, name_b = (str(m.path if isinstance(m, Model) else m) for m in (a, b))
-    with evaluation_source(files, text, first.data_kinds[0], vars(ReadingSettings(**reading))) as source:
+    given = changed_settings(ReadingSettings(**reading))
+    with evaluation_source(files, text, first.data_kinds[0], given) as source:
         return compare_models(first, second, source, names=(name_a, name_b), batch_size=batch_size, reporter=reporter)
 
 

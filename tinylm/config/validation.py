@@ -158,14 +158,15 @@ def limits_of(kind: Any) -> Mapping[str, Limits]:
 @functools.cache
 def types_of(kind: Any) -> Mapping[str, Sequence[Any]]:
     """The types of the fields of a dataclass, by name, without `None`."""
-    return {name: _members(hint) for name, hint in typing.get_type_hints(kind).items()}
+    hints = _type_hints(kind)
+    return {field.name: _members(hints[field.name]) for field in dataclasses.fields(kind)}
 
 
 @functools.cache
 def required_of(kind: Any) -> Sequence[str]:
     """The names of the fields of a dataclass that cannot be `None`, which is not their default either."""
-    hints, fields = typing.get_type_hints(kind), dataclasses.fields(kind)
-    can_be_none = {name for name, hint in hints.items() if types.NoneType in typing.get_args(hint)}
+    can_be_none = {name for name, hint in _type_hints(kind).items() if types.NoneType in typing.get_args(hint)}
+    fields = dataclasses.fields(kind)
     return [field.name for field in fields if field.name not in can_be_none and field.default is not None]
 
 

@@ -46,6 +46,9 @@ SOCKET = "llama.cpp.sock"  # in a folder of its own
 USUAL_SLOTS = 512  # tokens of a cache, until a text needs more
 
 
+_OF_OTHER_PROCESSES: list[Any] = []  # servers that were running when this process was forked
+
+
 @functools.cache
 def import_llama_cpp() -> Any:
     """The module xllamacpp, or `None` if it is not installed, cannot be loaded, or there are no Unix sockets."""
@@ -77,7 +80,8 @@ class LlamaCpp(Engine):
     sampled. is_exact: whether all weights have 32 bits; keys and values then have them, too. samples, slots: caches
     reserved at the start, and tokens in each; both grow on demand, which restarts the server.
 
-    Raises UsageError outside the main thread, since llama.cpp replaces signal handlers that only that can restore.
+    Raises UsageError outside the main thread, since llama.cpp replaces signal handlers that only that can restore, and
+    in a process that was forked after the server started, whose threads it does not have.
     Raises TinyLMError, and deletes the file, if llama.cpp cannot open it.
     """
 
@@ -96,6 +100,7 @@ class LlamaCpp(Engine):
         self._context, self._tokenizer = context, tokenizer
         self.is_exact = is_exact
         self.excluded = list(range(tokenizer.vocab_size, embedding_rows))  # ids that are never sampled
+        self._process = os.getpid()
         self._samples = self._slots = 0
         self._server: list[Any] = []  # one or none: a list, so that the finalizer can empty it
         self._socket: Path
@@ -111,6 +116,7 @@ class LlamaCpp(Engine):
         since the random streams of rows with different ids would depend on the time at which each request arrives.
         """
         require(config.json_schema is None, '`json_schema` needs `engine="torch"`.')
+        self._require_own_process()
         texts = [list(prompt.start) for prompt in prompts]
         first = window(texts[0], self._context, self._tokenizer.start_id)
         self._reserve(min(len(texts), MAX_ROWS), min(self._context, len(first) + config.max_tokens))
@@ -172,6 +178,7 @@ class LlamaCpp(Engine):
         The row of a token is the index in the request. Several threads may have requests at the same time. Raises
         UsageError for a request that llama.cpp refuses, and TinyLMError if it fails.
         """
+        self._require_own_process()
         errors: list[Exception] = []  # xllamacpp ignores those that are raised in `read`
 
         def read(event: dict[str, Any]) -> bool:
@@ -249,6 +256,13 @@ class LlamaCpp(Engine):
             is_over.set()
             thread.join()
 
+    def _require_own_process(self) -> None:
+        require(
+            os.getpid() == self._process,
+            "This process was forked after the model had begun to generate, and has none of llama.cpp's threads; load "
+            'the model in this process, or start processes by "spawn".',
+        )
+
     def _reserve(self, samples: int, slots: int) -> None:
         """Start the server anew unless it has caches for this many samples, with this many tokens each."""
         if samples <= self._samples and slots <= self._slots:
@@ -259,7 +273,7 @@ class LlamaCpp(Engine):
         if self._close is None or not self._close.alive or not self._socket.parent.exists():
             self.close()
             self._socket = _make_folder() / SOCKET  # kept, since there may be no room for another one later
-            self._close = weakref.finalize(self, _end, self._server, self._socket.parent)
+            self._close = weakref.finalize(self, _end, self._server, self._socket.parent, self._process)
         self._server.clear()
         self._samples = self._slots = 0
         try:
@@ -354,8 +368,13 @@ def _make_folder() -> Path:
     return folder
 
 
-def _end(servers: list[Any], folder: Path) -> None:
-    """End the server, which `servers` has the only reference to, and delete the folder of its socket."""
+def _end(servers: list[Any], folder: Path, process: int) -> None:
+    """End the server, which `servers` has the only reference to, and delete the folder of its socket. In a process that
+    was forked from its own, it is kept, since it would wait forever for threads that are not there.
+    """
+    if os.getpid() != process:
+        _OF_OTHER_PROCESSES.append(servers)
+        return
     servers.clear()
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tinylm.config.jobs import rows_on
 from tinylm.config.run import DataConfig
-from tinylm.config.validation import require
+from tinylm.config.validation import describe_value, require
 from tinylm.errors import UsageError
 from tinylm.jobs.job import EvaluationTokens, Reader, job_on
 from tinylm.jobs.reading import find_corpora, report_read
@@ -17,9 +17,10 @@ from tinylm.jobs.run_tokens import check_encoder, reopen_part
 from tinylm.reporter import Reporter
 from tinylm.system.files import temporary_folder
 from tinylm.text.corpus import Corpus, CorpusStats, RecordCorpus, document_end
-from tinylm.text.file_selection import TextSource
+from tinylm.text.file_selection import TextSource, text_paths
 from tinylm.text.files import STANDARD_INPUT
 from tinylm.text.parallel_encoding import encode_in_memory
+from tinylm.text.readers import require_encodable
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.text.tokenizer_choice import corpus_without_unknown, report_dropped, require_known_characters
 
@@ -34,20 +35,25 @@ def evaluation_source(
     """Context manager for the source of an evaluation: `files`, or a temporary file that contains `text` and is read as
     a corpus of this kind. `None` if neither is given.
 
-    reading: fields of TextSource for `files` that are not a TextSource. For `text`, only `unknown` applies.
+    reading: fields of TextSource that are not the default, for `files` that are not a TextSource. For `text`, only
+        `unknown` applies.
 
-    Raises UsageError if both are given.
+    Raises UsageError if both are given, for settings that do not apply, and for a text that is empty or no text.
     """
     require(files is None or text is None, "Files and a text contradict each other; give one of them.")
     if text is not None:
+        for name in reading.keys() - {"unknown"}:
+            raise UsageError(f"`{name}` is for files, not for a text; leave it out.")
+        require(isinstance(text, str), f"The text is {describe_value(text)}; name files without `text`.")
+        require(bool(text), "The text is empty; give one that is not.")
         with temporary_folder() as folder:
             file = folder / "text"
-            file.write_bytes(text.encode())
-            yield TextSource(paths=(str(file),), format=kind, unknown=reading["unknown"])
+            file.write_bytes(require_encodable(text, "The text").encode())
+            yield TextSource(paths=(str(file),), format=kind, **reading)
     elif files is None or isinstance(files, TextSource):
         yield files
     else:
-        yield TextSource(paths=tuple(map(str, (files,) if isinstance(files, str | Path) else files)), **reading)
+        yield TextSource(paths=text_paths(files), **reading)
 
 
 def evaluation_tokens(

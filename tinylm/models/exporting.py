@@ -37,6 +37,7 @@ from tinylm.formats.huggingface import (
 )
 from tinylm.formats.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS, EMBEDDING_PARTS, LINEAR_PARTS, is_adapter_folder
 from tinylm.formats.peft_writer import convert_adapter, write_adapter
+from tinylm.machine.torch_settings import usual_settings
 from tinylm.models import web_page
 from tinylm.models.load_adapter import AdapterSpec, family_of, load_adapter, load_base_model, set_adapter_scale
 from tinylm.models.logits import logit_difference, probe_logits, require_equal_logits
@@ -145,6 +146,7 @@ def _in_peft(
 
 
 @concerning("model", "base")
+@usual_settings()
 def export_model(
     model: str | Path | None = None,
     *,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinylm.errors import UsageError
+from tinylm.machine.torch_settings import usual_settings
 from tinylm.models.open import find_model, imported_run, is_foreign, open_model
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.directory import RunDirectory
@@ -22,6 +23,7 @@ class Imported:
     parameters: int
 
 
+@usual_settings()
 def import_model(
     source: str | Path, out: str | Path | None = None, *, force: bool = False, reporter: Reporter | None = None
 ) -> Imported:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tinylm.config.run import DTYPES
 from tinylm.config.validation import check_choice
-from tinylm.errors import TinyLMError, concerning
+from tinylm.errors import AdapterNotModelError, TinyLMError, concerning
 from tinylm.formats.hub import is_reference
 from tinylm.generation.conversion_cache import Conversion, conversion_key, open_converted, take_cached
 from tinylm.generation.generation_config import SpeedConfig
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def load(
     path: str | Path | None = None,
     *,
-    adapters: Sequence[str | Path] = (),
+    adapters: str | Path | Sequence[str | Path] = (),
     device: str = "auto",
     dtype: str = "auto",
     quantize: str = "none",
@@ -37,8 +37,9 @@ def load(
 
     path: a run directory or its name under checkpoints/, a Hugging Face folder, hf:OWNER/NAME[@REVISION], or a GGUF
         file. Default: the base model of the adapters, or without adapters the newest model under checkpoints/.
-    adapters: run directories or names of adapters, all trained on the same base model, or folders of PEFT adapters; if
-        all are PEFT adapters, `path` is required. "DIR=0.5" applies the adapter with a scale of 0.5.
+    adapters: a run directory or the name of an adapter, or a folder of a PEFT adapter, or several of these, all trained
+        on the same base model; if all are PEFT adapters, `path` is required. "DIR=0.5" applies the adapter with a scale
+        of 0.5.
     device: auto (CUDA, then MPS, then the CPU), cuda, mps or cpu.
     dtype: fp32, bf16, fp16 or auto: losses, logits and labels are computed in the format in which the model or the
         first adapter was trained, or that of 16-bit weights, or the one that training here would have; text is
@@ -49,22 +50,37 @@ def load(
     Raises UsageError for a setting, a path or an adapter that cannot be used, and TinyLMError for damaged files, for
     adapters that were trained on another base model, and for a failed download.
     """
+    from tinylm.machine.torch_settings import usual_settings
+
     reporter = reporter or LogReporter()
-    run = _find(path, adapters, device, dtype, quantize, reporter)
-    return _load(run, adapters, device, dtype, quantize, reporter, only_generates=False)
+    adapters = (adapters,) if isinstance(adapters, str | Path) else adapters
+    try:
+        with usual_settings():
+            run = _find(path, adapters, device, dtype, quantize, reporter, setting="path")
+            return _load(run, adapters, device, dtype, quantize, reporter, only_generates=False)
+    except AdapterNotModelError as error:  # whose message names the options of commands
+        advice = "name it as one of the adapters, and its base as the path"
+        error.args = (f"{error.path} is an adapter, not a model; {advice}.",)
+        raise
 
 
 @concerning("model")
 def _find(
-    path: str | Path | None, adapters: Sequence[str | Path], device: str, dtype: str, quantize: str, reporter: Reporter
+    path: str | Path | None,
+    adapters: Sequence[str | Path],
+    device: str,
+    dtype: str,
+    quantize: str,
+    reporter: Reporter,
+    setting: str = "model",
 ) -> Path | None:
     """The path of the model, by default of the newest one; `None` for the base of the adapters. The arguments are
-    those of `load`, which are checked first.
+    those of `load`, which are checked first. setting: that names a model
     """
     check_choice("quantize", quantize, ("none", "int8"))
     check_choice("dtype", dtype, ("auto", *DTYPES))
     if path is None:
-        return None if adapters else newest_model(reporter)
+        return None if adapters else newest_model(reporter, setting)
     if is_reference(str(path)):  # of the hub; a path of the disk is found without torch
         from tinylm.machine.device import choose_device
         from tinylm.models.open import find_model

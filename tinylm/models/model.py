@@ -1,7 +1,7 @@
 """A trained model in memory: what `load` returns, to generate, evaluate or compute logits with."""
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from tinylm.jobs.reading import ModelReader
 from tinylm.jobs.run_tokens import reopen_ids
 from tinylm.kernels.process import keep_freed_blocks
 from tinylm.machine.device import autocast
+from tinylm.machine.torch_settings import each_with_usual_settings, usual_settings
 from tinylm.models.load_adapter import LoadedAdapter
 from tinylm.models.model_engine import ModelEngine
 from tinylm.reporter import counted
@@ -35,6 +36,7 @@ from tinylm.system.html import html_table
 from tinylm.system.ranks import ONE_RANK, Ranks
 from tinylm.text.chat_format import chat_format
 from tinylm.text.file_selection import TextSource
+from tinylm.text.readers import require_encodable
 from tinylm.text.token_files import Tokens
 from tinylm.text.tokenizer import MASK
 from tinylm.text.tokenizer_choice import without_unknown
@@ -103,20 +105,28 @@ class Model(TextGenerator):
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text. Raises UsageError for characters that are not in the vocabulary."""
-        return [int(i) for i in self.tokenizer.encode(text)]
+        return [int(i) for i in self.tokenizer.encode(require_encodable(text, "The text"))]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids."""
-        return self.tokenizer.decode(ids)
+        """The text of token ids. Raises UsageError for ids that are not in the vocabulary."""
+        tensor = self._checked_ids(list(ids))
+        require(tensor.ndim == 1, f"The ids have {tensor.ndim} dimensions; give those of one text.")
+        return self.tokenizer.decode(tensor.tolist())
 
     def select_adapter(self, index: int | None) -> None:
-        """Apply only the adapter with this index in `adapters`, from 0, or none (`None`)."""
+        """Apply only the adapter with this index in `adapters`, from 0, or none (`None`). Raises UsageError for another
+        index.
+        """
+        count = len(self.adapters)
+        known = index is None or (isinstance(index, int) and 0 <= index < count)
+        require(known, f"There is no adapter {index!r}: the model has {count}, counted from 0.")
         self.engine.select(index)
         self._describe_training(self.config if index is None else self.adapters[index].config)
 
     def _describe_training(self, trained: RunConfig | None) -> None:
         self.data, self.objective = (None, None) if trained is None else (trained.data, trained.objective)
 
+    @usual_settings()
     def logits(self, ids: Ids, source: Ids | None = None) -> Tensor:
         """The logits for token ids: (B, T) -> (B, T, V), in fp32.
 
@@ -127,22 +137,35 @@ class Model(TextGenerator):
             models ignore it.
 
         Raises UsageError for ids that are not two-dimensional or not in the vocabulary, for rows longer than the
-        context, and if an encoder-decoder has no `source`.
+        context, and if an encoder-decoder has no `source`, or one of another number of rows.
         """
-        inputs = [self._validated_ids(ids)]
+        inputs = [self._validated_rows(ids)]
         if isinstance(self.network, EncoderDecoder):
             require(source is not None, "An encoder-decoder needs the ids of a source as well.")
-            inputs.append(self._validated_ids(source))
+            inputs.append(self._validated_rows(source))
+            rows = [len(tensor) for tensor in inputs]
+            require(
+                rows[0] == rows[1], f"There are {rows[0]} rows of ids and {rows[1]} of sources; give as many of each."
+            )
         with torch.no_grad(), autocast(self.network.device.type, self.dtype):
             return self.network.logits(self.network(*inputs).hidden).float()
 
-    def _validated_ids(self, ids: Any) -> Tensor:
-        tensor = torch.as_tensor(ids, device=self.network.device).long()
+    def _validated_rows(self, ids: Any) -> Tensor:
+        tensor = self._checked_ids(ids)
         require(tensor.ndim == 2, f"The ids have {tensor.ndim} dimensions; give rows of ids, (B, T).")
         require(tensor.shape[1] <= self.context, f"The ids have rows longer than the context, {self.context}.")
+        return tensor
+
+    def _checked_ids(self, ids: Any) -> Tensor:
+        try:
+            tensor = torch.as_tensor(ids, device=self.network.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise UsageError("Ids must be whole numbers, in rows of the same length.") from None
+        is_whole = not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex())
+        require(is_whole, "Ids must be whole numbers.")
         in_range = ((tensor >= 0) & (tensor < self.network.vocab_size)).all()
         require(bool(in_range), f"Ids must be from 0 to {self.network.vocab_size - 1}.")
-        return tensor
+        return tensor.long()
 
     def generate(self, prompt: str = "", *, stream: bool = False, **settings: Any) -> str | list[str] | Iterator[str]:
         """Generate text. A decoder continues the prompt; an encoder fills each `<mask>` in the prompt; an
@@ -170,7 +193,7 @@ class Model(TextGenerator):
         if not isinstance(prompt, str):
             raise TypeError(f"the prompt is {describe_value(prompt)}; it must be a text (of several, call it for each)")
         require(not stream or config.num_samples == 1, "`stream` is for a single sample; leave out `num_samples`.")
-        chunks = self._text_chunks(Prompt(prompt, config))
+        chunks = each_with_usual_settings(self._text_chunks(Prompt(prompt, config)))
         if stream:
             return (text for _, text in chunks)
         texts = [""] * config.num_samples
@@ -178,7 +201,7 @@ class Model(TextGenerator):
             texts[sample] += text
         return texts if config.num_samples > 1 else texts[0]
 
-    def _text_chunks(self, prompt: Prompt) -> Iterator[tuple[int, str]]:
+    def _text_chunks(self, prompt: Prompt) -> Generator[tuple[int, str]]:
         match self.network:
             case Decoder():
                 yield from self.continue_prompt(prompt)
@@ -189,6 +212,7 @@ class Model(TextGenerator):
                     line, row = divmod(number, prompt.config.num_samples)
                     yield row, f"\n{sample.text}" if line else sample.text
 
+    @usual_settings()
     def classify(self, texts: str | Sequence[str], *, unknown: str = "skip") -> "list[Classified]":
         """The label of each text, with the probabilities of all labels. A text longer than the context is cut.
 
@@ -240,6 +264,7 @@ class Model(TextGenerator):
         assert isinstance(network, EncoderDecoder)
         return self._job.translate(network, self.tokenizer, prompt, self.reporter, first_stream)
 
+    @usual_settings()
     def evaluate(
         self,
         files: str | Path | Sequence[str | Path] | TextSource | None = None,
@@ -273,7 +298,7 @@ class Model(TextGenerator):
         applicable(EvaluationConfig, given, self.rows)
 
         # Read and encode the text, on all ranks
-        with evaluation_source(files, text, self.data_kinds[0], vars(reading)) as source:
+        with evaluation_source(files, text, self.data_kinds[0], changed_settings(reading)) as source:
             tokens = self._shared_tokens(source, ranks)
         objective = self.objective_on(tokens.kind)
         applicable(EvaluationConfig, given, (JOBS[objective],))

@@ -69,6 +69,10 @@ class ModelEngine(Engine):
         if self.quantize != "none" and (reason := self.reason_against_llama_cpp(SpeedConfig())) is not None:
             raise self._refusal(reason)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which open engines of their own."""
+        return {**vars(self), "_opened": {}}
+
     def generate(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Generator[Token]:

@@ -19,6 +19,7 @@ from tinylm.config.run import RunConfig
 from tinylm.config.settings import format_duration
 from tinylm.config.validation import require
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.machine.torch_settings import usual_settings
 from tinylm.models.load import load
 from tinylm.reporter import LogReporter, Reporter, counted
 from tinylm.run_directory.layout import find_run, newest_model
@@ -42,6 +43,7 @@ MARK = b"<title>tinylm report</title>"  # near the beginning of every page
 Run = dict[str, Any]
 
 
+@usual_settings()
 def report(
     runs: str | Path | Sequence[str | Path] | None = None,
     out: str | Path = "report.html",

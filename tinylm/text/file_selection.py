@@ -1,5 +1,6 @@
 """Find the files of the texts that a user names, recognise what they contain, and record why others are skipped."""
 
+import errno
 import fnmatch
 import glob
 import json
@@ -15,7 +16,7 @@ from typing import Any
 
 from tinylm.config.jobs import changed_settings
 from tinylm.config.settings import TextSettings
-from tinylm.config.validation import check_settings, convert_fields, declared_settings
+from tinylm.config.validation import check_settings, convert_fields, declared_settings, describe_value, require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.system.files import resolve_links
 from tinylm.text.files import (
@@ -35,6 +36,9 @@ from tinylm.text.files import (
     unmarked_utf16,
 )
 from tinylm.text.readers import SIGNATURE, decoded_chunks, is_json_file, is_parquet, parquet_columns, skip_blanks
+
+Files = str | Path | Sequence[str | Path]
+MAX_SHOWN = 200  # characters of a path in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,16 @@ class TextSource(TextSettings):
     def __post_init__(self) -> None:
         convert_fields(self)
         check_settings(TextSettings, {name: getattr(self, name) for name in declared_settings(TextSettings)})
+
+
+def text_paths(files: Files) -> tuple[str, ...]:
+    """The paths of a TextSource. Raises UsageError for an entry that is no path."""
+    entries = (files,) if isinstance(files, str | Path) else tuple(files)
+    for entry in entries:
+        require(
+            isinstance(entry, str | Path), f"{describe_value(entry)} is not the path of a text; name files or folders."
+        )
+    return tuple(map(str, entries))
 
 
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")
@@ -221,6 +235,8 @@ def find_files(
     skipped: list[SkippedFile] = []
     for name in _without_patterns(paths):
         path, skip = Path(name), None
+        missing = f"There is no file or folder {_shown(name)}; check the path, or use - for standard input."
+        require(_fits_path(path), missing)
         if name == STANDARD_INPUT and spool is not None:
             path = _copy_standard_input(spool)
         if path.is_dir():
@@ -237,11 +253,25 @@ def find_files(
                 f"{name} is a pipe or a device, which cannot be read twice; read it as standard input (-)."
             )
         else:
-            raise UsageError(f"There is no file or folder {name!r}; check the path, or use - for standard input.")
+            raise UsageError(missing)
         for file in found:
             if files.setdefault(resolve_links(file), file) is not file:
                 skipped.append(SkippedFile(str(file.parent), file, TWICE))
     return tuple(files.values()), tuple(skipped)
+
+
+def _shown(name: str) -> str:
+    """A path for a message; of a text that was given in place of a path, the beginning."""
+    return repr(name) if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]!r}..."
+
+
+def _fits_path(path: Path) -> bool:
+    """Whether the system allows paths and names of this length."""
+    try:
+        path.lstat()
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    return True
 
 
 def _without_patterns(paths: Iterable[str]) -> Iterator[str]:
@@ -255,7 +285,7 @@ def _without_patterns(paths: Iterable[str]) -> Iterator[str]:
             continue
         matches = sorted(map(Path, glob.glob(name, recursive=True)))  # noqa: PTH207
         if not matches:
-            raise UsageError(f"No file matches the pattern {name!r}; check it, or name the files.")
+            raise UsageError(f"No file matches the pattern {_shown(name)}; check it, or name the files.")
         yield from map(str, matches)
 
 

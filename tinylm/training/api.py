@@ -7,9 +7,10 @@ import inspect
 import os
 import re
 import textwrap
+import threading
 import time
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -19,20 +20,23 @@ from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
 from tinylm.config.similar_names import require_settings
 from tinylm.config.validation import declared_settings
 from tinylm.distributed.ranks import join_ranks
-from tinylm.errors import InterruptedRunError
+from tinylm.errors import InterruptedRunError, UsageError
+from tinylm.machine.torch_settings import kept_random_numbers, usual_settings
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.system.ranks import Launch
-from tinylm.training.events import EventCallback
+from tinylm.text.file_selection import Files
+from tinylm.training.events import Event, EventCallback
 from tinylm.training.pipeline import train_or_resume
 from tinylm.training.progress_bar import ProgressBar, watched_stream
 from tinylm.training.result import TrainingResult
 from tinylm.training.session import Session
-from tinylm.training.training_request import Files, TrainingRequest
+from tinylm.training.training_request import TrainingRequest
 
 PathLike = str | Path
 P = ParamSpec("P")
 A = TypeVar("A")
 JUST_NOW = 0.1  # seconds
+_TRAINING = threading.RLock()  # held by the thread that trains
 HELP_COLUMNS = 100  # of a setting in `help`
 FLAG = re.compile(r"--([a-z][a-z-]*)")  # of another setting, in a help text
 
@@ -149,6 +153,9 @@ def train(call: TrainCall) -> TrainingResult:
 
     Ctrl-C saves the run and ends training; the result then has `stopped_by="signal"`.
 
+    The settings and the random numbers of torch are those of a program's own before and after the call, and do not
+    change the result. One thread of a program can train at a time.
+
     In a program that torchrun starts, all processes train the model together. Only rank 0 calls the callbacks.
 
     Raises UsageError for settings, files and paths that cannot be used, DivergedError for a loss, gradient or weight
@@ -192,14 +199,37 @@ def _run(call: Call, model: PathLike | None = None) -> TrainingResult:
     started, (begun, ended) = time.monotonic(), tinylm._last_import
     if started - ended < JUST_NOW:  # `tinylm.<function>` has caused the import
         started = begun
+    with _no_other_training(), usual_settings():
+        return _train(call, model, launch, started)
+
+
+@contextlib.contextmanager
+def _no_other_training() -> Iterator[None]:
+    """Context manager for a training. Raises UsageError while another thread trains; callbacks may train."""
+    if not _TRAINING.acquire(blocking=False):
+        raise UsageError(
+            "Another thread of this program trains a model, and both would use the same random numbers; wait for it, "
+            "or train in a process of its own."
+        )
+    try:
+        yield
+    finally:
+        _TRAINING.release()
+
+
+def _train(call: Call, model: PathLike | None, launch: Launch, started: float) -> TrainingResult:
     request = TrainingRequest(
-        settings=call, files=call.files, resume=_path(call.resume), model=_path(model), out=_path(call.out)
+        settings=dataclasses.replace(call, files=()),
+        files=call.files,
+        resume=_path(call.resume),
+        model=_path(model),
+        out=_path(call.out),
     )
     stream = watched_stream() if call.progress and launch.rank == 0 else None
     with contextlib.ExitStack() as context:
         bar = None if stream is None else context.enter_context(ProgressBar(stream))
         reporter = call.reporter or bar or LogReporter()
-        callbacks = (*call.callbacks, *([bar] if bar else ()))
+        callbacks = (*map(_without_random_numbers, call.callbacks), *([bar] if bar else ()))
         try:
             with join_ranks(launch, reporter) as ranks:
                 session = Session(reporter=reporter, callbacks=callbacks, started=started, ranks=ranks)
@@ -209,6 +239,16 @@ def _run(call: Call, model: PathLike | None = None) -> TrainingResult:
         if bar is not None:
             bar.finish(result)
     return result
+
+
+def _without_random_numbers(callback: EventCallback) -> EventCallback:
+    """The callback, whose random numbers do not change those of the run."""
+
+    def call(event: Event) -> None:
+        with kept_random_numbers():
+            callback(event)
+
+    return call
 
 
 def _path(path: PathLike | None) -> Path | None:

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self, TextIO, cast
 
 from tqdm.auto import tqdm
 
@@ -27,8 +27,28 @@ def watched_stream() -> TextIO | None:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is not None and "IPKernelApp" in shell.config:
         return sys.stdout
-    stream: TextIO | None = sys.stderr  # `None` in a program of Windows without a console
-    return stream if stream is not None and stream.isatty() else None
+    try:
+        return cast(TextIO, _Terminal(sys.stderr)) if sys.stderr.isatty() else None
+    except (AttributeError, ValueError):  # `None`, as on Windows without a console; an object with `write` only; closed
+        return None
+
+
+class _Terminal:
+    """A stream whose failed writes are dropped, so that training goes on after its terminal has been closed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class ProgressBar(LogReporter):

@@ -1,6 +1,6 @@
 """The result of training, as values, as curves and as a notebook shows it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,11 @@ class TrainingResult:
     signal_number: int = 0
     base: Path | None = None
     loss_unit: str = "nats per token"
+    _folder: Path = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Record the working directory, which the program may change: the paths are relative to it."""
+        object.__setattr__(self, "_folder", _working_directory())
 
     def __repr__(self) -> str:
         values = [f"{name} {value}" for name, value in self._rows().items()]
@@ -119,12 +124,21 @@ class TrainingResult:
         """
         from tinylm.models.load import load
 
-        return load(self.run) if self.base is None else load(self.base, adapters=[self.run])
+        folder = Path() if self._folder == _working_directory() else self._folder
+        run = folder / self.run
+        return load(run) if self.base is None else load(folder / self.base, adapters=run)
 
     @property
     def is_adapter(self) -> bool:
         """Whether the run trained an adapter."""
         return self.base is not None
+
+
+def _working_directory() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:  # it was deleted
+        return Path()
 
 
 def _top(curves: dict[str, Points]) -> float | None:

@@ -218,6 +218,7 @@ def find_source(request: TrainingRequest, reporter: Reporter) -> Path | None:
     return path if path.name else path.absolute()  # Path(".") has no name to append a suffix to
 
 
+MAX_NAME = 50  # characters, which have up to 200 bytes; a file system allows 255 with what is added
 SUFFIXES = {"lora": "-lora", "bottleneck": "-adapter"}  # of the default run directory, by kind of adapter
 
 
@@ -238,12 +239,12 @@ def default_out(request: TrainingRequest, source: Path | None) -> Path:
 def default_run_name(corpus_path: str) -> str:
     """The default name of a run that is trained on `corpus_path`: a file, a folder, a glob pattern or standard input.
 
-    It is the name of the file or folder, without its suffix (see `content_stem`); for a pattern, that of the closest
-    parent folder whose name has no wildcards; for standard input, stdin.
+    It is the name of the file or folder, without its suffix (see `content_stem`), or the beginning of a long one; for a
+    pattern, that of the closest parent folder whose name has no wildcards; for standard input, stdin.
     """
     if corpus_path == STANDARD_INPUT:
         return "stdin"
     path = Path(corpus_path)
     while glob.has_magic(path.name) and not path.exists():
         path = path.parent
-    return content_stem(resolve_links(path).name) or "run"
+    return content_stem(resolve_links(path).name)[:MAX_NAME] or "run"

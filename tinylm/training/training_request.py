@@ -1,6 +1,6 @@
 """What the caller of a training command or function gives: settings, texts and paths."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,9 +22,7 @@ from tinylm.config.settings import (
 )
 from tinylm.config.training import Budget
 from tinylm.errors import UsageError
-from tinylm.text.file_selection import TextSource
-
-Files = str | Path | Sequence[str | Path]
+from tinylm.text.file_selection import Files, TextSource, text_paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +86,7 @@ class TrainingRequest:
     @cached_property
     def paths(self) -> tuple[str, ...]:
         """The texts, as `TextSource.paths`."""
-        return (str(self.files),) if isinstance(self.files, str | Path) else tuple(map(str, self.files))
+        return text_paths(self.files)
 
     @cached_property
     def text(self) -> TextSource:

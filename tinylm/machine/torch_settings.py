@@ -1,0 +1,56 @@
+"""The settings of torch that belong to the program that uses tinylm, and would change what tinylm computes."""
+
+import contextlib
+from collections.abc import Generator, Iterator
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def kept_random_numbers() -> Iterator[None]:
+    """Context manager that sets torch's global random number generators back at its end."""
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=gpus):
+        yield
+
+
+@contextlib.contextmanager
+def usual_settings() -> Iterator[None]:
+    """Context manager and decorator with the settings that torch begins with: fp32 and the CPU by default, gradients,
+    and no autocast.
+
+    Afterwards, the settings of the program are as before, also its number of threads and its random numbers.
+    """
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    with contextlib.ExitStack() as context:
+        context.enter_context(kept_random_numbers())
+        context.enter_context(torch.inference_mode(False))
+        context.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda", "mps"):
+            if torch.is_autocast_enabled(kind):
+                context.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            context.enter_context(torch.device("cpu"))
+        if dtype != torch.float32:
+            context.callback(torch.set_default_dtype, dtype)
+            torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+
+
+def each_with_usual_settings(items: Generator[T]) -> Generator[T]:
+    """The items, each of which is computed with `usual_settings`, while the program has its own between them."""
+    with contextlib.closing(items):
+        while True:
+            with usual_settings():
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield item

@@ -158,6 +158,7 @@ def test_unexpected_errors_print_a_sentence_and_have_exit_code_1(monkeypatch: py
         (PermissionError(13, "Permission denied", "/x/y"), "Cannot access /x/y: Permission denied."),
         (OSError("no reason"), "Operating system error: no reason."),
         (MemoryError(), "Out of memory. Free some memory, then run the command again."),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "Out of memory. Free some memory"),
     ):
         info = failing(error, monkeypatch)
         assert_error(info(), 1, words)

@@ -177,7 +177,10 @@ def first_line(error: Exception) -> str:
     return lines[0][:120]
 
 
-_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")  # in errors of torch
+_MEMORY_MESSAGES = (  # in errors of torch, and of its import
+    *("out of memory", "can't allocate memory", "cublas_status_alloc_failed"),
+    *("cannot allocate memory", "failed to map segment from shared object"),
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

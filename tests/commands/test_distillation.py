@@ -51,9 +51,17 @@ def test_a_teacher_that_was_moved_is_found_by_its_weights_or_named_again(text: P
     (here / "elsewhere").mkdir()
     (here / "renamed").rename(here / "elsewhere/moved")
     failed = tinylm("train", "--resume", "student", "--steps", 6)
-    assert_error(failed, 2, "was not found, or has other weights now; name all of its teachers with --teacher")
-    assert_error(tinylm("train", "--resume", "student", "--steps", 6, "--teacher", "teacher2"), 2, "was not found")
+    assert_error(failed, 2, "was not found, or has other weights now; name it with --teacher")
+    other = tinylm("train", "--resume", "student", "--steps", 6, "--teacher", "teacher2")
+    assert_error(other, 2, "teacher2 is no teacher of student, or has other weights now")
     run_ok("train", "--resume", "student", "--steps", 6, "--teacher", "elsewhere/moved")
+
+
+def test_only_the_teacher_that_was_moved_has_to_be_named_again(text: Path, here: Path) -> None:
+    run_ok("train", text, "--out", "student", "--teacher", "teacher1", "--teacher", "teacher2", *FIXED, "--steps", 4)
+    (here / "elsewhere").mkdir()
+    (here / "teacher1").rename(here / "elsewhere/moved")
+    run_ok("train", "--resume", "student", "--steps", 5, "--teacher", "elsewhere/moved")
 
 
 def test_a_forged_run_that_names_an_unfitting_teacher_is_refused(text: Path, here: Path) -> None:

@@ -289,6 +289,8 @@ ERRORS: dict[str, list[Row]] = {
     "train-tokenizer": [
         ("train-tokenizer absent.txt", 2, "'absent.txt'"),
         ("train-tokenizer corpus.txt --out x.txt", 2, "x.txt is already there ... --force ... --out"),
+        ("train-tokenizer corpus.txt --out corpus.txt --force", 2, "corpus.txt is not an earlier tokenizer; ... --out"),
+        ("train-tokenizer corpus.txt --out . --force", 2, ". is not an earlier tokenizer: ... choose another --out"),
         ("train-tokenizer corpus.txt --out no/t.json", 1, "Cannot write no/t.json: No such file"),
         ("train-tokenizer corpus.txt --vocab-size 256", 2, "--vocab-size is 256; a BPE tokenizer needs 257"),
         ("train-tokenizer corpus.txt --text-key body", 2, "--text-key is for JSONL, Parquet and CSV, and no file"),

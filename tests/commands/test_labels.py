@@ -124,7 +124,8 @@ def test_classify_prints_a_label_per_text_from_words_lines_and_json(encoder: Pat
 
 
 def test_answers_before_a_bad_line_are_printed_and_with_json_those_after_it_too(encoder: Path, here: Path) -> None:
-    lines = ['{"id": 1, "text": "a happy day"}', "{", '{"id": 3}', '{"id": 4, "text": "the day was awful"}']
+    earlier = '{"id": 4, "text": "the day was awful", "error": "of an earlier answer", "label": "good"}'
+    lines = ['{"id": 1, "text": "a happy day"}', "{", '{"id": 3}', earlier]
     (here / "texts.jsonl").write_text("\n".join(lines))
     plain = tinylm("classify", "-m", encoder, "-f", "texts.jsonl")
     assert (plain.exit_code, plain.stdout) == (2, "good\n") and "texts.jsonl, line 2: invalid JSON" in plain.stderr
@@ -132,10 +133,19 @@ def test_answers_before_a_bad_line_are_printed_and_with_json_those_after_it_too(
     assert found.exit_code == 1 and "2 of 4 lines have no label" in found.stderr
     first, bad, without_text, last = map(json.loads, found.stdout.splitlines())
     assert (first["id"], first["label"], last["id"], last["label"]) == (1, "good", 4, "bad")
-    assert list(bad) == list(without_text) == ["error"] and "line 3" in without_text["error"]
+    assert "error" not in last and list(bad) == ["error"]
+    assert without_text["id"] == 3 and "line 3" in without_text["error"]
     assert "name the key with --text-key" in without_text["error"]
     binary = tinylm("classify", "-m", encoder, "-", stdin=b"a happy day\n\xff\n")
     assert (binary.exit_code, binary.stdout) == (2, "good\n") and "line 2: byte 0xFF at offset 0" in binary.stderr
+    for options in ((), ("--format", "jsonl")):
+        stdin = b'"a happy day"\n"caf\xe9"\n"the day was awful"\n'
+        found = tinylm("classify", "-m", encoder, "-", "--json", *options, stdin=stdin)
+        assert found.exit_code == 1 and "1 of 3 lines have no label" in found.stderr
+        first, bad, last = map(json.loads, found.stdout.splitlines())
+        assert (first["label"], last["label"]) == ("good", "bad")
+        assert bad["error"] == "Standard input, line 2: the line is not UTF-8; convert the text."
+        assert options or bad["text"] == '"caf\ufffd"'
 
 
 def test_texts_that_are_cut_at_the_context_are_counted(encoder: Path, here: Path) -> None:

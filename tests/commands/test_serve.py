@@ -47,6 +47,11 @@ def server(model: Path, *options: object, **variables: str) -> Iterator[tuple[su
             process.kill()
 
 
+def test_the_address_is_json_with_json(model: Path) -> None:
+    with server(model, "--json", "--quiet") as (_, line):
+        assert call(json.loads(line)["url"].removeprefix("http://"), "/v1/models")[0] == 200
+
+
 def call(address: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
     """The status, the answer and its headers. body: sent as JSON, unless it is text."""
     connection = http.client.HTTPConnection(address, timeout=LIMIT)

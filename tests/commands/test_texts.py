@@ -304,7 +304,7 @@ def test_a_tokenizer_decodes_what_it_encodes_and_is_the_one_that_train_makes_or_
 
 
 def test_a_full_disk_leaves_the_old_file_alone(corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "tokenizer.json").write_text("precious")
+    (here / "tokenizer.json").write_text('{"version": "1.0", "truncation": null, "precious": true}')
     before = snapshot(here)
     written = Path.write_text
 

@@ -378,7 +378,7 @@ WRONG_USES: list[tuple[str, str, Settings, str]] = [
     ("run", "evaluate", {"text": ""}, "The text is empty"),
     ("run", "evaluate", {"text": "a", "format": "lines"}, "`format` is for files, not for a text"),
     ("run", "evaluate", {"files": "What is it? " * 40}, "No file matches the pattern 'What is it? What"),
-    ("run", "evaluate", {"files": "x" * 5000}, "There is no file or folder 'xxx"),
+    ("run", "evaluate", {"files": "x" * 5000}, "Cannot read 'xxx"),
     ("run", "evaluate", {"files": b"text"}, "116 is not the path of a text"),
     ("run", "select_adapter", {"index": -1}, "There is no adapter -1: the model has 0"),
     ("adapter", "load", {}, "is an adapter, not a model; name it as one of the adapters, and its base as the path"),

@@ -283,6 +283,10 @@ def test_a_new_modern_decoder_has_as_many_generations_as_its_passes_allow() -> N
     assert number(1000, model={"size": "nano", "preset": "gpt2"}) == 1
     assert number(1000, model={"size": "nano", "architecture": "encoder"}, objective="masked-token") == 1
     assert number(1000, ranks=2) == 1
+    for epochs, ranks, has_notice in ((1000, 2, True), (1000, 1, False), (5, 2, False)):
+        notices = planned(100_000, model={"size": "nano"}, budget=Budget(epochs=epochs), ranks=ranks).notices
+        words = f"In one process, this run would have {recipes.MAX_GENERATIONS} generations; in several, it has one."
+        assert (words in notices) == has_notice
     assert number(4, training={"generations": 4}) == 4
     assert number(1000, training={"generations": 1}) == 1
 

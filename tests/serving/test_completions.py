@@ -233,6 +233,7 @@ def test_a_character_outside_the_vocabulary_is_refused_as_on_the_command_line_or
         ({"n": 1, "best_of": 2}, "'best_of'"),
         ({"temperature": "hot"}, "'temperature'"),
         ({"temperature": float("nan")}, "'temperature'"),
+        ({"top_k": 10**20}, r"'top_k' is 1\d+; it must be a number greater than -2147483648 and below 2147483648"),
         ({"logprobs": 1000}, "'logprobs'"),
         ({"stop": [1]}, "'stop'"),
         ({"logit_bias": {"the": 3}}, "'logit_bias'"),

@@ -60,6 +60,9 @@ class ClassifyOptions:
     unknown: Annotated[str, UNKNOWN] = "skip"
 
 
+ANSWER_KEYS = ("label", "error")  # of an earlier answer, which are not kept
+
+
 class Entry(NamedTuple):
     """A text to classify. fields: what its record has besides the label. known: the text without characters outside the
     vocabulary; empty with a problem, which is why there is no text to classify.
@@ -67,7 +70,7 @@ class Entry(NamedTuple):
 
     fields: dict[str, Any]
     known: str
-    problem: str | None = None
+    problem: UsageError | None = None
 
 
 @with_option_groups
@@ -99,7 +102,7 @@ def classify(
         for entry, result in zip(entries, results, strict=True) if console.as_json else ():
             answer = {"label": None} if result is None else vars(result)
             console.record(
-                entry.fields | (answer if entry.problem is None else {"error": console.with_flags(entry.problem)})
+                entry.fields | (answer if entry.problem is None else {"error": console.with_flags(str(entry.problem))})
             )
         if not console.as_json:
             console.result("".join(f"{result.label if result else ''}\n" for result in results), end="")
@@ -157,13 +160,11 @@ def _entries(
         for number, line in enumerate(lines, start=first):
             if not line.strip() and format == "jsonl":
                 continue
-            try:
-                entries.append(_entry(line, f"{name} {number}", format, options, tokenizer))
-            except UsageError as error:
-                if not goes_on:
-                    yield entries
-                    raise
-                entries.append(Entry({} if format == "jsonl" else {"text": line}, "", str(error)))
+            entry = _entry(line, f"{name} {number}", format, options, tokenizer)
+            if entry.problem is not None and not goes_on:
+                yield entries
+                raise entry.problem
+            entries.append(entry)
         yield entries
 
     if options.file is None and texts != [STANDARD_INPUT]:
@@ -173,7 +174,7 @@ def _entries(
     name, first = "Standard input" if is_stdin else str(options.file), 1
     try:
         with nullcontext(sys.stdin.buffer) if is_stdin else cast(Path, options.file).open("rb") as stream:
-            for lines in arriving_lines(stream, name):
+            for lines in arriving_lines(stream, name, errors="surrogateescape" if goes_on else "strict"):
                 yield from read(lines, f"{name}, line", first)
                 first += len(lines)
     except OSError as error:
@@ -181,15 +182,21 @@ def _entries(
 
 
 def _entry(line: str, name: str, format: str, options: ClassifyOptions, tokenizer: "Tokenizer") -> Entry:
-    """The text of a line. Raises UsageError for JSON without a text, and for a text that cannot be encoded."""
+    """The text of a line, or the problem: JSON without a text, and a text that is not UTF-8 or cannot be encoded."""
     from tinylm.text.readers import parse_json_line, text_of_record
     from tinylm.text.tokenizer_choice import without_unknown
 
-    fields: dict[str, Any] = {"text": line}
-    if format == "jsonl":
-        record = parse_json_line(line, name)
-        line = text_of_record(record, name, options.text_key or "text")
-        others = record if isinstance(record, dict) else {}
-        fields = {key: value for key, value in others.items() if key != "label"}
-        fields.setdefault("text", line)
-    return Entry(fields, without_unknown(line, tokenizer, options.unknown, name))
+    shown = line.encode(errors="surrogateescape").decode(errors="replace")  # a surrogate is a byte that is not UTF-8
+    fields: dict[str, Any] = {} if format == "jsonl" else {"text": shown}
+    try:
+        if shown != line:
+            raise UsageError(f"{name}: the line is not UTF-8; convert the text.")
+        if format == "jsonl":
+            record = parse_json_line(line, name)
+            others = record if isinstance(record, dict) else {}
+            fields = {key: value for key, value in others.items() if key not in ANSWER_KEYS}
+            line = text_of_record(record, name, options.text_key or "text")
+            fields.setdefault("text", line)
+        return Entry(fields, without_unknown(line, tokenizer, options.unknown, name))
+    except UsageError as error:
+        return Entry(fields, "", error)

@@ -38,7 +38,10 @@ def serve(
     name, converted, open_torch = open_for_serving(model, adapters=adapter or (), quantize=quantize, reporter=console)
     end_at_next_signal()
     server = start_server(name, converted, open_torch, options)
-    console.result(server.listening_address)
+    if console.as_json:
+        console.record({"url": server.listening_address})
+    else:
+        console.result(server.listening_address)
     if converted.config.tokenizer.chat_template is None:
         console.note("The model has no chat template: it continues texts (/v1/completions, and the page).")
     console.note(f"Serving {name}; Ctrl-C ends.")

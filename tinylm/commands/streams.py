@@ -68,9 +68,10 @@ def read_stdin() -> bytes:
     raise UsageError(f"Standard input has more than {MAX_STDIN_BYTES >> 20} MB, too much for prompts; split it.")
 
 
-def arriving_lines(stream: Any, name: str) -> Iterator[list[str]]:
-    """Yield the lines of a binary stream, each time those that have arrived. Raises UsageError, after the lines before,
-    for text that is not UTF-8 and for a line of more than MAX_LINE_BYTES.
+def arriving_lines(stream: Any, name: str, errors: str = "strict") -> Iterator[list[str]]:
+    """Yield the lines of a binary stream, each time those that have arrived. errors: how bytes that are not UTF-8 are
+    decoded. Raises UsageError, after the lines before, for such bytes if it is strict, and for a line of more than
+    MAX_LINE_BYTES.
     """
     number, rest = 0, b""
     while True:
@@ -85,7 +86,7 @@ def arriving_lines(stream: Any, name: str) -> Iterator[list[str]]:
         for line in complete:
             number += 1
             try:
-                lines.append(line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8"))
+                lines.append(line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8", errors))
             except UnicodeDecodeError as error:
                 yield lines
                 raise UsageError(

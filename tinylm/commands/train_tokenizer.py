@@ -1,5 +1,6 @@
 """tinylm train-tokenizer: train a tokenizer that several runs can share."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,9 @@ from tinylm.config.model import VOCABULARY
 from tinylm.config.settings import TextFileSettings
 from tinylm.config.validation import Panel, Setting
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.system.files import temporary_folder, write_text
+from tinylm.system.files import check_replaceable, temporary_folder, write_text
+
+BEGINNING = re.compile(rb'\A\s*\{\s*"version"\s*:\s*"1\.0"\s*,\s*"truncation"')  # of a tokenizer.json
 
 
 @with_option_groups
@@ -32,7 +35,7 @@ def train_tokenizer(
     vocab_size: Annotated[
         int | None, Setting("Vocabulary size of a BPE tokenizer.", Panel.TOKENIZER, VOCABULARY)
     ] = None,
-    force: Annotated[bool, Setting("Replace an existing file.", Panel.TOKENIZER)] = False,
+    force: Annotated[bool, Setting("Replace an existing tokenizer.", Panel.TOKENIZER)] = False,
     *,
     text: TextFileSettings,
     output: OutputOptions,
@@ -45,6 +48,7 @@ def train_tokenizer(
     console = output.console()
     if out.exists() and not force:
         raise UsageError(f"{out} is already there; replace it with `force`, or choose another `out`.")
+    check_replaceable(out, "tokenizer", BEGINNING)
     default, *others = all_data()
     kinds = (default, *(kind for kind in others if not job_on(kind).shares_text))
     if text.format in others:

@@ -107,6 +107,7 @@ TYPE_WORDS = {
     Path: "a path",
     Sequence: "a list",
     tuple: "a list",
+    list: "a list",
     Mapping: "a dictionary",
 }
 MAX_CHARACTERS = 4096  # of a string, which may be a path
@@ -211,7 +212,8 @@ def convert_fields(values: Any) -> None:
 def _converted(value: Any, kinds: Sequence[Any]) -> Any:
     dimensions, entry_kinds = getattr(value, "ndim", None), _entry_types(kinds)
     if entry_kinds and (isinstance(value, (list, tuple)) or dimensions == 1):
-        return tuple(_converted(entry, entry_kinds) for entry in value)
+        entries = (_converted(entry, entry_kinds) for entry in value)
+        return list(entries) if list in map(typing.get_origin, kinds) else tuple(entries)
     if dimensions == 0:
         value = value.item()
     if type(value) is int and float in kinds and int not in kinds and abs(value) <= MAX_COUNT:
@@ -246,7 +248,7 @@ def _raise_type_error(name: str, value: Any, kinds: Sequence[Any]) -> NoReturn:
 
 def _entry_types(kinds: Sequence[Any]) -> Sequence[Any]:
     """The types of the entries of a list; none if it is not among the types."""
-    lists = [kind for kind in kinds if typing.get_origin(kind) in (Sequence, tuple)]
+    lists = [kind for kind in kinds if typing.get_origin(kind) in (Sequence, tuple, list)]
     return _members(typing.get_args(lists[0])[0]) if lists else ()
 
 

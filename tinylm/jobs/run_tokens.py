@@ -189,8 +189,8 @@ def reopen_part(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str) ->
     if not os.path.lexists(folder):
         recorded = ", ".join(("standard input" if path == STANDARD_INPUT else path) for path in data.corpus)
         raise TinyLMError(
-            f"The encoded text of {run} is no longer in the cache; name its training text again, together with "
-            f"`resume` (the run recorded the path {recorded[:200]})."
+            f"The encoded text of {run} is no longer in the cache; name its training text again to resume it (the run "
+            f"recorded the path {recorded[:200]}), or another text to evaluate."
         )
     codes = job_on(data.kind).encoding.codes(tokenizer.vocab_size)
     ids = open_part(folder, part, key, codes)

@@ -72,22 +72,24 @@ def require_fitting(teachers: Sequence[Teacher], tokenizer: Tokenizer, vocab_siz
 
 
 def find_teachers(run: Path, config: RunConfig, names: Sequence[str | Path], reporter: Reporter) -> tuple[Teacher, ...]:
-    """The teachers of a run, in their order: those with these names or, without names, where `find_base_model` finds
-    them. The recorded paths are not opened, since a stranger could have written them.
+    """The teachers of a run, in their order: those with these names, and others where `find_base_model` finds them. The
+    recorded paths are not opened, since a stranger could have written them.
 
     Raises UsageError if a teacher is missing or has other weights, and for names of other models.
     """
     if names and not config.teachers:
         raise UsageError(f"{run} learns from no teacher; leave out `teacher`.")
     found = {teacher.recorded.digest: teacher for teacher in open_teachers(names, reporter)}
+    for digest in found.keys() - {recorded.digest for recorded in config.teachers}:
+        raise UsageError(f"{found[digest].path} is no teacher of {run}, or has other weights now; leave it out.")
     for recorded in config.teachers:
-        if recorded.digest not in found and not names:
+        if recorded.digest not in found:
             path = find_base_model(run, recorded.path, recorded.digest)
             if path is not None and (teacher := open_teacher(path)).recorded.digest == recorded.digest:
                 found[recorded.digest] = teacher
         if recorded.digest not in found:
             raise UsageError(
-                f"The teacher {recorded.path[:200]} of {run} was not found, or has other weights now; name all of its "
-                "teachers with `teacher`."
+                f"The teacher {recorded.path[:200]} of {run} was not found, or has other weights now; name it with "
+                "`teacher`."
             )
     return tuple(found[recorded.digest] for recorded in config.teachers)

@@ -64,19 +64,23 @@ def choose_generations(
     """The chosen number of generations or, of new modern decoders of plain text, as many as have GENERATION_EPOCHS
     passes, at most MAX_GENERATIONS (decisions 051, 052).
 
-    A sentence about a `teacher_weight` without a teacher is appended to `notices`. Raises UsageError for several
+    A sentence about a `teacher_weight` without a teacher, and about several processes, which have one generation, is
+    appended to `notices`. Raises UsageError for several
     generations of a run that begins with an existing model, in several processes, or with label smoothing; if each has
     less than one pass; and if memory is too short for the predictions of a teacher.
     """
     number = request.training.get("generations")
     if number is None:
-        has_room = request.ranks == 1 and not request.data.by_heart and _predictions_fit(machine, request)
+        has_room = not request.data.by_heart and _predictions_fit(machine, request)
         is_text = request.is_new_modern and request.objective == "next-token" and request.keep == "best"
         is_suited = is_text and has_room and not request.training.get("label_smoothing")
         minimum = recipes.GENERATION_EPOCHS
         number = max(1, min(recipes.MAX_GENERATIONS, int(length.epochs / minimum))) if is_suited else 1
         while number > 1 and remaining_length(machine, request, config, length, number).epochs < number * minimum:
             number -= 1
+        if number > 1 and request.ranks > 1:
+            notices.append(f"In one process, this run would have {number} generations; in several, it has one.")
+            number = 1
     if number > 1:
         passes, size = length.epochs / number, request.soft_target_bytes
         fits = _predictions_fit(machine, request)

@@ -7,7 +7,7 @@ package, by their hashes, and forbids network requests.
 
 import datetime
 import math
-import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from tinylm.run_directory.layout import find_run, newest_model
 from tinylm.run_directory.loading import read_model_config, summarise
 from tinylm.run_report.curves import number, read_curves, read_samples
 from tinylm.run_report.predictions import ModelOptions, describe_model
-from tinylm.system.files import open_regular, resolve_links, write_text
+from tinylm.system.files import check_replaceable, write_text
 from tinylm.system.html import encode_json, security_policy
 from tinylm.training.events import Evaluated, Event, Logged, Sampled, Started, Stepped
 from tinylm.transformer.build import count_parameters
@@ -38,7 +38,7 @@ MAX_POINTS, MAX_SAMPLES = 1000, 120  # of one run
 MAX_VALUE, MAX_DIGEST = 300, 12  # characters of a setting, and of one whose name ends with one of DIGESTS
 DIGESTS = ("sha256", "digest", "fingerprint")
 
-MARK = b"<title>tinylm report</title>"  # near the beginning of every page
+MARK = re.compile(b"<title>tinylm report</title>")
 
 Run = dict[str, Any]
 
@@ -72,7 +72,7 @@ def report(
 
 def write_report(runs: Sequence[Path], out: Path, options: ModelOptions, reporter: Reporter) -> list[str]:
     """Write a report on these runs, or on the newest model, and return their names in it; errors are of `report`."""
-    check_replaceable(out)
+    check_path(out)
     paths = [find_run(run, reporter) for run in runs] if runs else [newest_model(reporter, "runs")]
     content = collect_report(list(dict.fromkeys(paths)), reporter, options)
     try:
@@ -244,20 +244,13 @@ def render_page(report: dict[str, Any]) -> str:
     )
 
 
-def check_replaceable(path: Path, setting: str = "out") -> None:
+def check_path(path: Path, setting: str = "out") -> None:
     """Raise UsageError if there is a file at `path` other than a report or an empty one, or no folder for it.
 
     setting: the name of the setting that is the path
     """
     require(path.absolute().parent.is_dir(), f"There is no folder {path.parent}; choose another `{setting}`.")
-    if not os.path.lexists(path):
-        return
-    try:
-        with open_regular(resolve_links(path)) as file:
-            start = file.read(4096)
-    except OSError as error:
-        raise UsageError(f"{path} is not an earlier report: {error.strerror}; choose another `{setting}`.") from error
-    require(not start or MARK in start, f"{path} is not an earlier report; choose another `{setting}`.")
+    check_replaceable(path, "report", MARK, setting)
 
 
 def write_page(report: dict[str, Any], path: Path) -> None:
@@ -291,7 +284,7 @@ class LiveReport:
         clock: Callable[[], float] = time.monotonic,
         write: Callable[[dict[str, Any], Path], None] = write_page,
     ) -> None:
-        check_replaceable(path, "report")
+        check_path(path, "report")
         self._path = path
         self._reporter = reporter
         self._clock, self._write_page = clock, write

@@ -31,6 +31,7 @@ from tinylm.text.tokenizer import Tokenizer
 
 MAX_CHOICES = 128  # answers to a request: prompts times `n`
 MAX_LOGPROBS = 100  # candidates at a position
+NUMBERS = Range(-(1 << 31), 1 << 31, open_low=True, open_high=True)  # that llama.cpp takes
 # llama.cpp has these defaults itself.
 JSON_DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 PASSED_TO_LLAMA_CPP = (  # settings of a request; repeat_last_n is limited to the context
@@ -146,7 +147,8 @@ class Completions:
             require(isinstance(text, str), "'stop' must be a text or a list of texts.")
         sampling = {key: body[key] for key in PASSED_TO_LLAMA_CPP if key in body}
         for key, value in sampling.items():
-            require(_is_number(value, 1 << 31), f"{key!r} is {describe_value(value)}; it must be a number.")
+            known = type(value) in (int, float) and NUMBERS.contains(value)
+            require(known, f"{key!r} is {describe_value(value)}; it must be a number {NUMBERS}.")
         if "repeat_last_n" in sampling:  # llama.cpp reserves memory for so many tokens
             sampling["repeat_last_n"] = min(int(sampling["repeat_last_n"]), self._context)
         key = "max_completion_tokens" if is_chat and "max_completion_tokens" in body else "max_tokens"
@@ -227,7 +229,7 @@ class Completions:
         for key, bias in entries:
             is_known = key.isdecimal() and len(key) < 10 and int(key) < self._tokenizer.vocab_size
             require(
-                is_known and _is_number(bias, 1_000_000),
+                is_known and type(bias) in (int, float) and abs(bias) < 1_000_000,
                 "'logit_bias' must be an object from ids of tokens to numbers.",
             )
         return [(int(key), bias) for key, bias in entries]
@@ -462,11 +464,6 @@ def _choice(
     index: int, content: dict[str, Any], scores: dict[str, Any] | None, finish_reason: str | None
 ) -> dict[str, Any]:
     return {"index": index, **content, "logprobs": scores, "finish_reason": finish_reason}
-
-
-def _is_number(value: Any, limit: int) -> bool:
-    """Whether a JSON value is a number below the limit. NaN and infinities are not."""
-    return type(value) in (int, float) and -limit < value < limit
 
 
 def _whole(body: Mapping[str, Any], key: str, limits: Range, default: int) -> int:

@@ -22,7 +22,7 @@ from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tinylm.errors import TinyLMError
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.system.process_signals import temporary
 
 _LONE_SURROGATE = re.compile(r"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]")
@@ -108,6 +108,22 @@ def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading. Follows no symbolic link and does not block on a FIFO. Raises OSError."""
     check_regular(path)
     return os.fdopen(_open(path, os.O_RDONLY), "rb")
+
+
+def check_replaceable(path: Path, kind: str, mark: re.Pattern[bytes], setting: str = "out") -> None:
+    """Raise UsageError if there is a file at `path` other than an earlier one of the same kind, or an empty one.
+
+    kind: such as report. mark: matches near the beginning of such files. setting: the name of the setting of the path
+    """
+    if not os.path.lexists(path):
+        return
+    try:
+        with open_regular(resolve_links(path)) as file:
+            start = file.read(4096)
+    except OSError as error:
+        raise UsageError(f"{path} is not an earlier {kind}: {error.strerror}; choose another `{setting}`.") from error
+    if start and not mark.search(start):
+        raise UsageError(f"{path} is not an earlier {kind}; choose another `{setting}`.")
 
 
 @contextlib.contextmanager

@@ -235,8 +235,7 @@ def find_files(
     skipped: list[SkippedFile] = []
     for name in _without_patterns(paths):
         path, skip = Path(name), None
-        missing = f"There is no file or folder {_shown(name)}; check the path, or use - for standard input."
-        require(_fits_path(path), missing)
+        require(_fits_path(path), f"Cannot read {_shown(name)}: File name too long; check the path.")
         if name == STANDARD_INPUT and spool is not None:
             path = _copy_standard_input(spool)
         if path.is_dir():
@@ -253,7 +252,7 @@ def find_files(
                 f"{name} is a pipe or a device, which cannot be read twice; read it as standard input (-)."
             )
         else:
-            raise UsageError(missing)
+            raise UsageError(f"There is no file or folder {_shown(name)}; check the path, or use - for standard input.")
         for file in found:
             if files.setdefault(resolve_links(file), file) is not file:
                 skipped.append(SkippedFile(str(file.parent), file, TWICE))

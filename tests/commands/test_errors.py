@@ -91,7 +91,7 @@ ERRORS: dict[str, list[Row]] = {
         ("train", 2, "tinylm train corpus.txt ... standard input"),
         ("train absent.txt",
          2, "There is no file or folder 'absent.txt'; check the path, or use - for standard input."),
-        (f"train {'x' * 3000}", 1, "File name too long"),
+        (f"train {'x' * 3000}", 2, "File name too long"),
         ("train empty.txt", 2, "empty.txt contains no text; give a file that does."),
         ("train abcd.txt --val-fraction 0.1",
          2, "abcd.txt leaves 1 token for validation, and at least 2 are needed; give more text"),

@@ -213,7 +213,7 @@ def _converted(value: Any, kinds: Sequence[Any]) -> Any:
     dimensions, entry_kinds = getattr(value, "ndim", None), _entry_types(kinds)
     if entry_kinds and (isinstance(value, (list, tuple)) or dimensions == 1):
         entries = (_converted(entry, entry_kinds) for entry in value)
-        return list(entries) if list in map(typing.get_origin, kinds) else tuple(entries)
+        return list(entries) if any(typing.get_origin(kind) is list for kind in kinds) else tuple(entries)
     if dimensions == 0:
         value = value.item()
     if type(value) is int and float in kinds and int not in kinds and abs(value) <= MAX_COUNT:

@@ -52,10 +52,13 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_what_is_trained_loaded_and_computed_is_the_same_under_any_settings_of_the_program(name: str) -> None:
+def test_what_is_trained_loaded_and_computed_is_the_same_under_any_settings_of_the_program(
+    name: str, dtype: str
+) -> None:
     def results() -> tuple[Any, ...]:
-        tinylm.train("text", "run", force=True, dtype="fp32", **LONG)
+        tinylm.train("text", "run", force=True, dtype=dtype, **LONG)
         tinylm.train(resume="run", steps=8)
         tinylm.finetune_lora("text", "run", "lora", steps=2, force=True)
         model = tinylm.load("run")

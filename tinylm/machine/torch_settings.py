@@ -29,9 +29,7 @@ def usual_settings() -> Iterator[None]:
         context.enter_context(kept_random_numbers())
         context.enter_context(torch.inference_mode(False))
         context.enter_context(torch.enable_grad())
-        for kind in ("cpu", "cuda", "mps"):
-            if torch.is_autocast_enabled(kind):
-                context.enter_context(torch.autocast(kind, enabled=False))
+        context.enter_context(_no_autocast())
         if torch.get_default_device().type != "cpu":
             context.enter_context(torch.device("cpu"))
         if dtype != torch.float32:
@@ -42,6 +40,28 @@ def usual_settings() -> Iterator[None]:
         finally:
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Context manager that leaves all contexts of torch.autocast: within one, torch keeps the casts of weights until
+    the outermost one ends, also after a step has changed the weights.
+    """
+    kinds = [kind for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)]
+    depth = torch.autocast_increment_nesting() - 1
+    for _ in range(depth + 1):
+        torch.autocast_decrement_nesting()
+    for kind in kinds:
+        torch.set_autocast_enabled(kind, False)
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        for kind in kinds:
+            torch.set_autocast_enabled(kind, True)
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
 
 
 def each_with_usual_settings(items: Generator[T]) -> Generator[T]:

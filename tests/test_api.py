@@ -45,7 +45,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trained(out: str = "run", **settings: Any) -> Any:
-    return tinylm.train("one.txt", out, **{**TINY, "steps": 6, "eval_every": 3, "log_every": 2, **settings})
+    return tinylm.train("one.txt", **{**TINY, "out": out, "steps": 6, "eval_every": 3, "log_every": 2, **settings})
 
 
 def python(code: str, **environment: str) -> str:
@@ -83,6 +83,8 @@ def test_numbers_of_numpy_are_settings_like_those_of_python() -> None:
             "An entry of `local_layers` is 0.5; it must be a whole number.",
         ),
         ({"init_from": 3}, "`init_from` is 3; it must be text or a path."),
+        ({"resume": True}, "`resume` is True; it must be text or a path."),
+        ({"out": 3}, "`out` is 3; it must be text or a path."),
     ],
 )
 def test_a_setting_of_another_type_is_an_error_that_names_its_type(settings: dict[str, Any], message: str) -> None:

@@ -113,7 +113,7 @@ def test_callbacks_that_draw_random_numbers_or_train_do_not_change_the_run() -> 
             tinylm.train("text", "other", force=True, **{**LONG, "seed": event.step})
 
     for callback in (draw, train):
-        tinylm.train("text", "run", force=True, callbacks=[callback], **LONG)
+        tinylm.train("text", "run", force=True, callbacks=callback, **LONG)
         assert same_tensors(Path("run/model.safetensors"), Path("expected/model.safetensors"))
 
 

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 import tinylm
 from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
 from tinylm.config.similar_names import require_settings
-from tinylm.config.validation import declared_settings
+from tinylm.config.validation import check_settings, declared_settings
 from tinylm.distributed.ranks import join_ranks
 from tinylm.errors import InterruptedRunError, UsageError
 from tinylm.machine.torch_settings import kept_random_numbers, usual_settings
@@ -46,7 +46,7 @@ class CallArguments:
     """The arguments of every function that trains, besides its texts and settings."""
 
     resume: PathLike | None = None
-    callbacks: Sequence[EventCallback] = ()
+    callbacks: EventCallback | Sequence[EventCallback] = ()
     reporter: Reporter | None = None
     progress: bool = True
 
@@ -141,7 +141,7 @@ def train(call: TrainCall) -> TrainingResult:
     out: run directory to write. Default: checkpoints/<name of the first file>.
     resume: run directory to continue from its last save, in place of a new run; only length, patience, intervals
         and `parallel` can change, and with `files`, `val_data` can be given again
-    callbacks: functions that are called with each event of `tinylm.training.events`
+    callbacks: a function, or several, that are called with each event of `tinylm.training.events`
     reporter: receives notes, warnings and progress. Default: the logger `tinylm`
     progress: in a notebook or a terminal, print the plan and show a progress bar; notes are printed, too, unless the
         program handles the records of the logger
@@ -218,6 +218,7 @@ def _no_other_training() -> Iterator[None]:
 
 
 def _train(call: Call, model: PathLike | None, launch: Launch, started: float) -> TrainingResult:
+    check_settings(type(call), {"resume": call.resume, "model": model, "out": call.out})
     request = TrainingRequest(
         settings=dataclasses.replace(call, files=()),
         files=call.files,
@@ -229,7 +230,8 @@ def _train(call: Call, model: PathLike | None, launch: Launch, started: float) -
     with contextlib.ExitStack() as context:
         bar = None if stream is None else context.enter_context(ProgressBar(stream))
         reporter = call.reporter or bar or LogReporter()
-        callbacks = (*map(_without_random_numbers, call.callbacks), *([bar] if bar else ()))
+        given = (call.callbacks,) if callable(call.callbacks) else call.callbacks
+        callbacks = (*map(_without_random_numbers, given), *([bar] if bar else ()))
         try:
             with join_ranks(launch, reporter) as ranks:
                 session = Session(reporter=reporter, callbacks=callbacks, started=started, ranks=ranks)

@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,10 @@ def test_whole_numbers_for_fractions_are_stored_so_that_the_run_can_be_opened_an
     trained("base", rope_theta=20000, dropout=0, weight_decay=np.int64(1), preset="modern")
     assert tinylm.train(resume="base", steps=7).step == 7
     adapter = tinylm.finetune_lora("one.txt", "base", "lora", steps=2, rank=4, alpha=16, dropout=0)
-    assert (
-        adapter.load().adapters[0].config.adapter == tinylm.load("base", adapters=["lora"]).adapters[0].config.adapter
-    )
+    config = adapter.load().adapters[0].config.adapter
+    assert config is not None and (type(config.alpha), config.alpha) == (float, 16.0)
+    third = trained("third", weight_decay=Fraction(1, 3)).load().config.training
+    assert third is not None and third.weight_decay == 1 / 3
 
 
 def test_none_stands_for_the_default_of_generation_and_evaluation() -> None:
@@ -114,10 +116,21 @@ def test_none_stands_for_the_default_of_generation_and_evaluation() -> None:
 
 def test_settings_of_every_function_are_converted_and_checked() -> None:
     model = trained(local_window=8, local_layers=np.array([0])).load()
-    losses = {
-        model.evaluate("two.txt", exclude=given, skip_bad=np.bool_(True)).loss for given in (Path("x"), ["x"], "x")
-    }
-    assert len(losses) == 1
+    both = ["one.txt", "two.txt"]
+    Path("folder").mkdir()
+    for name in both:
+        (Path("folder") / name).write_text(Path(name).read_text())
+    expected = model.evaluate("two.txt").loss
+    assert model.evaluate("folder").loss != expected
+    for given in (Path("one*"), ["one*"], np.array(["one*"]), "one*"):
+        assert model.evaluate("folder", exclude=given, skip_bad=np.bool_(True)).loss == expected
+    texts = {model.generate("no", seed=1, temperature=0, stop=stop) for stop in ({"e"}, iter(["e"]), ["e"], "e")}
+    assert len(texts) == 1
+    for choice in (np.array(["cosine", "linear"]), ["cosine"]):
+        with pytest.raises(UsageError, match=r"`schedule` is .*; it must be one of"):
+            trained("other", schedule=choice)
+    with pytest.raises(UsageError, match=r"`tokenizer` is 'xxx.*; it must be auto, char, bpe or the path"):
+        trained("other", tokenizer="x" * 300)
     for batch_size, words in ((-1, "from 1 to"), (0, "from 1 to"), (2.5, "a whole number"), ("4", "a number")):
         with pytest.raises(UsageError, match=f"`batch_size` is .*; it must be {words}"):
             tinylm.compare(model, model, "two.txt", batch_size=batch_size)  # type: ignore[arg-type]

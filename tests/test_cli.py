@@ -159,6 +159,7 @@ def test_unexpected_errors_print_a_sentence_and_have_exit_code_1(monkeypatch: py
         (OSError("no reason"), "Operating system error: no reason."),
         (MemoryError(), "Out of memory. Free some memory, then run the command again."),
         (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "Out of memory. Free some memory"),
+        (ImportError("x.so: failed to map segment from shared object: Operation not permitted"), "Internal error"),
     ):
         info = failing(error, monkeypatch)
         assert_error(info(), 1, words)

@@ -187,7 +187,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device or the system is out of memory. Errors of torch are recognised by their messages, since only
     some devices have an exception of their own.
     """
-    return isinstance(error, MemoryError) or any(message in str(error).lower() for message in _MEMORY_MESSAGES)
+    text = str(error).lower()
+    is_memory = any(message in text for message in _MEMORY_MESSAGES) and "operation not permitted" not in text
+    return isinstance(error, MemoryError) or is_memory
 
 
 @contextlib.contextmanager

@@ -32,11 +32,11 @@ def test_entries_are_zero_with_probability_p_and_scaled_otherwise(p: float, dtyp
     assert torch.equal(x.grad != 0, y != 0)
 
 
-def test_entries_that_are_kept_have_a_finite_mean_however_near_to_1_the_probability_is() -> None:
-    """Their probability is at least 2^-16 on a CPU: about 61 of 4,000,000 entries."""
-    for p in (0.99999, 0.999999, 1 - 1e-12):
+def test_the_mean_stays_however_near_to_1_the_probability_is() -> None:
+    """At least 2^-16 of the entries are kept on a CPU: about 61 of 4,000,000."""
+    for p in (0.9999, 0.999999, 1 - 1e-12):
         torch.manual_seed(0)
-        assert 20 < (random_dropout(torch.ones(4_000_000), p) != 0).sum().item() < 120
+        assert 0.5 < random_dropout(torch.ones(4_000_000), p).mean().item() < 1.5
 
 
 def test_neighbouring_entries_and_calls_are_independent_and_a_seed_determines_any_number_of_them() -> None:

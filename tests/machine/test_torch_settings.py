@@ -1,6 +1,8 @@
 """What tinylm computes does not depend on the settings of torch that a program has, and does not change them."""
 
 import contextlib
+import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 import tinylm
-from tests.shell import same_tensors, story
+from tests.shell import run_child, same_tensors, story
 from tinylm.errors import UsageError
 from tinylm.machine.torch_settings import usual_settings
 from tinylm.training.events import Event, Logged
@@ -90,7 +92,6 @@ def test_the_settings_threads_and_random_numbers_of_the_program_stay() -> None:
         before, torch_state = state(), torch.get_rng_state()
         with usual_settings():
             assert state() == (False, False, True, torch.float32, torch.device("cpu"), threads)
-            torch.rand(3)
             torch.set_num_threads(threads + 1)
         assert state() == before
         with pytest.raises(UsageError):
@@ -99,6 +100,26 @@ def test_the_settings_threads_and_random_numbers_of_the_program_stay() -> None:
         for chunk in result.load().generate("no", max_tokens=3, stream=True, engine="torch"):
             assert isinstance(chunk, str) and state() == before
         assert state() == before and torch.equal(torch.get_rng_state(), torch_state)
+
+
+def test_what_another_thread_computes_does_not_change_a_training_or_the_random_numbers_of_the_program() -> None:
+    expected = tinylm.train("text", "expected", **LONG)
+    model, is_over = expected.load(), threading.Event()
+
+    def compute() -> None:
+        while not is_over.is_set():
+            model.logits([[1, 2, 3]])
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        tinylm.train("text", "run", **LONG)
+        drawn = {torch.rand(1).item() for _ in range(1000)}
+    finally:
+        is_over.set()
+        thread.join()
+    assert same_tensors(Path("run/model.safetensors"), Path("expected/model.safetensors"))
+    assert len(drawn) > 990
 
 
 def test_callbacks_that_draw_random_numbers_or_train_do_not_change_the_run() -> None:
@@ -136,3 +157,25 @@ def test_a_second_thread_that_trains_at_the_same_time_is_an_error() -> None:
     assert len(errors) == 1 and errors[0].startswith("Another thread of this program trains a model")
     train()  # when the first one has ended
     assert len(errors) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked on Linux")
+def test_a_process_that_another_thread_forks_meanwhile_can_train() -> None:
+    """Its threads other than that one do not exist. A process of its own, since forks of this one are unsafe."""
+    program = """
+import os, threading, tinylm
+from tinylm.training import api
+
+with api._no_other_training():
+    def fork():
+        if os.fork() == 0:
+            with api._no_other_training():
+                os._exit(7)
+        codes.append(os.waitstatus_to_exitcode(os.wait()[1]))
+    codes = []
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+print(codes)
+"""
+    assert run_child([sys.executable, "-W", "ignore", "-c", program]).stdout == "[7]\n"

@@ -137,7 +137,8 @@ def test_adapters_generate_the_text_of_the_command_and_can_be_switched(run: Path
     model.select_adapter(None)
     assert model.generate(seed=3, max_tokens=60) == tinylm.load(run).generate(seed=3, max_tokens=60)
     model.select_adapter(0)
-    for index in (1, -1, 0.5, "0"):
+    model.select_adapter(np.int64(0))  # type: ignore[arg-type]
+    for index in (1, -1, 0.5, "0", False):
         with pytest.raises(UsageError, match=r"There is no adapter .*: the model has 1, counted from 0"):
             model.select_adapter(index)  # type: ignore[arg-type]
     assert f"{model.generate(seed=3, max_tokens=60)}\n" == expected
@@ -307,6 +308,9 @@ def test_encode_and_decode_are_inverse_and_the_loss_is_that_of_the_logits(run: P
     model = tinylm.load(run)
     ids = model.encode(PROMPT)
     assert model.decode(ids) == PROMPT
+    for kind in (np.uint16, np.uint64, np.int8):
+        assert model.decode(np.array(ids, dtype=kind)) == PROMPT
+        assert torch.equal(model.logits(np.array([ids], dtype=kind)), model.logits([ids]))  # type: ignore[arg-type]
     log_probabilities = model.logits([ids])[0, :-1].double().log_softmax(-1)
     loss = -log_probabilities[range(len(ids) - 1), ids[1:]].mean().item()
     result = model.evaluate(text=PROMPT)
@@ -379,6 +383,7 @@ WRONG_USES: list[tuple[str, str, Settings, str]] = [
     ("run", "evaluate", {"text": "a", "format": "lines"}, "`format` is for files, not for a text"),
     ("run", "evaluate", {"files": "What is it? " * 40}, "No file matches the pattern 'What is it? What"),
     ("run", "evaluate", {"files": "x" * 5000}, "Cannot read 'xxx"),
+    ("run", "evaluate", {"files": "a\0b"}, "There is no file or folder 'a\\x00b'"),
     ("run", "evaluate", {"files": b"text"}, "116 is not the path of a text"),
     ("run", "select_adapter", {"index": -1}, "There is no adapter -1: the model has 0"),
     ("adapter", "load", {}, "is an adapter, not a model; name it as one of the adapters, and its base as the path"),

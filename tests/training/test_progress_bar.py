@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 import tinylm
 from tests.shell import run_ok, story
@@ -80,6 +81,13 @@ def test_nothing_is_shown_without_progress_or_without_somebody_who_watches(
     assert watched_stream() is None
     tinylm.train("text", "other", **SMALL)
     assert stream.getvalue() == ""
+
+
+def test_a_line_that_a_callback_writes_by_tqdm_stands_above_the_bar(watch: Watch) -> None:
+    terminal = watch()
+    tinylm.train("text", "run", callbacks=lambda event: tqdm.write("a line", file=sys.stderr), **SMALL)
+    before = [text[-1:] for text in terminal.getvalue().split("a line\n")[:-1]]
+    assert len(before) > 6 and set(before) <= {"", "\r", "\n"}
 
 
 class FailingTerminal(io.StringIO):

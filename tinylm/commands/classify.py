@@ -60,7 +60,7 @@ class ClassifyOptions:
     unknown: Annotated[str, UNKNOWN] = "skip"
 
 
-ANSWER_KEYS = ("label", "error")  # of an earlier answer, which are not kept
+ANSWER_KEYS = ("label", "probability", "probabilities", "cut", "error")  # of an earlier answer, which are not kept
 
 
 class Entry(NamedTuple):

@@ -69,8 +69,9 @@ def read_stdin() -> bytes:
 
 
 def arriving_lines(stream: Any, name: str, errors: str = "strict") -> Iterator[list[str]]:
-    """Yield the lines of a binary stream, each time those that have arrived. errors: how bytes that are not UTF-8 are
-    decoded. Raises UsageError, after the lines before, for such bytes if it is strict, and for a line of more than
+    """Yield the lines of a binary stream, each time those that have arrived. errors: as for `bytes.decode`.
+
+    Raises UsageError, after the lines before it, for a line that cannot be decoded and for one of more than
     MAX_LINE_BYTES.
     """
     number, rest = 0, b""

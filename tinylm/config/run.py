@@ -51,7 +51,7 @@ class SpecialTokens:
     """The special tokens of a tokenizer, as strings of its vocabulary.
 
     end_of_text: between documents. bos: at the beginning of a prompt and of each document if `add_bos`.
-    eos: generation stops at any of these tokens; if empty, at `end_of_text`.
+    eos: generation stops at any of these tokens, and at `end_of_text`.
     pad: the padding token, for chat templates and exports; tinylm does not use it for its own batches.
     """
 
@@ -64,6 +64,11 @@ class SpecialTokens:
     def __post_init__(self) -> None:
         check_fields(self)
         require(not self.add_bos or self.bos is not None, "`add_bos` needs `bos`, the token to add.")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The tokens at which generation stops."""
+        return tuple(dict.fromkeys((*self.eos, self.end_of_text)))
 
 
 @dataclass(frozen=True, kw_only=True)

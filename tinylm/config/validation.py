@@ -6,6 +6,7 @@ Messages name a setting in backticks, as in `kv_heads`; the command layer replac
 import dataclasses
 import functools
 import inspect
+import numbers
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -123,7 +124,8 @@ def require(condition: bool, message: str) -> None:
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raise UsageError unless the value of the setting `name` is one of the choices."""
-    require(value in choices, f"`{name}` is {describe_value(value)}; it must be one of: {', '.join(choices)}.")
+    known = isinstance(value, str) and value in choices
+    require(known, f"`{name}` is {describe_value(value)}; it must be one of: {', '.join(choices)}.")
 
 
 @functools.cache
@@ -165,7 +167,7 @@ def types_of(kind: Any) -> Mapping[str, Sequence[Any]]:
 
 @functools.cache
 def required_of(kind: Any) -> Sequence[str]:
-    """The names of the fields of a dataclass that cannot be `None`, which is not their default either."""
+    """The names of the fields that must not be `None`: neither their type nor their default allows it."""
     can_be_none = {name for name, hint in _type_hints(kind).items() if types.NoneType in typing.get_args(hint)}
     fields = dataclasses.fields(kind)
     return [field.name for field in fields if field.name not in can_be_none and field.default is not None]
@@ -202,7 +204,7 @@ def check_fields(values: Any, without: Collection[str] = ()) -> None:
 
 def convert_fields(values: Any) -> None:
     """Convert fields of a dataclass, and entries of lists, to their types: scalars of numpy and torch to those of
-    Python, whole numbers to floats, which are other texts in JSON, and paths to texts.
+    Python, whole numbers and fractions to floats, which are other texts in JSON, and paths to texts.
     """
     kind: Any = type(values)
     for name, kinds in types_of(kind).items():
@@ -216,7 +218,8 @@ def _converted(value: Any, kinds: Sequence[Any]) -> Any:
         return list(entries) if any(typing.get_origin(kind) is list for kind in kinds) else tuple(entries)
     if dimensions == 0:
         value = value.item()
-    if type(value) is int and float in kinds and int not in kinds and abs(value) <= MAX_COUNT:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, (bool, float))
+    if is_number and float in kinds and int not in kinds and abs(value) <= MAX_COUNT:
         return float(value)
     return str(value) if isinstance(value, Path) and str in kinds and Path not in kinds else value
 

@@ -418,6 +418,5 @@ def make_modelfile(gguf: Path, model: ForeignModel) -> str:
         lines.append(f'TEMPLATE """{CHATML}"""')
     else:
         lines.insert(0, "# Without TEMPLATE, ollama uses the chat template in the GGUF file if it supports that one.")
-    ends = model.special.eos or (model.special.end_of_text,)
-    lines += [f'PARAMETER stop "{end}"' for end in ends if not set('"\\\n') & set(end)]
+    lines += [f'PARAMETER stop "{end}"' for end in model.special.stops if not set('"\\\n') & set(end)]
     return "\n".join(lines) + "\n"

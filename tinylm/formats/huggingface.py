@@ -335,7 +335,7 @@ def write_folder(folder: Path, model: ForeignModel, dtype: torch.dtype | None = 
     }
 
     # The configurations of the model, and of generation with it
-    ends = [ids[token] for token in special.eos or (special.end_of_text,)]
+    ends = [ids[token] for token in special.stops]
     token_id_fields: dict[str, Any] = {
         "bos_token_id": None if special.bos is None else ids[special.bos],
         "eos_token_id": ends[0] if len(ends) == 1 else ends,

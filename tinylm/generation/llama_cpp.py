@@ -44,9 +44,7 @@ SLOT_UNIT = 256  # llama.cpp rounds the size of a cache up to a multiple of it
 SMALL_FILE = 8 << 20  # bytes; a second thread speeds up single tokens of larger models only
 SOCKET = "llama.cpp.sock"  # in a folder of its own
 USUAL_SLOTS = 512  # tokens of a cache, until a text needs more
-
-
-_OF_OTHER_PROCESSES: list[Any] = []  # servers that were running when this process was forked
+_KEPT_AFTER_FORK: list[Any] = []  # servers of the process that this one was forked from
 
 
 @functools.cache
@@ -81,7 +79,8 @@ class LlamaCpp(Engine):
     reserved at the start, and tokens in each; both grow on demand, which restarts the server.
 
     Raises UsageError outside the main thread, since llama.cpp replaces signal handlers that only that can restore, and
-    in a process that was forked after the server started, whose threads it does not have.
+    in a process forked from the one that created the object, since threads are not forked. Such a process has to end
+    by `os._exit`, as those of `multiprocessing` do: llama.cpp's own cleanup would wait for the threads.
     Raises TinyLMError, and deletes the file, if llama.cpp cannot open it.
     """
 
@@ -373,7 +372,7 @@ def _end(servers: list[Any], folder: Path, process: int) -> None:
     was forked from its own, it is kept, since it would wait forever for threads that are not there.
     """
     if os.getpid() != process:
-        _OF_OTHER_PROCESSES.append(servers)
+        _KEPT_AFTER_FORK.append(servers)
         return
     servers.clear()
     shutil.rmtree(folder, ignore_errors=True)

@@ -42,7 +42,7 @@ def evaluation_source(
     """
     require(files is None or text is None, "Files and a text contradict each other; give one of them.")
     if text is not None:
-        for name in reading.keys() - {"unknown"}:
+        for name in sorted(reading.keys() - {"unknown"}):
             raise UsageError(f"`{name}` is for files, not for a text; leave it out.")
         require(isinstance(text, str), f"The text is {describe_value(text)}; name files without `text`.")
         require(bool(text), "The text is empty; give one that is not.")

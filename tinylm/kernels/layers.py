@@ -179,7 +179,7 @@ def random_dropout(x: Tensor, p: float) -> Tensor:
     (_draw_compiled if torch.compiler.is_compiling() else _draw)(bits)
     numbers = bits.view(torch.int16)[:count].view(x.shape)  # (...), uniform in [-2^15, 2^15)
     kept = numbers >= min(round(p * 2**16), 2**16 - 1) - 2**15
-    return x * (kept.to(x.dtype) * (1 / (1 - p)))
+    return x * (kept.to(x.dtype) * (1 / max(1 - p, 2**-16)))
 
 
 def _draw(bits: Tensor) -> None:

@@ -11,10 +11,12 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def kept_random_numbers() -> Iterator[None]:
-    """Context manager that sets torch's global random number generators back at its end."""
+    """Context manager and decorator that sets torch's global random number generators back at its end."""
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=gpus):
         yield
+    if not gpus and torch.cuda.is_initialized():  # since then, by the seed that the program had set
+        torch.cuda.manual_seed_all(torch.initial_seed())
 
 
 @contextlib.contextmanager
@@ -22,11 +24,10 @@ def usual_settings() -> Iterator[None]:
     """Context manager and decorator with the settings that torch begins with: fp32 and the CPU by default, gradients,
     and no autocast.
 
-    Afterwards, the settings of the program are as before, also its number of threads and its random numbers.
+    Afterwards, the settings of the program are as before, also its number of threads.
     """
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     with contextlib.ExitStack() as context:
-        context.enter_context(kept_random_numbers())
         context.enter_context(torch.inference_mode(False))
         context.enter_context(torch.enable_grad())
         context.enter_context(_no_autocast())
@@ -44,8 +45,8 @@ def usual_settings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_autocast() -> Iterator[None]:
-    """Context manager that leaves all contexts of torch.autocast: within one, torch keeps the casts of weights until
-    the outermost one ends, also after a step has changed the weights.
+    """Context manager that is outside of all contexts of torch.autocast. Within one, torch keeps 16-bit copies of the
+    weights until the outermost one ends, so that a step would be followed by passes with the old weights.
     """
     kinds = [kind for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)]
     depth = torch.autocast_increment_nesting() - 1

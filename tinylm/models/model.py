@@ -109,7 +109,7 @@ class Model(TextGenerator):
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids. Raises UsageError for ids that are not in the vocabulary."""
-        tensor = self._checked_ids(list(ids))
+        tensor = self._checked_ids(ids if isinstance(ids, Tensor | np.ndarray) else list(ids))
         require(tensor.ndim == 1, f"The ids have {tensor.ndim} dimensions; give those of one text.")
         return self.tokenizer.decode(tensor.tolist())
 
@@ -117,9 +117,9 @@ class Model(TextGenerator):
         """Apply only the adapter with this index in `adapters`, from 0, or none (`None`). Raises UsageError for another
         index.
         """
-        count = len(self.adapters)
-        known = index is None or (isinstance(index, int) and 0 <= index < count)
-        require(known, f"There is no adapter {index!r}: the model has {count}, counted from 0.")
+        numbers = range(len(self.adapters))
+        known = index is None or (index in numbers and not isinstance(index, bool))
+        require(known, f"There is no adapter {index!r}: the model has {len(numbers)}, counted from 0.")
         self.engine.select(index)
         self._describe_training(self.config if index is None else self.adapters[index].config)
 
@@ -163,9 +163,10 @@ class Model(TextGenerator):
             raise UsageError("Ids must be whole numbers, in rows of the same length.") from None
         is_whole = not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex())
         require(is_whole, "Ids must be whole numbers.")
+        tensor = tensor.long()
         in_range = ((tensor >= 0) & (tensor < self.network.vocab_size)).all()
         require(bool(in_range), f"Ids must be from 0 to {self.network.vocab_size - 1}.")
-        return tensor.long()
+        return tensor
 
     def generate(self, prompt: str = "", *, stream: bool = False, **settings: Any) -> str | list[str] | Iterator[str]:
         """Generate text. A decoder continues the prompt; an encoder fills each `<mask>` in the prompt; an
@@ -182,8 +183,8 @@ class Model(TextGenerator):
         """
         require_settings(settings, [field.name for field in fields(GenerationConfig)])
         chosen = {name: value for name, value in settings.items() if value is not None}
-        if isinstance(stop := chosen.get("stop"), str):
-            chosen["stop"] = (stop,)
+        stop = chosen.get("stop", ())
+        chosen["stop"] = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else stop
         config = GenerationConfig(**{"seed": secrets.randbits(32), **chosen})
         given = [setting.name for setting in fields(config) if getattr(config, setting.name) != setting.default]
         without_effect = settings_without_effect(self.architecture, is_sampled(config))

@@ -64,10 +64,10 @@ def choose_generations(
     """The chosen number of generations or, of new modern decoders of plain text, as many as have GENERATION_EPOCHS
     passes, at most MAX_GENERATIONS (decisions 051, 052).
 
-    A sentence about a `teacher_weight` without a teacher, and about several processes, which have one generation, is
-    appended to `notices`. Raises UsageError for several
-    generations of a run that begins with an existing model, in several processes, or with label smoothing; if each has
-    less than one pass; and if memory is too short for the predictions of a teacher.
+    Appends notices about a `teacher_weight` without a teacher, and about several processes, in which a run has one
+    generation. Raises UsageError for several generations of a run that begins with an existing model, in several
+    processes, or with label smoothing; if each has less than one pass; and if memory is too short for the predictions
+    of a teacher.
     """
     number = request.training.get("generations")
     if number is None:

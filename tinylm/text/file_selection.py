@@ -270,6 +270,8 @@ def _fits_path(path: Path) -> bool:
         path.lstat()
     except OSError as error:
         return error.errno != errno.ENAMETOOLONG
+    except ValueError:  # a NUL or half of a surrogate pair, which is in no name
+        pass
     return True
 
 

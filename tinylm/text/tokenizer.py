@@ -83,7 +83,7 @@ class Tokenizer:
             raise TinyLMError("two of its tokens have the same id; give each token an id of its own")
         self.special = special
         self.end_of_text_id = _special_id(vocabulary, special.end_of_text)
-        self.stop_ids = frozenset(_special_id(vocabulary, token) for token in (*special.eos, special.end_of_text))
+        self.stop_ids = frozenset(_special_id(vocabulary, token) for token in special.stops)
         self.start_id = None if special.bos is None else _special_id(vocabulary, special.bos)
         self.bos_id = self.start_id if special.add_bos else None
         self.vocab_size = 1 + max(vocabulary.values())  # not the number of tokens: ids may have gaps

@@ -25,7 +25,7 @@ from tinylm.machine.torch_settings import kept_random_numbers, usual_settings
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.system.ranks import Launch
 from tinylm.text.file_selection import Files
-from tinylm.training.events import Event, EventCallback
+from tinylm.training.events import EventCallback
 from tinylm.training.pipeline import train_or_resume
 from tinylm.training.progress_bar import ProgressBar, watched_stream
 from tinylm.training.result import TrainingResult
@@ -37,6 +37,15 @@ P = ParamSpec("P")
 A = TypeVar("A")
 JUST_NOW = 0.1  # seconds
 _TRAINING = threading.RLock()  # held by the thread that trains
+
+
+def _unlock_training() -> None:
+    global _TRAINING
+    _TRAINING = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_training)  # the thread that trains does not exist in the new process
 HELP_COLUMNS = 100  # of a setting in `help`
 FLAG = re.compile(r"--([a-z][a-z-]*)")  # of another setting, in a help text
 
@@ -199,7 +208,7 @@ def _run(call: Call, model: PathLike | None = None) -> TrainingResult:
     started, (begun, ended) = time.monotonic(), tinylm._last_import
     if started - ended < JUST_NOW:  # `tinylm.<function>` has caused the import
         started = begun
-    with _no_other_training(), usual_settings():
+    with _no_other_training(), kept_random_numbers(), usual_settings():
         return _train(call, model, launch, started)
 
 
@@ -220,7 +229,7 @@ def _no_other_training() -> Iterator[None]:
 def _train(call: Call, model: PathLike | None, launch: Launch, started: float) -> TrainingResult:
     check_settings(type(call), {"resume": call.resume, "model": model, "out": call.out})
     request = TrainingRequest(
-        settings=dataclasses.replace(call, files=()),
+        settings=dataclasses.replace(call, files=()),  # an array of names cannot be compared with a default
         files=call.files,
         resume=_path(call.resume),
         model=_path(model),
@@ -231,7 +240,7 @@ def _train(call: Call, model: PathLike | None, launch: Launch, started: float) -
         bar = None if stream is None else context.enter_context(ProgressBar(stream))
         reporter = call.reporter or bar or LogReporter()
         given = (call.callbacks,) if callable(call.callbacks) else call.callbacks
-        callbacks = (*map(_without_random_numbers, given), *([bar] if bar else ()))
+        callbacks = (*map(kept_random_numbers(), given), *([bar] if bar else ()))
         try:
             with join_ranks(launch, reporter) as ranks:
                 session = Session(reporter=reporter, callbacks=callbacks, started=started, ranks=ranks)
@@ -241,16 +250,6 @@ def _train(call: Call, model: PathLike | None, launch: Launch, started: float) -
         if bar is not None:
             bar.finish(result)
     return result
-
-
-def _without_random_numbers(callback: EventCallback) -> EventCallback:
-    """The callback, whose random numbers do not change those of the run."""
-
-    def call(event: Event) -> None:
-        with kept_random_numbers():
-            callback(event)
-
-    return call
 
 
 def _path(path: PathLike | None) -> Path | None:

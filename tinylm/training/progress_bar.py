@@ -50,6 +50,12 @@ class _Terminal:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same terminal, so that tqdm clears the bar before others write there."""
+        return other is self or other is self._stream
+
+    __hash__ = object.__hash__
+
 
 class ProgressBar(LogReporter):
     """Reporter and training callback that writes the plan, notes and a bar to `stream`; its context ends the bar.

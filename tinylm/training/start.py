@@ -1,6 +1,7 @@
 """What a new run starts from: a new model, an existing one, or an existing one with a new adapter."""
 
 import glob
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -136,8 +137,7 @@ class Start:
         if chat is not None and self.base is None:
             tokenizer = tokenizer.with_special_tokens(missing, [chat.end_token or END_OF_TEXT])
         elif chat is not None and missing:
-            end_of_text = tokenizer.special.end_of_text
-            eos = dict.fromkeys((chat.end_token or end_of_text, *tokenizer.special.eos, end_of_text))
+            eos = dict.fromkeys((chat.end_token or tokenizer.special.end_of_text, *tokenizer.special.stops))
             tokenizer = tokenizer.with_special_tokens(missing, list(eos))
             reporter.note(f"Added to the vocabulary: {', '.join(missing)}.")
         is_new_encoder = self.base is None and self.architecture == "encoder"
@@ -180,8 +180,6 @@ def open_start(request: TrainingRequest, source: Path | None, reporter: Reporter
     teachers = open_teachers(request.teachers, reporter)
     if source is None:
         choices = request.select(MODEL_NAMES)
-        if "local_layers" in choices:
-            choices["local_layers"] = tuple(choices["local_layers"])
         check_choice("architecture", choices.get("architecture", "decoder"), ARCHITECTURES)
         choice = given.get("tokenizer", "auto")
         return Start(
@@ -218,7 +216,8 @@ def find_source(request: TrainingRequest, reporter: Reporter) -> Path | None:
     return path if path.name else path.absolute()  # Path(".") has no name to append a suffix to
 
 
-MAX_NAME = 50  # characters, which have up to 200 bytes; a file system allows 255 with what is added
+MAX_NAME_BYTES = 200  # of a run; a file system allows 255 with what is added
+SHORT_NAME = 50  # characters of a longer name
 SUFFIXES = {"lora": "-lora", "bottleneck": "-adapter"}  # of the default run directory, by kind of adapter
 
 
@@ -247,4 +246,5 @@ def default_run_name(corpus_path: str) -> str:
     path = Path(corpus_path)
     while glob.has_magic(path.name) and not path.exists():
         path = path.parent
-    return content_stem(resolve_links(path).name)[:MAX_NAME] or "run"
+    name = content_stem(resolve_links(path).name)
+    return (name if len(os.fsencode(name)) <= MAX_NAME_BYTES else name[:SHORT_NAME]) or "run"

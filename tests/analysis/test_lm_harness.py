@@ -7,9 +7,12 @@ from typing import Any
 import lm_eval
 import lm_eval.models  # registers the models
 import pytest
+import tokenizers
 import torch
+import transformers
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from tests.shell import run_ok, story
 from tinylm.analysis.lm_harness import TinyLM
@@ -60,6 +63,35 @@ def test_likelihoods_are_those_of_lm_eval_on_the_exported_model(run: Path) -> No
     settings = {"until": ["\n"], "max_gen_toks": 8}
     found, expected = (m.generate_until(requests("generate_until", (WORDS[:9], settings))) for m in (ours, peer))
     assert found == expected
+
+
+def test_a_bos_token_of_an_imported_model_comes_before_every_context_as_in_lm_eval(tmp_path: Path) -> None:
+    letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=letters, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    start = {"single": "<s> $A", "special_tokens": [("<s>", len(letters))]}
+    tokenizer.post_processor = processors.TemplateProcessing(**start)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(
+        tmp_path
+    )
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    ids = {"vocab_size": len(letters) + 2, "bos_token_id": len(letters), "eos_token_id": len(letters) + 1}
+    network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **ids, max_position_embeddings=32))
+    for parameter in network.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    network.save_pretrained(tmp_path)
+    ours = TinyLM(str(tmp_path), device="cpu", dtype="fp32")
+    peer = get_model("hf")(pretrained=str(tmp_path), device="cpu", dtype="float32", batch_size=1)
+    pairs = [("Hello", " world"), ("", " world"), ("a long context beyond " * 3, " world")]
+    for one, other in zip(
+        *(model.loglikelihood(requests("loglikelihood", *pairs)) for model in (ours, peer)), strict=True
+    ):
+        assert one == pytest.approx(other, abs=2e-3)
+    (rolling,) = ours.loglikelihood_rolling(requests("loglikelihood_rolling", ("Hello",)))
+    assert rolling == pytest.approx(ours.loglikelihood(requests("loglikelihood", ("", "Hello")))[0][0], abs=1e-4)
 
 
 def test_a_task_of_lm_eval_has_the_accuracy_of_our_minimal_pairs(run: Path, tmp_path: Path) -> None:

@@ -1,13 +1,17 @@
 """Passages drawn from a text, and verbatim matches, compared with a search of all substrings."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import tinylm
 from tests.shell import story
+from tinylm.analysis import memorisation as module
 from tinylm.analysis.memorisation import Documents, Matches, draw_passages, find_matches, measure_copied
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import MemorisationConfig
@@ -137,3 +141,13 @@ def test_shares_are_those_of_each_source_with_an_interval_over_its_texts() -> No
     keys = ["source", "samples", "characters", "copied", "copied_low", "copied_high", "longest", "matches", "min_match"]
     assert list(record) == keys and record["min_match"] == 30
     assert list(record["matches"][0]) == ["sample", "characters", "text"]
+
+
+def test_samples_have_their_length_also_where_a_character_is_several_tokens(tmp_path: Path) -> None:
+    """A character of Chinese has three bytes, which are a token each in a small vocabulary."""
+    (tmp_path / "text").write_text("".join(chr(0x4E00 + 7 * n * n % 300) for n in range(4000)), encoding="utf-8")
+    sizes: dict[str, Any] = {"layers": 1, "heads": 2, "width": 16, "context": 64, "tokenizer": "bpe", "vocab_size": 260}
+    model = tinylm.train(tmp_path / "text", tmp_path / "run", steps=5, **sizes).load()
+    prefixes = ["", "", "".join(chr(0x4E00 + 7 * n * n % 300) for n in range(30))]
+    config = MemorisationConfig(sample_length=60, num_samples=2, min_match=50)
+    assert [len(text) for text in module._continue(model, prefixes, config, lambda count: None)] == [60] * 3

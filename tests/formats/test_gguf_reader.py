@@ -173,6 +173,18 @@ REFUSED: tuple[tuple[Any, ...], ...] = (
 )
 
 
+def test_a_factor_without_a_type_scales_rope_linearly_as_in_llama_cpp(tmp_path: Path) -> None:
+    for changes, factor in (
+        ({"llama.rope.scaling.factor": 4.0}, 4.0),
+        ({"llama.rope.scale_linear": 2.0}, 2.0),
+        ({"llama.rope.scaling.factor": 1.0}, None),
+        ({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "none"}, None),
+        ({}, None),
+    ):
+        scaling = read_gguf(write(tmp_path, changes)).config.rope_scaling
+        assert (None if scaling is None else (scaling.kind, scaling.factor)) == (factor and ("linear", factor))
+
+
 def test_metadata_tensors_and_special_files_that_would_change_the_model_are_errors(tmp_path: Path) -> None:
     rows = [((changes, *case), message) for changes, message, *case in REFUSED]
     assert_refused(rows, lambda row: read_gguf(write(tmp_path, *row)))

@@ -151,7 +151,17 @@ def test_what_gguf_cannot_represent_is_refused_before_anything_is_written(tmp_pa
     large = dict(modern.tensors)
     large["layers.0.attention.v_proj.weight"] = large["layers.0.attention.v_proj.weight"] * 1e6
     spec = json.dumps({**json.loads(modern.tokenizer), "normalizer": {"type": "Lowercase"}})
+    # llama.cpp cannot load these, although the format has a place for each tensor.
+    biased = {"norm": "layernorm", "norm_bias": True, "bias": True, "activation": "gelu-exact", "kv_heads": 4}
+    gemma = {"norm_unit_offset": True, "scale_embedding": True, "activation": "geglu", "qk_norm": False}
     rows = [
+        (own_model("modern", qk_norm=False, tie=True, **biased)[1], "gptneox cannot represent this model's `tie` True"),
+        (own_model("modern", tie=False, **gemma)[1], "gemma cannot represent this model's `tie` False"),
+        (
+            own_model("modern", qkv_bias=True, output_bias=True)[1],
+            "qwen3 cannot represent this model's `qkv_bias` True",
+        ),
+        (own_model("qwen2", head_dim=8)[1], "qwen2.attention.key_length = 8; tinylm supports 16"),
         (own_model("modern", norm_placement="post")[1], "`norm_placement` 'post'"),
         (own_model("modern", position="none")[1], "`position`"),
         (own_model("modern", experts=4, experts_per_token=1)[1], "`normalise_top_k`"),

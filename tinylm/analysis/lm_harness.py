@@ -61,14 +61,21 @@ class TinyLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no annotations
     ) -> list[tuple[float, bool]]:
         """The log-probability of each continuation in nats, and whether it is the greedy one.
 
-        Of a context and continuation that are too long together, the first tokens are left out. Raises UsageError for a
-        continuation that is longer than the context of the model.
+        A BOS token comes first if the texts of the model begin with one. Of a context and continuation that are too
+        long together, the first tokens are left out. Raises UsageError for a continuation that is longer than the
+        context of the model.
         """
+        bos = self.model.tokenizer.bos_id
+        return self._score(
+            [(context if bos is None or context[:1] == [bos] else [bos, *context], end) for _, context, end in requests]
+        )
+
+    def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         limit = self.model.context
-        longest = max((len(end) for _, _, end in requests), default=0)
+        longest = max((len(end) for _, end in pairs), default=0)
         fits = longest <= limit
         require(fits, f"A continuation of {longest} tokens is longer than the context of the model, {limit}.")
-        texts = [([*context, *end][-(limit + 1) :], len(end)) for _, context, end in requests]
+        texts = [([*context, *end][-(limit + 1) :], len(end)) for context, end in pairs]
         found: dict[int, tuple[float, bool]] = {}
         for indices, scores in score_ends(self.model, texts):
             found |= dict(zip(indices, scores, strict=True))
@@ -79,8 +86,7 @@ class TinyLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no annotations
         totals = []
         for (text,) in (request.args for request in requests):
             windows = get_rolling_token_windows(self.tok_encode(text), self.eot_token_id, self.model.context, 1)
-            parts = [(None, *make_disjoint_window(window)) for window in windows]
-            totals.append(sum(log_p for log_p, _ in self._loglikelihood_tokens(parts)))
+            totals.append(sum(log_p for log_p, _ in self._score([*map(make_disjoint_window, windows)])))
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:

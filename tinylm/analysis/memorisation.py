@@ -6,6 +6,7 @@ Continuations of held-out text and held-out text itself are the controls.
 import contextlib
 import dataclasses
 import itertools
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from tinylm.text.files import Progress, no_progress
 from tinylm.transformer.architectures import Decoder
 
 ROWS = 64  # texts generated as one batch
+SPARE = 1.5  # tokens per character of generated texts, at most this many times as many as of passages
 REPORTED_MATCHES = 3
 MAX_COMPARISONS = 1000  # of a window of the samples with windows of the training text
 SAMPLES, AFTER_TRAINING, AFTER_HELD_OUT, HELD_OUT = (
@@ -163,11 +165,11 @@ def _continue(model: Model, prefixes: Sequence[str], config: MemorisationConfig,
     (seed, i). Characters of a prefix that are not in the vocabulary are skipped.
     """
     texts = [""] * len(prefixes)
+    max_tokens = math.ceil(config.sample_length * max(1.0, SPARE * _tokens_per_character(model, prefixes)))
     for first in range(0, len(prefixes), ROWS):
         prompts = [_encode(model, prefix) for prefix in prefixes[first : first + ROWS]]
-        # As many tokens as characters are enough, as long as no token is empty.
         generation = GenerationConfig(
-            max_tokens=config.sample_length, num_samples=len(prompts), temperature=config.temperature, seed=config.seed
+            max_tokens=max_tokens, num_samples=len(prompts), temperature=config.temperature, seed=config.seed
         )
         for row, text in model.continue_each(prompts, generation, first):
             texts[first + row] += text
@@ -177,8 +179,17 @@ def _continue(model: Model, prefixes: Sequence[str], config: MemorisationConfig,
     return [text[: config.sample_length] for text in texts]
 
 
+def _tokens_per_character(model: Model, texts: Sequence[str]) -> float:
+    known = _known(model, "".join(texts))
+    return len(model.encode(known)) / max(1, len(known))
+
+
+def _known(model: Model, text: str) -> str:
+    return text.translate(dict.fromkeys(map(ord, model.tokenizer.unknown_characters(text))))
+
+
 def _encode(model: Model, prefix: str) -> EncodedPrompt:
-    known = prefix.translate(dict.fromkeys(map(ord, model.tokenizer.unknown_characters(prefix))))
+    known = _known(model, prefix)
     ids = model.encode(known)[-model.context :] if known else []
     return EncodedPrompt(known, ids, start_tokens(model.tokenizer, model.data, ids, model.context))
 

@@ -196,7 +196,14 @@ def _llama(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _qwen2(reader: ConfigReader) -> dict[str, Any]:
-    return _decoder(reader) | _feedforward(reader) | {"model_type": "qwen2", "use_sliding_window": False}
+    config = _decoder(reader) | _feedforward(reader)
+    reader.require("attention.key_length", config["hidden_size"] // config["num_attention_heads"])
+    return config | {"model_type": "qwen2", "use_sliding_window": False}
+
+
+def _qwen3(reader: ConfigReader) -> dict[str, Any]:
+    fixed = {"model_type": "qwen3", "attention_bias": False, "use_sliding_window": False}
+    return _decoder(reader) | _feedforward(reader) | fixed
 
 
 def _qwen3moe(reader: ConfigReader) -> dict[str, Any]:
@@ -221,7 +228,12 @@ def _qwen3moe(reader: ConfigReader) -> dict[str, Any]:
 def _gemma(reader: ConfigReader) -> dict[str, Any]:
     config = _decoder(reader) | _feedforward(reader)
     del config["hidden_act"]
-    return config | {"model_type": "gemma", "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
+    return config | {
+        "model_type": "gemma",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "tie_word_embeddings": True,  # llama.cpp reads no output layer
+    }
 
 
 def _gemma3(reader: ConfigReader) -> dict[str, Any]:
@@ -232,6 +244,7 @@ def _gemma3(reader: ConfigReader) -> dict[str, Any]:
     is_27b = layers == GEMMA3_LAYERS_OF_27B
     return config | {
         "model_type": "gemma3_text",
+        "tie_word_embeddings": "output.weight" not in reader.tensors,
         "layer_types": ["sliding_attention" if local else "full_attention" for local in is_local],
         "sliding_window": window or None,
         "rope_local_base_freq": reader.number("rope.freq_base_swa", LOCAL_THETA),
@@ -289,7 +302,7 @@ def _gptneox(reader: ConfigReader) -> dict[str, Any]:
         "rope_scaling": _rope_scaling(reader, size["context"]),
         "use_parallel_residual": reader.flag("use_parallel_residual"),
         "attention_bias": True,
-        "tie_word_embeddings": "output.weight" not in reader.tensors,
+        "tie_word_embeddings": False,  # llama.cpp needs an output layer
     }
 
 
@@ -297,11 +310,9 @@ def _gptneox(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _rope_scaling(reader: ConfigReader, context: int) -> dict[str, Any] | None:
-    kind = reader.text("rope.scaling.type", "none")
+    kind = reader.text("rope.scaling.type", "linear")  # llama.cpp's default
     factor = reader.number("rope.scaling.factor", reader.number("rope.scale_linear", 1.0))
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
-        if "rope.scale_linear" in reader and factor not in (0.0, 1.0):
-            return {"rope_type": "linear", "factor": factor}  # in files older than rope.scaling.type
         return None
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
@@ -428,13 +439,7 @@ def _scaling_metadata(scaling: RopeScaling | None) -> Values:
 _TABLE = (
     Architecture(name="llama", families=("llama", "mistral", "mixtral"), read_config=_llama, ignores_windows=True),
     Architecture(name="qwen2", families=("qwen2",), read_config=_qwen2),
-    Architecture(
-        name="qwen3",
-        families=("qwen3",),
-        read_config=lambda reader: (
-            _qwen2(reader) | {"model_type": "qwen3", "attention_bias": reader.any_tensor(".attn_q.bias")}
-        ),
-    ),
+    Architecture(name="qwen3", families=("qwen3",), read_config=_qwen3),
     Architecture(name="qwen3moe", families=("qwen3_moe",), read_config=_qwen3moe),
     Architecture(name="gpt2", families=("gpt2",), read_config=_gpt2),
     Architecture(

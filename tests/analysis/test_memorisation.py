@@ -144,10 +144,13 @@ def test_shares_are_those_of_each_source_with_an_interval_over_its_texts() -> No
 
 
 def test_samples_have_their_length_also_where_a_character_is_several_tokens(tmp_path: Path) -> None:
-    """A character of Chinese has three bytes, which are a token each in a small vocabulary."""
-    (tmp_path / "text").write_text("".join(chr(0x4E00 + 7 * n * n % 300) for n in range(4000)), encoding="utf-8")
+    """A character of Chinese has three bytes, which are a token each in a small vocabulary; others have one."""
+    text = "".join(chr(0x4E00 + 7 * n * n % 300) for n in range(4000))
+    (tmp_path / "text").write_text(text, encoding="utf-8")
     sizes: dict[str, Any] = {"layers": 1, "heads": 2, "width": 16, "context": 64, "tokenizer": "bpe", "vocab_size": 260}
-    model = tinylm.train(tmp_path / "text", tmp_path / "run", steps=5, **sizes).load()
-    prefixes = ["", "", "".join(chr(0x4E00 + 7 * n * n % 300) for n in range(30))]
+    model = tinylm.train(tmp_path / "text", tmp_path / "run", steps=150, lr=0.03, **sizes).load()
+    prefixes = ["", *["a b c " * 5] * 8, text[:30]]
     config = MemorisationConfig(sample_length=60, num_samples=2, min_match=50)
-    assert [len(text) for text in module._continue(model, prefixes, config, lambda count: None)] == [60] * 3
+    continued = module._continue(model, prefixes, config, lambda count: None)
+    assert [len(text) for text in continued] == [60] * 10
+    assert sum(character in text for character in continued[-1]) > 50

@@ -124,8 +124,8 @@ def test_classify_prints_a_label_per_text_from_words_lines_and_json(encoder: Pat
 
 
 def test_answers_before_a_bad_line_are_printed_and_with_json_those_after_it_too(encoder: Path, here: Path) -> None:
-    earlier = '{"id": 4, "text": "the day was awful", "error": "of an earlier answer", "probability": 2}'
-    lines = ['{"id": 1, "text": "a happy day"}', "{", '{"id": 3}', earlier]
+    earlier = '{"id": 4, "text": "the day was awful", "error": "of an earlier answer"}'
+    lines = ['{"id": 1, "text": "a happy day"}', "{", '{"id": 3, "probability": 2}', earlier]
     (here / "texts.jsonl").write_text("\n".join(lines))
     plain = tinylm("classify", "-m", encoder, "-f", "texts.jsonl")
     assert (plain.exit_code, plain.stdout) == (2, "good\n") and "texts.jsonl, line 2: invalid JSON" in plain.stderr
@@ -133,8 +133,8 @@ def test_answers_before_a_bad_line_are_printed_and_with_json_those_after_it_too(
     assert found.exit_code == 1 and "2 of 4 lines have no label" in found.stderr
     first, bad, without_text, last = map(json.loads, found.stdout.splitlines())
     assert (first["id"], first["label"], last["id"], last["label"]) == (1, "good", 4, "bad")
-    assert "error" not in last and last["probability"] < 1 and list(bad) == ["error"]
-    assert without_text["id"] == 3 and "line 3" in without_text["error"]
+    assert "error" not in last and list(bad) == ["error"]
+    assert list(without_text) == ["id", "error"] and "line 3" in without_text["error"]
     assert "name the key with --text-key" in without_text["error"]
     binary = tinylm("classify", "-m", encoder, "-", stdin=b"a happy day\n\xff\n")
     assert (binary.exit_code, binary.stdout) == (2, "good\n") and "line 2: byte 0xFF at offset 0" in binary.stderr

@@ -166,6 +166,15 @@ def test_a_process_that_another_thread_forks_meanwhile_can_train() -> None:
 import os, threading, tinylm
 from tinylm.training import api
 
+def ends_with_its_own_error():
+    try:
+        with api._no_other_training():
+            if os.fork() == 0:
+                raise KeyError
+            os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+    except KeyError:
+        os._exit(8)
+
 with api._no_other_training():
     def fork():
         if os.fork() == 0:
@@ -173,9 +182,12 @@ with api._no_other_training():
                 os._exit(7)
         codes.append(os.waitstatus_to_exitcode(os.wait()[1]))
     codes = []
+    if os.fork() == 0:
+        os._exit(8 if ends_with_its_own_error() else 9)
+    codes.append(os.waitstatus_to_exitcode(os.wait()[1]))
     thread = threading.Thread(target=fork)
     thread.start()
     thread.join()
 print(codes)
 """
-    assert run_child([sys.executable, "-W", "ignore", "-c", program]).stdout == "[7]\n"
+    assert run_child([sys.executable, "-W", "ignore", "-c", program]).stdout == "[8, 7]\n"

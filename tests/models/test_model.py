@@ -138,7 +138,7 @@ def test_adapters_generate_the_text_of_the_command_and_can_be_switched(run: Path
     assert model.generate(seed=3, max_tokens=60) == tinylm.load(run).generate(seed=3, max_tokens=60)
     model.select_adapter(0)
     model.select_adapter(np.int64(0))  # type: ignore[arg-type]
-    for index in (1, -1, 0.5, "0", False):
+    for index in (1, -1, 0.0, "0", False, np.bool_(False), np.array([0, 1])):
         with pytest.raises(UsageError, match=r"There is no adapter .*: the model has 1, counted from 0"):
             model.select_adapter(index)  # type: ignore[arg-type]
     assert f"{model.generate(seed=3, max_tokens=60)}\n" == expected

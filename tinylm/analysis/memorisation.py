@@ -165,7 +165,8 @@ def _continue(model: Model, prefixes: Sequence[str], config: MemorisationConfig,
     (seed, i). Characters of a prefix that are not in the vocabulary are skipped.
     """
     texts = [""] * len(prefixes)
-    max_tokens = math.ceil(config.sample_length * max(1.0, SPARE * _tokens_per_character(model, prefixes)))
+    most = 1.0 if model.tokenizer.kind == "char" else max(1.0, SPARE * _tokens_per_character(model, prefixes))
+    max_tokens = math.ceil(config.sample_length * most)
     for first in range(0, len(prefixes), ROWS):
         prompts = [_encode(model, prefix) for prefix in prefixes[first : first + ROWS]]
         generation = GenerationConfig(
@@ -180,8 +181,9 @@ def _continue(model: Model, prefixes: Sequence[str], config: MemorisationConfig,
 
 
 def _tokens_per_character(model: Model, texts: Sequence[str]) -> float:
-    known = _known(model, "".join(texts))
-    return len(model.encode(known)) / max(1, len(known))
+    """The most of any text."""
+    known = [_known(model, text) for text in texts]
+    return max((len(model.encode(text)) / len(text) for text in known if text), default=0.0)
 
 
 def _known(model: Model, text: str) -> str:

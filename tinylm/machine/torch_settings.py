@@ -13,10 +13,12 @@ T = TypeVar("T")
 def kept_random_numbers() -> Iterator[None]:
     """Context manager and decorator that sets torch's global random number generators back at its end."""
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=gpus):
-        yield
-    if not gpus and torch.cuda.is_initialized():  # since then, by the seed that the program had set
-        torch.cuda.manual_seed_all(torch.initial_seed())
+    try:
+        with torch.random.fork_rng(devices=gpus):
+            yield
+    finally:
+        if not gpus and torch.cuda.is_initialized():  # since then, by the seed that the program had set
+            torch.cuda.manual_seed_all(torch.initial_seed())
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """A trained model in memory: what `load` returns, to generate, evaluate or compute logits with."""
 
+import operator
 import secrets
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -117,9 +118,13 @@ class Model(TextGenerator):
         """Apply only the adapter with this index in `adapters`, from 0, or none (`None`). Raises UsageError for another
         index.
         """
-        numbers = range(len(self.adapters))
-        known = index is None or (index in numbers and not isinstance(index, bool))
-        require(known, f"There is no adapter {index!r}: the model has {len(numbers)}, counted from 0.")
+        if index is not None:
+            count, given = len(self.adapters), index
+            try:
+                index = -1 if isinstance(index, bool) else operator.index(index)
+            except TypeError:
+                index = -1
+            require(0 <= index < count, f"There is no adapter {given!r}: the model has {count}, counted from 0.")
         self.engine.select(index)
         self._describe_training(self.config if index is None else self.adapters[index].config)
 
@@ -184,7 +189,8 @@ class Model(TextGenerator):
         require_settings(settings, [field.name for field in fields(GenerationConfig)])
         chosen = {name: value for name, value in settings.items() if value is not None}
         stop = chosen.get("stop", ())
-        chosen["stop"] = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else stop
+        if not isinstance(stop, bytes) and isinstance(stop, Iterable):
+            chosen["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         config = GenerationConfig(**{"seed": secrets.randbits(32), **chosen})
         given = [setting.name for setting in fields(config) if getattr(config, setting.name) != setting.default]
         without_effect = settings_without_effect(self.architecture, is_sampled(config))

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 import tinylm
 from tinylm.config.settings import AdapterSettings, LoRASettings, TrainSettings
 from tinylm.config.similar_names import require_settings
-from tinylm.config.validation import check_settings, declared_settings
+from tinylm.config.validation import check_settings, declared_settings, require
 from tinylm.distributed.ranks import join_ranks
 from tinylm.errors import InterruptedRunError, UsageError
 from tinylm.machine.torch_settings import kept_random_numbers, usual_settings
@@ -215,7 +215,8 @@ def _run(call: Call, model: PathLike | None = None) -> TrainingResult:
 @contextlib.contextmanager
 def _no_other_training() -> Iterator[None]:
     """Context manager for a training. Raises UsageError while another thread trains; callbacks may train."""
-    if not _TRAINING.acquire(blocking=False):
+    lock = _TRAINING  # a process that is forked meanwhile has another one
+    if not lock.acquire(blocking=False):
         raise UsageError(
             "Another thread of this program trains a model, and both would use the same random numbers; wait for it, "
             "or train in a process of its own."
@@ -223,7 +224,7 @@ def _no_other_training() -> Iterator[None]:
     try:
         yield
     finally:
-        _TRAINING.release()
+        lock.release()
 
 
 def _train(call: Call, model: PathLike | None, launch: Launch, started: float) -> TrainingResult:
@@ -239,7 +240,8 @@ def _train(call: Call, model: PathLike | None, launch: Launch, started: float) -
     with contextlib.ExitStack() as context:
         bar = None if stream is None else context.enter_context(ProgressBar(stream))
         reporter = call.reporter or bar or LogReporter()
-        given = (call.callbacks,) if callable(call.callbacks) else call.callbacks
+        given = (call.callbacks,) if callable(call.callbacks) else tuple(call.callbacks)
+        require(all(map(callable, given)), "`callbacks` must be a function, or several.")
         callbacks = (*map(kept_random_numbers(), given), *([bar] if bar else ()))
         try:
             with join_ranks(launch, reporter) as ranks:

@@ -52,7 +52,7 @@ class _Terminal:
 
     def __eq__(self, other: object) -> bool:
         """Whether it is the same terminal, so that tqdm clears the bar before others write there."""
-        return other is self or other is self._stream
+        return getattr(other, "_stream", other) is self._stream
 
     __hash__ = object.__hash__
 

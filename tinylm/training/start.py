@@ -244,7 +244,10 @@ def default_run_name(corpus_path: str) -> str:
     if corpus_path == STANDARD_INPUT:
         return "stdin"
     path = Path(corpus_path)
-    while glob.has_magic(path.name) and not path.exists():
-        path = path.parent
-    name = content_stem(resolve_links(path).name)
+    try:
+        while glob.has_magic(path.name) and not path.exists():
+            path = path.parent
+        name = content_stem(resolve_links(path).name)
+    except ValueError:  # a NUL, which no name has
+        name = ""
     return (name if len(os.fsencode(name)) <= MAX_NAME_BYTES else name[:SHORT_NAME]) or "run"

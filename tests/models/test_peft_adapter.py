@@ -229,8 +229,14 @@ def test_a_merge_reports_the_logits_of_the_file_and_what_rounding_takes_of_the_e
 
 def test_a_merge_is_undone_in_the_dtype_of_the_base_unless_parameters_were_replaced(saved: Any, tmp_path: Path) -> None:
     reporter, adapter, other = LogReporter(), tmp_path / "adapter", tmp_path / "other"
-    make_adapter(make_peer("llama"), adapter, **LLAMA)
-    for base, tolerance in ((saved("llama"), 1e-5), (in_16_bits(saved("llama"), tmp_path / "base"), 0.02)):
+    in_16 = in_16_bits(saved("llama"), tmp_path / "base")
+    stored = {**LLAMA, "target_modules": ["q_proj", "embed_tokens"]}  # with the embedding of the base
+    for fields, base, tolerance in (
+        (LLAMA, saved("llama"), 1e-5),
+        (LLAMA, in_16, 0.02),
+        (stored, saved("llama"), 1e-5),
+    ):
+        make_adapter(make_peer("llama"), adapter, **fields)
         merge_adapter(adapter, tmp_path / "merged", base, reporter, force=True)
         merge_adapter(adapter, tmp_path / "undone", tmp_path / "merged", reporter, undo=True, force=True)
         expected, undone = (open_model(path).weights.tensors for path in (base, tmp_path / "undone"))

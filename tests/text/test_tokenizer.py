@@ -215,6 +215,17 @@ def test_ids_have_the_character_and_byte_counts_of_their_text(text: str) -> None
         assert tokenizer.decoded_size(ids) == (len(decoded), len(decoded.encode()))
 
 
+@given(st.lists(texts.filter(bool), min_size=1, max_size=4))
+def test_the_size_of_documents_is_that_of_their_texts_also_if_each_begins_with_a_space_of_the_tokenizer(
+    documents: list[str],
+) -> None:
+    for tokenizer in (BPE, Tokenizer(metaspace_bpe())):
+        encoded = [tokenizer.encode(document) for document in documents]
+        joined = "\n".join(map(tokenizer.decode, encoded))
+        ids = [i for one in encoded for i in (tokenizer.end_of_text_id, *one)][1:]
+        assert tokenizer.decoded_size(ids, "\n") == (len(joined), len(joined.encode()))
+
+
 def test_a_character_counts_its_utf8_bytes_and_the_end_of_text_counts_nothing() -> None:
     of_bytes = train_bpe([""], 257)
     sizes = [of_bytes.decoded_size([i]) for i in library_ids(library_of(of_bytes), "é漢👩a")]

@@ -150,18 +150,23 @@ def load_base_model(path: Path, adapter: AdapterConfig | None, model: Path | Non
     return base
 
 
-def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> LoadedAdapter:
+def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig, *, is_merged: bool = False) -> LoadedAdapter:
     """Add a saved adapter of tinylm or PEFT to its base model, in place. Adapters added earlier stay active.
 
-    base: configuration of the base model. Raises TinyLMError for a damaged adapter or one that does not fit the model,
-    and UsageError for a PEFT adapter on a model of no Hugging Face family, and for one that cannot be combined.
+    base: configuration of the base model. is_merged: whether the weights contain the adapter already, so that weights
+    of the base that PEFT has stored with it differ.
+
+    Raises TinyLMError for a damaged adapter or one that does not fit the model, and UsageError for a PEFT adapter on a
+    model of no Hugging Face family, and for one that cannot be combined.
     """
     if is_adapter_folder(spec.path):
         try:
             family = family_of(base)
         except UsageError as error:
             raise UsageError(f"{spec.path} is a PEFT adapter and does not fit this base model. {error}") from error
-        layers = add_foreign_adapter(model, read_adapter(spec.path, family, base.model), spec.path)
+        foreign = read_adapter(spec.path, family, base.model)
+        foreign = dataclasses.replace(foreign, stored={}) if is_merged else foreign
+        layers = add_foreign_adapter(model, foreign, spec.path)
         recorded = read_base_name(spec.path)
         named = "" if recorded is None else f" ({recorded[:200]})"
         note = (

@@ -238,11 +238,14 @@ def _subtract(source: _Source, model: Path | None) -> _Merged:
     if source.config is not None and source.config.labels:
         raise UsageError(f"{source.path} replaced the output layer of its base, so its merge cannot be undone.")
     if source.digest not in config.merged:
-        raise UsageError(f"{model} was not made by merging {source.path}; name the adapter that it was made with.")
+        raise UsageError(
+            f"{model} was not made by merging {source.path}, or in a way that cannot be undone (if it replaced "
+            "parameters, or untied the output layer); name another adapter."
+        )
     base, _, _, _ = open_model(model)
     for network in (base, merged):  # as in `_add`
         network.float()
-    load_adapter(base, AdapterSpec(source.path), config)
+    load_adapter(base, AdapterSpec(source.path), config, is_merged=True)
     merge_lora(base, sign=-1.0)
     adapted = copy.deepcopy(base)
     load_adapter(adapted, AdapterSpec(source.path), config)

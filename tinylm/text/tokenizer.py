@@ -386,8 +386,10 @@ class Tokenizer:
             characters, size = self.decoded_size(ids)
             return characters + ends * len(document_end), size + ends * len(document_end.encode())
         if self.kind == "other":
-            text = self.decode(ids)
-            return len(text), len(text.encode())
+            ids = np.asarray(ids)  # by document, since the decoder may drop the space that each begins with
+            parts = np.split(ids, np.flatnonzero(ids == self.end_of_text_id))
+            texts = [self.decode(part) for part in parts if len(part)]
+            return sum(map(len, texts)), sum(len(text.encode()) for text in texts)
         ids = np.asarray(ids, dtype=None if len(ids) else np.int64)
         if len(ids) < self.vocab_size:
             return int(self._token_sizes[0][ids].sum()), int(self._token_sizes[1][ids].sum())

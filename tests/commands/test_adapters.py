@@ -99,6 +99,19 @@ def test_training_a_base_further_warns_that_its_adapters_no_longer_fit(adapter: 
     assert_error(result, 2, "base does not have the weights that", "it was trained further")
 
 
+def test_the_base_of_an_adapter_is_found_when_a_copy_that_was_used_later_is_gone(
+    run: Path, second: Path, here: Path
+) -> None:
+    bases = [copied(run, here / folder / "base") for folder in ("far", "away", "last")]
+    for number, base in enumerate(bases):
+        run_ok("finetune-lora", second, "-m", base, "-o", f"lora{number}", "--steps", 1)
+    for base in bases[1:]:
+        shutil.rmtree(base)
+    run_ok("sample", "--adapter", "lora2", "-n", 3)
+    shutil.rmtree(bases[0])
+    assert_error(tinylm("sample", "--adapter", "lora2"), 2, "base")
+
+
 BRIEF = ("--steps", 40, "--batch-size", 4, "--lr", 0.01)
 
 

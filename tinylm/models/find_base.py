@@ -22,7 +22,7 @@ from tinylm.system.files import (
 )
 
 BASES = "bases"  # in the cache
-MAX_PATH_BYTES = 1 << 14
+KEPT_PATHS, MAX_PATHS_BYTES = 4, 1 << 15  # for each digest
 MAX_SEARCHED_RUNS = 1000  # per folder, when a base model or adapters are searched for
 
 
@@ -34,7 +34,7 @@ def find_base_model(path: Path, recorded: str, digest: str) -> Path | None:
        those weights by undoing all merges (`recovered_digest`), or its `last/`; in each folder, one with the recorded
        name first
     2. a Hugging Face folder or GGUF file with the recorded name, not a link, in one of these folders
-    3. the model of 1 or 2 at the path that `remember_base` has kept for the digest
+    3. the model of 1 or 2 at a path that `remember_base` has kept for the digest, the last one first
 
     The digest of a foreign model is compared by `load_base_model`, which reads all weights.
     """
@@ -50,23 +50,32 @@ def find_base_model(path: Path, recorded: str, digest: str) -> Path | None:
         with contextlib.suppress(OSError):  # a name that is too long
             if base_name not in ("", "..") and not is_link(named) and is_foreign(named):
                 return named
-    with contextlib.suppress(TinyLMError, OSError, ValueError):
-        file = cache_root() / BASES / digest
-        if is_private_entry(file, BASES):
-            kept = Path(os.fsdecode(read_bytes(file, MAX_PATH_BYTES)))
+    for kept in _remembered(digest):
+        with contextlib.suppress(TinyLMError, OSError, ValueError):
             if is_foreign(kept) or _is_base(kept, read_config(kept), digest):
                 return kept
     return None
 
 
+def _remembered(digest: str) -> list[Path]:
+    """The paths that `remember_base` has kept for a digest, the last one first."""
+    with contextlib.suppress(TinyLMError, OSError, ValueError):
+        file = cache_root() / BASES / digest
+        if is_private_entry(file, BASES):
+            return [Path(os.fsdecode(path)) for path in read_bytes(file, MAX_PATHS_BYTES).split(b"\0")]
+    return []
+
+
 def remember_base(digest: str, base: Path) -> None:
-    """Keep the path of a base model that an adapter was trained on in the cache, for `find_base_model`.
+    """Keep the path of a base model that an adapter was trained on in the cache, for `find_base_model`, beside those of
+    the same weights at other places.
 
     A stranger can write any path into an adapter, but nothing into the user's cache. Failures are ignored, since the
     base can be named.
     """
+    paths = list(dict.fromkeys([resolve_links(base), *_remembered(digest)]))[:KEPT_PATHS]
     with contextlib.suppress(TinyLMError, OSError), replacing(private_folder(BASES) / digest) as unfinished:
-        unfinished.write_bytes(os.fsencode(resolve_links(base)))
+        unfinished.write_bytes(b"\0".join(map(os.fsencode, paths)))
 
 
 def _is_base(run: Path, config: RunConfig, digest: str) -> bool:

@@ -86,7 +86,7 @@ def test_numbers_of_numpy_are_settings_like_those_of_python() -> None:
         ({"init_from": 3}, "`init_from` is 3; it must be text or a path."),
         ({"resume": True}, "`resume` is True; it must be text or a path."),
         ({"out": 3}, "`out` is 3; it must be text or a path."),
-        ({"callbacks": "abc"}, "`callbacks` must be a function, or several."),
+        ({"callbacks": "abc"}, "The callbacks must be a function, or several."),
     ],
 )
 def test_a_setting_of_another_type_is_an_error_that_names_its_type(settings: dict[str, Any], message: str) -> None:

@@ -241,7 +241,7 @@ def _train(call: Call, model: PathLike | None, launch: Launch, started: float) -
         bar = None if stream is None else context.enter_context(ProgressBar(stream))
         reporter = call.reporter or bar or LogReporter()
         given = (call.callbacks,) if callable(call.callbacks) else tuple(call.callbacks)
-        require(all(map(callable, given)), "`callbacks` must be a function, or several.")
+        require(all(map(callable, given)), "The callbacks must be a function, or several.")
         callbacks = (*map(kept_random_numbers(), given), *([bar] if bar else ()))
         try:
             with join_ranks(launch, reporter) as ranks:

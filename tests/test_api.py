@@ -110,7 +110,8 @@ def test_none_stands_for_the_default_of_generation_and_evaluation() -> None:
     model = trained().load()
     for engine in ("llama.cpp", "torch"):
         names = ("top_p", "top_k", "min_p", "repeat_penalty", "max_tokens", "num_samples", "stop", "json_schema")
-        texts = [model.generate("no", seed=1, engine=engine, **{name: None}) for name in names]  # type: ignore[arg-type]
+        settings: list[dict[str, Any]] = [{"seed": 1, "engine": engine, name: None} for name in names]
+        texts = [model.generate("no", **choices) for choices in settings]
         assert set(texts) == {model.generate("no", seed=1, engine=engine)}
     assert model.evaluate(encoding=None, batch_size=None).loss == model.evaluate().loss
 
@@ -132,9 +133,10 @@ def test_settings_of_every_function_are_converted_and_checked() -> None:
             trained("other", schedule=choice)
     with pytest.raises(UsageError, match=r"`tokenizer` is 'xxx.*; it must be auto, char, bpe or the path"):
         trained("other", tokenizer="x" * 300)
-    for batch_size, words in ((-1, "from 1 to"), (0, "from 1 to"), (2.5, "a whole number"), ("4", "a number")):
+    wrong: dict[Any, str] = {-1: "from 1 to", 0: "from 1 to", 2.5: "a whole number", "4": "a number"}
+    for batch_size, words in wrong.items():
         with pytest.raises(UsageError, match=f"`batch_size` is .*; it must be {words}"):
-            tinylm.compare(model, model, "two.txt", batch_size=batch_size)  # type: ignore[arg-type]
+            tinylm.compare(model, model, "two.txt", batch_size=batch_size)
 
 
 def test_a_path_is_a_setting_where_its_text_is() -> None:

@@ -137,10 +137,11 @@ def test_adapters_generate_the_text_of_the_command_and_can_be_switched(run: Path
     model.select_adapter(None)
     assert model.generate(seed=3, max_tokens=60) == tinylm.load(run).generate(seed=3, max_tokens=60)
     model.select_adapter(0)
-    model.select_adapter(np.int64(0))  # type: ignore[arg-type]
-    for index in (1, -1, 0.0, "0", False, np.bool_(False), np.array([0, 1])):
+    model.select_adapter(np.int64(0))
+    wrong: tuple[Any, ...] = (1, -1, 0.0, "0", False, np.bool_(False), np.array([0, 1]))
+    for index in wrong:
         with pytest.raises(UsageError, match=r"There is no adapter .*: the model has 1, counted from 0"):
-            model.select_adapter(index)  # type: ignore[arg-type]
+            model.select_adapter(index)
     assert f"{model.generate(seed=3, max_tokens=60)}\n" == expected
     for one in (f"{adapter}=0.5", Path(f"{adapter}=0.5")):
         assert f"{tinylm.load(run, adapters=one).generate(seed=3, max_tokens=60)}\n" == expected
@@ -148,8 +149,9 @@ def test_adapters_generate_the_text_of_the_command_and_can_be_switched(run: Path
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "torch"])
 def test_a_model_that_has_generated_can_be_copied_and_pickled(run: Path, engine: str) -> None:
-    model, choices = tinylm.load(run), {"seed": 3, "max_tokens": 20, "engine": engine}
-    expected = model.generate(**choices)  # type: ignore[arg-type]
+    model = tinylm.load(run)
+    choices: Settings = {"seed": 3, "max_tokens": 20, "engine": engine}
+    expected = model.generate(**choices)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model):
         assert other.generate(**choices) == expected
 
@@ -310,7 +312,7 @@ def test_encode_and_decode_are_inverse_and_the_loss_is_that_of_the_logits(run: P
     assert model.decode(ids) == PROMPT
     for kind in (np.uint16, np.uint64, np.int8):
         assert model.decode(np.array(ids, dtype=kind)) == PROMPT
-        assert torch.equal(model.logits(np.array([ids], dtype=kind)), model.logits([ids]))  # type: ignore[arg-type]
+        assert torch.equal(model.logits(np.array([ids], dtype=kind)), model.logits([ids]))
     log_probabilities = model.logits([ids])[0, :-1].double().log_softmax(-1)
     loss = -log_probabilities[range(len(ids) - 1), ids[1:]].mean().item()
     result = model.evaluate(text=PROMPT)

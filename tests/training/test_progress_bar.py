@@ -116,9 +116,12 @@ class Tee:
 
 def test_training_goes_on_without_its_terminal(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     watch()  # outside of a notebook
-    closed = FailingTerminal(9)
+    closed, no_stream = FailingTerminal(9), io.StringIO()
     closed.close()
-    for number, stream in enumerate((FailingTerminal(0), FailingTerminal(5), FailingTerminal(40), Tee(), closed, None)):
+    no_stream.close()
+    for number, stream in enumerate(
+        (FailingTerminal(0), FailingTerminal(5), FailingTerminal(40), Tee(), closed, no_stream, None)
+    ):
         monkeypatch.setattr(sys, "stderr", stream)
         assert tinylm.train("text", str(number), **SMALL).step == 6
 

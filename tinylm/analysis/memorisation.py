@@ -33,7 +33,7 @@ from tinylm.text.files import Progress, no_progress
 from tinylm.transformer.architectures import Decoder
 
 ROWS = 64  # texts generated as one batch
-SPARE = 1.5  # tokens per character of generated texts, at most this many times as many as of passages
+SPARE = 1.5  # generated texts may have so many times as many tokens per character as passages
 REPORTED_MATCHES = 3
 MAX_COMPARISONS = 1000  # of a window of the samples with windows of the training text
 SAMPLES, AFTER_TRAINING, AFTER_HELD_OUT, HELD_OUT = (
@@ -181,7 +181,7 @@ def _continue(model: Model, prefixes: Sequence[str], config: MemorisationConfig,
 
 
 def _tokens_per_character(model: Model, texts: Sequence[str]) -> float:
-    """The most of any text."""
+    """The most tokens per character that any of the texts has; 0 without a text."""
     known = [_known(model, text) for text in texts]
     return max((len(model.encode(text)) / len(text) for text in known if text), default=0.0)
 

@@ -73,8 +73,8 @@ def remember_base(digest: str, base: Path) -> None:
     A stranger can write any path into an adapter, but nothing into the user's cache. Failures are ignored, since the
     base can be named.
     """
-    paths = list(dict.fromkeys([resolve_links(base), *_remembered(digest)]))[:KEPT_PATHS]
     with contextlib.suppress(TinyLMError, OSError), replacing(private_folder(BASES) / digest) as unfinished:
+        paths = list(dict.fromkeys([resolve_links(base), *_remembered(digest)]))[:KEPT_PATHS]
         unfinished.write_bytes(b"\0".join(map(os.fsencode, paths)))
 
 

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tinylm.jobs.labels.classifier import Classified
     from tinylm.jobs.masked.job import FilledPrompt
 
-Ids = Sequence[Sequence[int]] | Tensor
+Ids = Sequence[Sequence[int]] | np.ndarray | Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class Model(TextGenerator):
         require(tensor.ndim == 1, f"The ids have {tensor.ndim} dimensions; give those of one text.")
         return self.tokenizer.decode(tensor.tolist())
 
-    def select_adapter(self, index: int | None) -> None:
+    def select_adapter(self, index: SupportsIndex | None) -> None:
         """Apply only the adapter with this index in `adapters`, from 0, or none (`None`). Raises UsageError for another
         index.
         """

@@ -344,7 +344,7 @@ def read_template(choice: str) -> str:
     if choice == CHATML_NAME:
         return CHATML
     path = Path(choice)
-    if not os.path.isfile(path):  # noqa: PTH113, which raises an error for a name that is too long
+    if not os.path.isfile(path):  # noqa: PTH113, Path.is_file raises an error for a long name
         raise UsageError(f"`chat_template` is {choice[:200]!r}; it must be chatml or the path of a file.")
     try:
         with path.open(encoding="utf-8-sig") as file:

@@ -83,7 +83,7 @@ def choose_tokenizer(
 @concerning("tokenizer")
 def load_tokenizer(path: str) -> Tokenizer:
     """Load the given tokenizer.json. Raises UsageError if it is missing, and TinyLMError if it is not a tokenizer."""
-    if not os.path.isfile(path):  # noqa: PTH113, which raises an error for a name that is too long
+    if not os.path.isfile(path):  # noqa: PTH113, Path.is_file raises an error for a long name
         raise UsageError(f"`tokenizer` is {path!r}; it must be auto, char, bpe or the path of a tokenizer.json.")
     return Tokenizer.load(resolve_links(Path(path)))  # `load` refuses links; this one was named by the user
 
